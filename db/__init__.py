@@ -1,0 +1,1 @@
+"""The store: what happened, in SQL."""

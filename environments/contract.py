@@ -1,0 +1,173 @@
+"""What an environment, a target and a target task are: the only file that every other part may rely on.
+
+An environment is a conversation with tools that a program scores. It holds no global state, is cheap to
+build, and is deterministic given (task, actions). The user is part of it: scripted, or played by a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Role = Literal["system", "user", "assistant", "tool"]
+SPLITS = ("diagnosis", "validation", "test")
+Split = Literal["diagnosis", "validation", "test"]
+
+
+def canonical_json(value: Any) -> str:
+    """The one textual form of a JSON value: sorted keys, no spaces, plain UTF-8. Raises on NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def content_hash(value: Any, length: int = 16) -> str:
+    """First `length` hex digits of the SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool by the agent. `arguments` is the parsed JSON object."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of the conversation, in the OpenAI sense."""
+
+    role: Role
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """A JSON-able form without empty fields."""
+        return {k: v for k, v in asdict(self).items() if v not in ("", (), [])} | {"content": self.content}
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the agent does in one step: tool calls, or a message to the user (never neither).
+
+    `malformed` holds the text of a turn that looked like a call but could not be parsed: environments answer it
+    with an error observation, as they do for an unknown tool.
+    """
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: str = ""
+
+    def as_message(self) -> Message:
+        """The assistant message that this action adds to the conversation."""
+        return Message("assistant", self.content or self.malformed, self.tool_calls)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Messages to append to the conversation (tool results, user turns), and whether the episode is over."""
+
+    messages: tuple[Message, ...]
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verdict of the verifier.
+
+    `kind` is the capability that the check speaks about (snake_case, 2-5 words); `name` is the check within the
+    task; `required` says whether the task needs it at all (a forbidden write that never came up is not required).
+    """
+
+    name: str
+    kind: str
+    required: bool
+    passed: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Reward in [0, 1], success, and the checks behind them. `metrics` holds further figures of the target."""
+
+    reward: float
+    success: bool
+    checks: tuple[Check, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TargetTask:
+    """One task of a target. `payload` is JSON and enough to rebuild the episode; `capabilities` are the tags of its
+    family: ground truth for measuring the router and the analyst, which never see them."""
+
+    id: str
+    split: str
+    family: str
+    seed: int
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+
+
+class Termination(StrEnum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    MAX_STEPS = "max_steps"
+    CONTEXT = "context"
+    ERROR = "error"
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode at a time; build another for another. `tools`, `instructions` and `examples` are valid after `reset`.
+
+    `tools` are OpenAI function schemas; `instructions` is the policy text for the system message; `examples` are worked
+    turns that stand between the system message and the conversation. `step` and `score` never raise because of what
+    the agent did: a bad call is answered by an error observation. What they raise is a fault of the environment.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    instructions: str
+    examples: Sequence[Message]
+    max_steps: int
+
+    def reset(self, task: TargetTask) -> Observation: ...
+    def step(self, action: Action) -> Observation: ...
+    def score(self) -> Score: ...
+    def oracle(self) -> Action | None:
+        """The reference solution's next action in the present state; None when there is none (any more)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """An environment to improve on, with its tasks. `data_hash` covers everything that decides a score."""
+
+    name: str
+    data_hash: str
+    licence: str
+
+    def tasks(self, split: str) -> Sequence[TargetTask]: ...
+    def environment(self) -> Environment: ...
+
+
+@runtime_checkable
+class Generators(Protocol):
+    """Optional on a target: fresh scenarios by family, on seeds disjoint from every split."""
+
+    def families(self) -> Mapping[str, tuple[str, ...]]:
+        """Family -> the capabilities that it needs."""
+        ...
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        """A scenario of the family; equal seeds give equal scenarios, and none of them is in a split."""
+        ...
