@@ -27,12 +27,14 @@ class Sampling:
 @dataclass(frozen=True)
 class Request:
     """One turn to sample. `prompt` is the whole conversation as token ids; equal `session`s extend one another, so a
-    backend may keep the key-value cache of what it has seen. `adapter` None is the base model."""
+    backend may keep the key-value cache of what it has seen. `adapter` None is the base model. `shared` says how many
+    leading ids (instructions and examples) other requests have too, so that they are computed once."""
 
     session: str
     prompt: Sequence[int]
     sampling: Sampling
     adapter: str | None = None
+    shared: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Attention over a prefix that all rows share and a suffix of each row's own, for sampling and for training.
+
+Registered with transformers under `NAME`, so that any model that uses its attention interface can run it. The
+batch travels as the keyword argument `shared`: one object per forward pass, which stores keys and values and
+knows which query may see which key. The prefix is held once, not once per row: scores against it are one matrix
+product for the whole batch. Softmax runs over prefix and suffix together, so the result is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+NAME = "trace_shared_prefix"
+
+
+class SharedBatch(Protocol):
+    """What the attention function asks of the batch object of a forward pass."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor: ...
+
+
+def _interface(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    shared: SharedBatch,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query (1, H, N, D), key and value (1, Hkv, N, D) for N flat tokens -> (1, N, H, D)."""
+    out = shared.attend(module.layer_idx, query[0], key[0], value[0], scaling)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, _interface)
+
+
+def attend_padded(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    prefix: tuple[torch.Tensor, torch.Tensor] | None,
+    scaling: float,
+) -> torch.Tensor:
+    """Grouped-query attention of padded rows.
+
+    q (R, H, L, D); keys, values (R, Hkv, T, D); hidden (R, L, T), True where a key is out of sight; prefix keys and
+    values (Hkv, P, D), seen by all. Returns (R, H, L, D).
+    """
+    rows, heads, length, dim = q.shape
+    groups = keys.shape[1]
+    q = q.reshape(rows, groups, -1, dim)  # (R, Hkv, G*L, D): query heads of a group share their keys
+    own = torch.matmul(q, keys.transpose(2, 3)).view(rows, groups, -1, length, keys.shape[2])
+    own = own.masked_fill(hidden[:, None, None], float("-inf")).view(rows, groups, q.shape[2], keys.shape[2])
+    if prefix is None:
+        weights = torch.softmax(own * scaling, dim=-1)
+        return torch.matmul(weights, values).reshape(rows, heads, length, dim)
+    pk, pv = prefix
+    flat = q.transpose(0, 1).reshape(groups, -1, dim)  # (Hkv, R*G*L, D): one product against the shared prefix
+    common = torch.matmul(flat, pk.transpose(1, 2)).view(groups, rows, q.shape[2], -1).transpose(0, 1)
+    weights = torch.softmax(torch.cat([common, own], dim=-1) * scaling, dim=-1)
+    seen, rest = weights.split([pk.shape[1], keys.shape[2]], dim=-1)
+    out = torch.matmul(rest, values)
+    shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)
+    return (out + shared.view(groups, rows, -1, dim).transpose(0, 1)).reshape(rows, heads, length, dim)

@@ -1,0 +1,242 @@
+"""Messages to token ids and back, by appending only.
+
+What a policy sampled enters the next prompt as the very ids it sampled: nothing is decoded and encoded again, so
+the ids that are trained on are the ids that were sampled. The turn markers come from the tokenizer's own chat
+template, read off by rendering marked messages; a template that rewrites earlier turns is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.contract import Action, Message, ToolCall, content_hash
+from errors import ConfigurationError
+
+CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
+TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, str]:
+    """Parameter name -> JSON type, in the order of the schema."""
+    properties = tool["function"].get("parameters", {}).get("properties", {})
+    return {name: str(what.get("type", "string")) for name, what in properties.items()}
+
+
+def _typed(word: str, kind: str) -> Any:
+    """The word as the JSON type `kind`, or as it is if it is none."""
+    try:
+        return {"integer": int, "number": _number}.get(kind, str)(word)
+    except ValueError:
+        return word
+
+
+def _number(word: str) -> int | float:
+    value = float(word)
+    return int(value) if value.is_integer() else value
+
+
+class CompactCalls:
+    """`name(first, second)`: a handful of tokens a call, for small models. One call a turn.
+
+    Arguments stand in the order of the tool's parameters; the last one takes all the rest. Values take the type that
+    the schema names where they can. A turn that is not wholly a call is a message.
+    """
+
+    name = "compact"
+
+    def system(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Instructions that already show every call stay as they are; else the signatures are added."""
+        signatures = {t["function"]["name"]: ", ".join(_parameters(t)) for t in tools}
+        if all(f"{name}(" in instructions for name in signatures):
+            return instructions
+        return f"{instructions}\nCalls: {' '.join(f'{name}({inner})' for name, inner in signatures.items())}"
+
+    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
+        """The text of an assistant turn."""
+        return f"{calls[0].name}({', '.join(map(str, calls[0].arguments.values()))})" if calls else content
+
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
+        """The action that a turn's text stands for. Too few values leave the last parameters out."""
+        text = text.strip()
+        match = CALL.fullmatch(text)
+        if match is None:
+            return Action(content=text) if text else Action(malformed="(nothing)")
+        name, inner = match.groups()
+        schema = next((t for t in tools if t["function"]["name"] == name), None)
+        parameters = _parameters(schema) if schema else {}
+        values = [v.strip() for v in inner.split(",", max(0, len(parameters) - 1))] if inner.strip() else []
+        if len(values) > len(parameters):
+            parameters = {f"argument_{index}": "string" for index in range(len(values))}
+        arguments = {key: _typed(value, kind) for (key, kind), value in zip(parameters.items(), values, strict=False)}
+        return Action(tool_calls=(ToolCall(name, arguments, "call_0"),))
+
+
+class JsonCalls:
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number a turn: what most open models learnt."""
+
+    name = "json"
+
+    def system(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
+        """Instructions, then one schema per line."""
+        lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
+        how = 'To call a tool, answer <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.'
+        return f"{instructions}\n\nTools:\n{lines}\n\n{how}"
+
+    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
+        tags = [
+            f"<tool_call>{json.dumps({'name': c.name, 'arguments': dict(c.arguments)}, ensure_ascii=False)}</tool_call>" for c in calls
+        ]
+        return "\n".join(([content] if content else []) + tags)
+
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
+        found = TAGGED.findall(text)
+        if not found:
+            malformed = "<tool_call>" in text
+            return Action(malformed=text.strip()) if malformed else Action(content=text.strip())
+        calls = []
+        for index, body in enumerate(found):
+            try:
+                call = json.loads(body)
+                calls.append(ToolCall(str(call["name"]), dict(call.get("arguments") or {}), f"call_{index}"))
+            except (ValueError, KeyError, TypeError):
+                return Action(malformed=text.strip())
+        return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
+
+
+FORMATS = {"compact": CompactCalls, "json": JsonCalls}
+
+
+@dataclass
+class Conversation:
+    """A conversation as token ids. `sampled` marks the ids that the policy sampled (the ones that are trained on);
+    `logprobs` are theirs, 0 elsewhere; `shared` leading ids are equal for all episodes of the target."""
+
+    ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    shared: int = 0
+
+    def append(self, ids: Sequence[int], sampled: bool, logprobs: Sequence[float] = ()) -> None:
+        """Add ids at the end; nothing before them ever changes."""
+        self.ids.extend(ids)
+        self.sampled.extend([sampled] * len(ids))
+        self.logprobs.extend(logprobs if sampled else [0.0] * len(ids))
+
+
+class Renderer:
+    """Turns messages into ids for one tokenizer and one call format.
+
+    The text of a conversation is contents with separators between them; a separator depends on the two roles that it
+    stands between. Each piece is encoded by itself, so appending never changes an id. Contents are encoded without
+    special tokens: an observation that spells an end-of-turn marker stays text.
+    Raises `ConfigurationError` for a tokenizer without a chat template or with one that is not append-only.
+    """
+
+    def __init__(self, tokenizer: Any, calls: str = "compact") -> None:
+        if calls not in FORMATS:
+            raise ConfigurationError(f"call format {calls!r} does not exist; choose from {', '.join(FORMATS)}")
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
+        self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
+        self._start, self._between = self._separators()
+        closing = self._encode(self._between["assistant", "user"], special=True)
+        self.end_id = closing[0]
+        self.stop_ids = frozenset({self.end_id})
+        self._after_end = {
+            pair: self._encode(text, special=True)[1:] for pair, text in self._between.items() if pair[0] == "assistant"
+        }
+
+    def _separators(self) -> tuple[str, dict[tuple[str, str], str]]:
+        """The text before the first content, and between contents of each pair of roles."""
+        orders = (
+            ("system", "user", "assistant", "tool", "assistant", "user", "assistant"),
+            ("system", "user", "assistant", "tool", "tool", "assistant", "user"),
+        )
+        start, between = "", dict[tuple[str, str], str]()
+        for order in orders:
+            marks = [f"[{index}|{role}]" for index, role in enumerate(order)]
+            whole = self._render(order, marks)
+            position = 0
+            for index, mark in enumerate(marks):
+                found = whole.find(mark, position)
+                if found < 0:
+                    raise ConfigurationError(f"the chat template drops {order[index]!r} messages; give one that shows all roles")
+                piece = whole[position:found]
+                if index == 0:
+                    start = piece
+                elif between.setdefault((order[index - 1], order[index]), piece) != piece:
+                    raise ConfigurationError("the chat template renders equal turns differently; give an append-only template")
+                position = found + len(mark)
+        opening = self._render(("system", "user"), ("A", "B"), generation=True)
+        if opening != f"{start}A{between['system', 'user']}B{between['user', 'assistant']}":
+            raise ConfigurationError("the chat template's generation prompt differs from its assistant turns; give another template")
+        return start, between
+
+    def _render(self, roles: Sequence[str], contents: Sequence[str], generation: bool = False) -> str:
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation))
+        except Exception as problem:  # the template is its author's code: anything may come out of it
+            raise ConfigurationError(f"the chat template fails on roles {list(roles)}: {problem}; give another template") from problem
+
+    def _encode(self, text: str, special: bool = False) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not special)
+        return ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of template and call format; part of a policy's identity."""
+        return content_hash([self.tokenizer.chat_template, self.calls.name])
+
+    def content(self, message: Message) -> str:
+        """The text of a message."""
+        return self.calls.write(message.content, message.tool_calls) if message.role == "assistant" else message.content
+
+    def start(
+        self, instructions: str, tools: Sequence[Mapping[str, Any]], examples: Sequence[Message], first: Sequence[Message]
+    ) -> Conversation:
+        """The prompt of an episode's first turn. Instructions and examples are its shared part."""
+        conversation = Conversation()
+        messages = [Message("system", self.calls.system(instructions, tools)), *examples]
+        conversation.append(self._encode(self._start, special=True), False)
+        for index, message in enumerate(messages):
+            if index:
+                conversation.append(self._separator(messages[index - 1].role, message.role), False)
+            conversation.append(self._encode(self.content(message)), False)
+        conversation.shared = len(conversation.ids)
+        self._extend(conversation, messages[-1].role, first)
+        return conversation
+
+    def answer(self, conversation: Conversation, ids: Sequence[int], logprobs: Sequence[float], then: Sequence[Message]) -> None:
+        """Append a sampled turn exactly as sampled, and, if the episode goes on, what follows up to the next turn."""
+        conversation.append(ids, True, logprobs)
+        if not then:
+            return
+        follow = ("assistant", then[0].role)
+        closed = bool(ids) and ids[-1] == self.end_id
+        conversation.append(self._after_end[follow] if closed else self._separator(*follow), False)
+        conversation.append(self._encode(self.content(then[0])), False)
+        self._extend(conversation, then[0].role, then[1:])
+
+    def _extend(self, conversation: Conversation, last: str, messages: Sequence[Message]) -> None:
+        """Append messages after one of role `last`, and open the assistant's turn."""
+        for message in messages:
+            conversation.append(self._separator(last, message.role), False)
+            conversation.append(self._encode(self.content(message)), False)
+            last = message.role
+        conversation.append(self._separator(last, "assistant"), False)
+
+    def _separator(self, before: str, after: str) -> list[int]:
+        try:
+            return self._encode(self._between[before, after], special=True)
+        except KeyError:
+            raise ConfigurationError(f"no turn of {after!r} may follow one of {before!r}; merge such messages into one") from None
+
+    def read(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Action:
+        """The action that a sampled turn stands for, given the tools on offer."""
+        text = self.tokenizer.decode([i for i in ids if i != self.end_id], skip_special_tokens=False)
+        return self.calls.read(text, tools)

@@ -1,0 +1,409 @@
+"""The `local` policy backend: many episodes in flight on one model in this process.
+
+What it does beyond `model.generate`: the prefix that requests share (instructions and worked examples) is computed
+once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new;
+finished rows leave the batch at once and waiting ones take their place; linear weights are arranged for decoding
+(`models/packed.py`). What it returns are exactly the sampled ids and their log-probabilities.
+
+Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), sliding-window or
+linear-attention models (their layers do not go through the attention interface; loading one raises).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from errors import ContextOverflow, PolicyError
+from models.attention import NAME, attend_padded
+from models.packed import SamplerTwin
+from models.policy import Generation, PolicyIdentity, Request
+
+# How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
+PREFIXES_KEPT = 8
+
+
+@dataclass
+class _Row:
+    """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored."""
+
+    session: str
+    adapter: str | None
+    prefix: tuple[int, ...]
+    ids: list[int] = field(default_factory=list)
+    todo: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    request: Request | None = None
+    draws: np.random.Generator | None = None
+
+
+class _Cache:
+    """Keys and values of all rows: per layer (slots, Hkv, T, D), slot by slot; grows in T."""
+
+    def __init__(self, config: object, slots: int, like: torch.Tensor) -> None:
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # type: ignore[attr-defined]
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
+        self.layers, self.shape = config.num_hidden_layers, (slots, heads, 0, dim)  # type: ignore[attr-defined]
+        self.like = like
+        self.k: list[torch.Tensor] = []
+        self.v: list[torch.Tensor] = []
+        self.room = 0
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` tokens per row."""
+        if length <= self.room:
+            return
+        slots, heads, _, dim = self.shape
+        room = max(64, -(-length * 3 // 2 // 32) * 32)
+        grown: list[list[torch.Tensor]] = []
+        for old in (self.k, self.v):
+            # Zeros, not empty memory: a masked weight of 0 times a stray NaN would still be NaN.
+            fresh = [self.like.new_zeros(slots, heads, room, dim) for _ in range(self.layers)]
+            for new, prior in zip(fresh, old, strict=False):
+                new[:, :, : self.room] = prior
+            grown.append(fresh)
+        (self.k, self.v), self.room = grown, room
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Overwrite one slot by another."""
+        for buffer in (*self.k, *self.v):
+            buffer[destination, :, :length] = buffer[source, :, :length]
+
+    def swap(self, a: int, b: int, length: int) -> None:
+        """Exchange two slots."""
+        for buffer in (*self.k, *self.v):
+            held = buffer[a, :, :length].clone()
+            buffer[a, :, :length] = buffer[b, :, :length]
+            buffer[b, :, :length] = held
+
+
+class _PrefixPass:
+    """Forward pass of one sequence whose keys and values become a shared prefix."""
+
+    def __init__(self) -> None:
+        self.k: list[torch.Tensor] = []
+        self.v: list[torch.Tensor] = []
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+        self.k.append(k.contiguous())
+        self.v.append(v.contiguous())
+        n = q.shape[1]
+        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)[None]
+        return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
+
+
+class _RowsPass:
+    """Forward pass of new tokens of several rows, laid flat. Stores their keys and values, then attends.
+
+    `slots` (R,) rows of the cache, `starts` tokens stored per row, `counts` new tokens per row.
+    """
+
+    def __init__(
+        self, cache: _Cache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], prefix: _PrefixPass | None
+    ) -> None:
+        self.cache, self.prefix = cache, prefix
+        device = cache.like.device
+        count, start = torch.tensor(counts), torch.tensor(starts)
+        self.rows, self.width = len(slots), int(count.max())
+        self.total = int((start + count).max())
+        self.contiguous = list(slots) == list(range(len(slots)))
+        slot = torch.tensor(slots)
+        row = torch.repeat_interleave(torch.arange(self.rows), count)
+        within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
+        self.slot_of, self.at = slot[row].to(device), (start[row] + within).to(device)
+        self.flat = (row * self.width + within).to(device)
+        self.slots = slot.to(device)
+        reach = start[:, None] + torch.arange(self.width)[None, :]  # last key that query (row, j) may see
+        self.hidden = (torch.arange(self.total)[None, None, :] > reach[:, :, None]).to(device)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        keys[self.slot_of, :, self.at] = k.transpose(0, 1)
+        values[self.slot_of, :, self.at] = v.transpose(0, 1)
+        if self.contiguous:
+            keys, values = keys[: self.rows, :, : self.total], values[: self.rows, :, : self.total]
+        else:
+            keys, values = keys[self.slots, :, : self.total], values[self.slots, :, : self.total]
+        heads, n, dim = q.shape
+        if self.width == 1:
+            padded = q.transpose(0, 1).unsqueeze(2)
+        else:
+            padded = q.new_zeros(self.rows * self.width, heads, dim)
+            padded[self.flat] = q.transpose(0, 1)
+            padded = padded.view(self.rows, self.width, heads, dim).transpose(1, 2)
+        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
+        out = attend_padded(padded, keys, values, self.hidden, prefix, scaling)
+        if self.width == 1:
+            return out.squeeze(2)
+        return out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.flat]
+
+
+class LocalPolicy:
+    """Token policy on a transformers causal language model in this process.
+
+    `model` must have been loaded with `attn_implementation=models.attention.NAME`. `rows` is the number of episodes
+    in flight. Adapters are given as deltas by module name (`models/adapters.py`).
+    """
+
+    def __init__(self, model: nn.Module, identity: PolicyIdentity, stop_ids: frozenset[int], rows: int = 48) -> None:
+        config = model.config
+        if config._attn_implementation != NAME:
+            raise PolicyError(
+                f"the model was loaded with attention {config._attn_implementation!r}; load it with {NAME!r} to sample from it"
+            )
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise PolicyError(f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend")
+        self.model, self.stop_ids, self.rows = model, stop_ids, rows
+        self.context = int(config.max_position_embeddings)
+        self.twin = SamplerTwin(model)
+        self._identity = identity
+        self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
+        self._current: str | None = None
+        like = next(model.parameters())
+        self._cache = _Cache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
+        self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], _PrefixPass] = OrderedDict()
+        self._slots: list[_Row] = []  # slot i of the cache; the first `_active` are sampling, the rest wait for a turn
+        self._active = 0
+        self._queue: deque[Request] = deque()
+        self.sampled_tokens = 0
+        self.computed_tokens = 0
+
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        """Identity with the adapter's content hash."""
+        mine = self._identity
+        key = "" if adapter is None else self._adapter(adapter)[0]
+        return PolicyIdentity(mine.base, mine.revision, mine.dtype, key, mine.renderer)
+
+    def _adapter(self, name: str) -> tuple[str, dict[str, torch.Tensor]]:
+        try:
+            return self._adapters[name]
+        except KeyError:
+            known = ", ".join(sorted(self._adapters)) or "none"
+            raise PolicyError(f"adapter {name!r} is not loaded (loaded: {known}); load it first") from None
+
+    def load_adapter(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
+        """Make `deltas` (module name -> (out, in), already scaled) available as `name`; same name = replaced."""
+        unknown = [key for key in deltas if key not in self.twin.layers]
+        if unknown:
+            raise PolicyError(f"adapter {name!r} changes {unknown[0]!r}, which this model does not have")
+        if any(row.adapter == name for row in self._slots[: self._active]):
+            raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
+        self._adapters[name] = (digest, dict(deltas))
+        self._forget(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget the adapter and everything computed with it."""
+        self._adapter(name)
+        self._forget(name)
+        del self._adapters[name]
+
+    def _forget(self, adapter: str) -> None:
+        for key in [key for key in self._prefixes if key[0] == adapter]:
+            del self._prefixes[key]
+        for row in [row for row in self._slots[self._active :] if row.adapter == adapter]:
+            self.release(row.session)
+        if self._current == adapter:
+            self._current = None
+            self.twin.merge({})
+
+    def submit(self, request: Request) -> None:
+        """Queue one turn. Raises `ContextOverflow` before the first token if it cannot fit."""
+        if request.adapter is not None:
+            self._adapter(request.adapter)
+        if not request.prompt:
+            raise PolicyError(f"session {request.session!r}: the prompt is empty; give at least one token")
+        need = len(request.prompt) + request.sampling.max_tokens
+        if need > self.context:
+            raise ContextOverflow(
+                f"session {request.session!r} needs {len(request.prompt)} prompt + {request.sampling.max_tokens} new tokens, "
+                f"the model's context is {self.context}; shorten the instructions or use a model with a longer context"
+            )
+        # At least the last token is the row's own: its hidden state is what the first draw needs.
+        self._queue.append(replace(request, shared=min(request.shared, len(request.prompt) - 1)))
+
+    @torch.inference_mode()
+    def release(self, session: str) -> None:
+        """Forget a session that is not sampling."""
+        for slot in range(self._active, len(self._slots)):
+            if self._slots[slot].session == session:
+                last = len(self._slots) - 1
+                if slot != last:
+                    self._cache.copy(last, slot, len(self._slots[last].ids))
+                    self._slots[slot] = self._slots[last]
+                self._slots.pop()
+                return
+
+    @torch.inference_mode()
+    def poll(self) -> list[Generation]:
+        """Compute until at least one turn is finished; [] when nothing is in flight."""
+        while self._queue or self._active:
+            started = self._admit()
+            finished = self._prefill(started) if started else self._decode()
+            if finished:
+                return finished
+        return []
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Finish all `requests` and return the answers in their order."""
+        for request in requests:
+            self.submit(request)
+        done: dict[str, Generation] = {}
+        while len(done) < len(requests):
+            done |= {generation.session: generation for generation in self.poll()}
+        for request in requests:
+            self.release(request.session)
+        return [done[request.session] for request in requests]
+
+    # --- scheduling -------------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[int]:
+        """Move waiting requests into the batch; their slots, or [] if decoding should go on first.
+
+        One batch has one adapter and one prefix. New rows are prefilled together: at once when the batch is empty, else
+        when a quarter of it is free for them, because each prefill interrupts the others.
+        """
+        if not self._queue:
+            return []
+        if self._active:
+            key = (self._slots[0].adapter, self._slots[0].prefix)
+            fitting = sum(1 for r in self._queue if (r.adapter, tuple(r.prompt[: r.shared])) == key)
+            if not fitting or (fitting < self.rows // 4 and self._active > self.rows // 2):
+                return []
+        else:
+            first = self._queue[0]
+            key = (first.adapter, tuple(first.prompt[: first.shared]))
+        started, skipped = [], deque[Request]()
+        while self._queue and self._active < self.rows:
+            request = self._queue.popleft()
+            if (request.adapter, tuple(request.prompt[: request.shared])) != key:
+                skipped.append(request)
+                continue
+            started.append(self._seat(request, key[1]))
+        self._queue.extendleft(reversed(skipped))
+        return started
+
+    def _seat(self, request: Request, prefix: tuple[int, ...]) -> int:
+        """Give the request the slot at the end of the active ones, with what is already computed of its session."""
+        place = next((i for i in range(self._active, len(self._slots)) if self._slots[i].session == request.session), None)
+        if place is None:
+            if len(self._slots) == self.rows:  # every slot is held by a session between turns: the oldest is computed again
+                self.release(self._slots[self._active].session)
+            place = len(self._slots)
+            self._slots.append(_Row(request.session, request.adapter, prefix))
+        row = self._slots[place]
+        suffix = list(request.prompt[len(prefix) :])
+        same = row.adapter == request.adapter and row.prefix == prefix and suffix[: len(row.ids)] == row.ids
+        if not same or len(row.ids) == len(suffix):
+            row.ids, row.adapter, row.prefix = [], request.adapter, prefix
+        row.todo = suffix[len(row.ids) :]
+        row.sampled, row.logprobs, row.request = [], [], request
+        row.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
+        self._cache.reserve(len(suffix) + request.sampling.max_tokens)
+        if place != self._active:
+            other = self._slots[self._active]
+            self._cache.swap(place, self._active, max(len(row.ids), len(other.ids)))
+            self._slots[place], self._slots[self._active] = other, row
+        self._active += 1
+        return self._active - 1
+
+    def _retire(self, slots: list[int]) -> list[Generation]:
+        """Take finished rows out of the active part of the batch."""
+        finished = []
+        for slot in sorted(slots, reverse=True):
+            row = self._slots[slot]
+            assert row.request is not None
+            reason = "stop" if row.sampled[-1] in self.stop_ids else "length"
+            finished.append(Generation(row.session, tuple(row.sampled), tuple(row.logprobs), reason))
+            self._active -= 1
+            if slot != self._active:
+                other = self._slots[self._active]
+                self._cache.swap(slot, self._active, max(len(row.ids), len(other.ids)))
+                self._slots[slot], self._slots[self._active] = other, row
+        return finished[::-1]
+
+    # --- computing --------------------------------------------------------------------------------------------
+
+    def _use(self, adapter: str | None) -> None:
+        if adapter != self._current:
+            self.twin.merge(self._adapter(adapter)[1] if adapter is not None else {})
+            self._current = adapter
+
+    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> _PrefixPass | None:
+        if not ids:
+            return None
+        key = (adapter, ids)
+        if key not in self._prefixes:
+            shared = _PrefixPass()
+            self._forward(ids, range(len(ids)), shared)
+            self._prefixes[key] = shared
+            while len(self._prefixes) > PREFIXES_KEPT:
+                self._prefixes.popitem(last=False)
+        self._prefixes.move_to_end(key)
+        return self._prefixes[key]
+
+    def _forward(self, ids: Sequence[int], positions: Sequence[int], shared: object) -> torch.Tensor:
+        """Last hidden states (N, hidden) of N flat tokens."""
+        device = self._cache.like.device
+        self.computed_tokens += len(ids)
+        return self.twin.model.model(
+            input_ids=torch.tensor([list(ids)], device=device),
+            position_ids=torch.tensor([list(positions)], device=device),
+            use_cache=False,
+            shared=shared,
+        ).last_hidden_state[0]
+
+    def _run(self, slots: list[int]) -> torch.Tensor:
+        """Compute `todo` of the rows; hidden state (R, hidden) of each row's last token."""
+        rows = [self._slots[s] for s in slots]
+        self._use(rows[0].adapter)
+        prefix = self._prefix(rows[0].adapter, rows[0].prefix)
+        offset = len(rows[0].prefix)
+        starts, counts = [len(r.ids) for r in rows], [len(r.todo) for r in rows]
+        batch = _RowsPass(self._cache, slots, starts, counts, prefix)
+        ids = [i for r in rows for i in r.todo]
+        positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
+        hidden = self._forward(ids, positions, batch)
+        for row in rows:
+            row.ids += row.todo
+            row.todo = []
+        return hidden[torch.tensor(counts).cumsum(0) - 1]
+
+    def _prefill(self, slots: list[int]) -> list[Generation]:
+        return self._sample(slots, self._run(slots))
+
+    def _decode(self) -> list[Generation]:
+        slots = list(range(self._active))
+        return self._sample(slots, self._run(slots))
+
+    def _sample(self, slots: list[int], hidden: torch.Tensor) -> list[Generation]:
+        rows = [self._slots[s] for s in slots]
+        logits = self.twin.model.lm_head(hidden).float()
+        temperatures = [r.request.sampling.temperature for r in rows if r.request]
+        scale = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=logits.device)
+        logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
+        chosen = logprobs.argmax(dim=-1)
+        drawn = [i for i, t in enumerate(temperatures) if t > 0]
+        if drawn:
+            # One uniform number per row and step, from the row's own generator: inverse of the cumulative distribution.
+            uniform = torch.tensor([rows[i].draws.random() for i in drawn], device=logits.device)  # type: ignore[union-attr]
+            cumulative = logprobs[drawn].exp().cumsum(dim=-1)
+            picked = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
+            chosen[drawn] = picked.clamp_(max=logits.shape[1] - 1)
+        values = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        done = []
+        for slot, row, token, value in zip(slots, rows, chosen.tolist(), values, strict=True):
+            row.sampled.append(token)
+            row.logprobs.append(value)
+            row.todo = [token]
+            assert row.request is not None
+            if token in self.stop_ids or len(row.sampled) >= row.request.sampling.max_tokens:
+                done.append(slot)
+        self.sampled_tokens += len(rows)
+        return self._retire(done)
