@@ -1,22 +1,21 @@
 """The gate: which adapters may become champion (method, section 7), and why, in sentences.
 
-The rule. For every capability that was tried, the base model and the base model with its adapter played the same held-out
-tasks with the same seeds.
+The rule. For every capability that was tried, the base model and the base model with its adapter played the same
+held-out tasks with the same seeds.
 
-1. *Better*: over the capability's own families (all tasks where it has none) the paired difference is positive and its p-value,
-   after Holm over all capabilities tried, is at most alpha.
-2. *Nothing else falls*, looked at family by family and for all other families together (which has the power that a small
-   family lacks). A fall of at most `margin` points is none. A larger one is
+1. *Better*: over the capability's own families (all tasks where it has none) the paired difference is positive and its
+   p-value, after Holm over all capabilities tried, is at most alpha.
+2. *Nothing else falls*, looked at family by family and for all other families together (which has the power that a
+   small family lacks). A fall of at most `margin` points is none. A larger one is
    - a **regression** when it is distinguishable from noise: its paired interval lies below zero;
-   - **unclear** when it is not, but is larger than one task of the family (100 / tasks points). It blocks all the same, as
-     `underpowered`: what cannot be excluded is not promoted;
-   - within the family's resolution when it is at most one task: it passes, and the reasons say so.
-   So a family of ten tasks blocks from the second task lost, a family of hundred from two points, and the pool of all other
-   families catches many falls of one task each.
-3. A regression outranks everything. An adapter that is not better is `underpowered` when its difference is positive and the
-   test could not have found a worthwhile gain (minimum detectable effect above `worthwhile`, or too few tasks for any
-   p-value to pass), else `rejected-not-better`.
-"""
+   - **unclear** when it is not, but is larger than one task of the family (100 / tasks points). It blocks all the
+     same, as `underpowered`: what cannot be excluded is not promoted;
+   - within the family's resolution when it is at most one task: it passes, and the reasons say so. So a family of ten
+   tasks blocks from the second task lost, a family of hundred from two points, and the pool of all other families
+   catches many falls of one task each.
+3. A regression outranks everything. An adapter that is not better is `underpowered` when its difference is positive
+   and the test could not have found a worthwhile gain (minimum detectable effect above `worthwhile`, or too few tasks
+   for any p-value to pass), else `rejected-not-better`."""
 
 from __future__ import annotations
 
@@ -76,11 +75,10 @@ def gate(
 ) -> dict[str, GateDecision]:
     """Decides on all capabilities tried in a round at once, because Holm's correction is over all of them.
 
-    `pairs[capability]` has one row per episode pair: task, family, base, other (outcomes in [0, 1], NaN where errored; as
-    `statistics.align` makes them), `other` being the base model with this capability's adapter. `own[capability]` are the
-    families that the capability is about; empty or missing means unknown: then all tasks are its own, and every
-    family is looked at for falls. Raises ValueError when a capability has no pair of its own families.
-    """
+    `pairs[capability]` has one row per episode pair: task, family, base, other (outcomes in [0, 1], NaN where errored;
+    as `statistics.align` makes them), `other` being the base model with this capability's adapter. `own[capability]`
+    are the families that the capability is about; empty or missing means unknown: then all tasks are its own, and
+    every family is looked at for falls. Raises ValueError when a capability has no pair of its own families."""
     rules = rules or GateRules()
     own_pairs = {name: _own(name, frame, own.get(name, ())) for name, frame in pairs.items()}
     differences = {name: paired_difference(f["base"], f["other"], f["task"]) for name, f in own_pairs.items()}
@@ -152,8 +150,8 @@ def _finished_by_both(rows: pd.DataFrame) -> bool:
 def _gain_sentence(difference: PairedDifference, adjusted: float, tried: int, rules: GateRules) -> str:
     passed = difference.points > 0 and adjusted <= rules.alpha
     return (
-        f"Its own tasks: {difference.points:+.1f} points over {difference.tasks} tasks (95 % interval {difference.low:+.1f} to "
-        f"{difference.high:+.1f}), p = {difference.p:.4f}, {adjusted:.4f} after Holm over {tried} tried: "
+        f"Its own tasks: {difference.points:+.1f} points over {difference.tasks} tasks "
+        f"(95 % interval {difference.low:+.1f} to {difference.high:+.1f}), p = {difference.p:.4f}, {adjusted:.4f} after Holm over {tried} tried: "
         f"{'significant' if passed else 'not significant'} at {rules.alpha:g}."
     )
 
@@ -163,13 +161,13 @@ def _not_better(difference: PairedDifference, mde: float, tried: int, rules: Gat
         return GateVerdict.NOT_BETTER, "Its own tasks did not gain."
     if difference.floor_p * tried > rules.alpha:
         return GateVerdict.UNDERPOWERED, (
-            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.4f}, so no gain could have passed; "
-            "evaluate on more tasks."
+            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.4f}, so no gain could have "
+            "passed; evaluate on more tasks."
         )
     if mde > rules.worthwhile:
         return GateVerdict.UNDERPOWERED, (
-            f"Only a gain of {mde:.1f} points or more would have been found with 80 % power, and {rules.worthwhile:g} would be "
-            "worth having; evaluate on more tasks."
+            f"Only a gain of {mde:.1f} points or more would have been found with 80 % power, and {rules.worthwhile:g} "
+            "would be worth having; evaluate on more tasks."
         )
     return GateVerdict.NOT_BETTER, f"A gain of {mde:.1f} points would have been found with 80 % power, and was not."
 
@@ -184,10 +182,11 @@ def _fall(family: str, change: PairedDifference, rules: GateRules) -> tuple[str,
         return "regression", f"{family}: fell by {fall:.1f} points over {change.tasks} tasks ({level}, below zero)."
     if fall > one_task + 1e-9:
         return "unclear", (
-            f"{family}: fell by {fall:.1f} points over {change.tasks} tasks ({level}); this may be noise but is more than one "
-            f"task, so it blocks until more trials or tasks tell."
+            f"{family}: fell by {fall:.1f} points over {change.tasks} tasks ({level}); this may be noise but is more "
+            "than one task, so it blocks until more trials or tasks tell."
         )
     return (
         "within",
-        f"{family}: fell by {fall:.1f} points, at most one of its {change.tasks} tasks ({level}): within its resolution.",
+        f"{family}: fell by {fall:.1f} points, at most one of its {change.tasks} tasks ({level}): "
+        "within its resolution.",
     )

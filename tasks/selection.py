@@ -1,9 +1,8 @@
-"""Stages 2 and 3 of the method on tables: the `checks` analyst (candidates and labels from the verifier's own checks) and the
-selection of capabilities by coverage and contrast over N labelling runs.
+"""Stages 2 and 3 of the method on tables: the `checks` analyst (candidates and labels from the verifier's own checks)
+and the selection of capabilities by coverage and contrast over N labelling runs.
 
-Tables are pandas frames; ids and names may be strings or categoricals. Categoricals are much the lighter for large tables
-(100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` returns them.
-"""
+Tables are pandas frames; ids and names may be strings or categoricals. Categoricals are much the lighter for large
+tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` returns them."""
 
 from __future__ import annotations
 
@@ -62,11 +61,11 @@ def select(
 ) -> tuple[CapabilitySelection, ...]:
     """Selects capabilities by coverage and contrast (method, section 3); all are returned, `selected` tells.
 
-    `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the trajectory counts
-    in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks a capability counts as
-    not passed and is left out of its means. Votes count a run's label whatever the weight. Raises LabelError when the
-    runs do not partition the trajectories (see `validate_labels`) or there are more than `n` of them.
-    """
+    `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the
+    trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks
+    a capability counts as not passed and is left out of its means. Votes count a run's label whatever the weight.
+    Raises LabelError when the runs do not partition the trajectories (see `validate_labels`) or there are more than
+    `n` of them."""
     table = _encode(labels)
     runs, names, ids = len(table.runs), len(table.capabilities), len(table.trajectories)
     if runs > n:
@@ -115,7 +114,8 @@ def select(
 
 
 def validate_labels(run: pd.DataFrame, trajectories: Sequence[str], capabilities: Sequence[str]) -> None:
-    """Checks one labelling run [trajectory_id, capability, label] against what was asked: every pair once, nothing else.
+    """Checks one labelling run [trajectory_id, capability, label] against what was asked: every pair once, nothing
+    else.
 
     Raises LabelError that names what is unknown, missing or twice, so that it can go back to the rater.
     """
@@ -145,9 +145,8 @@ def validate_labels(run: pd.DataFrame, trajectories: Sequence[str], capabilities
 def discover_candidates(checks: pd.DataFrame, outcomes: pd.DataFrame, limit: int = 10) -> tuple[Candidate, ...]:
     """Candidate capabilities from the verifier's checks: the kinds that most failed trajectories lack, at most `limit`.
 
-    `checks` has trajectory_id, name, kind, required, passed, detail; `outcomes` has trajectory_id and passed. A kind that no failed
-    trajectory lacks is no candidate. Order: coverage descending, ties by name.
-    """
+    `checks` has trajectory_id, name, kind, required, passed, detail; `outcomes` has trajectory_id and passed. A kind
+    that no failed trajectory lacks is no candidate. Order: coverage descending, ties by name."""
     passed_by_id = outcomes.set_index("trajectory_id")["passed"].astype(bool)
     failed_count = int((~passed_by_id).sum())
     needed = checks[checks["required"].astype(bool)]
@@ -179,14 +178,14 @@ def discover_candidates(checks: pd.DataFrame, outcomes: pd.DataFrame, limit: int
 def bootstrap_labels(checks: pd.DataFrame, outcomes: pd.DataFrame, runs: int = 10, seed: int = 0) -> pd.DataFrame:
     """The `checks` analyst: labels from required checks, N runs as bootstrap resamples, ready for `select`.
 
-    `checks` has trajectory_id, kind, required, passed; `outcomes` has trajectory_id, task_id, passed, one row a trajectory. Label of a
-    pair: no required check of the kind = NA, all required ones passed = PRESENT, any failed = LACKING.
+    `checks` has trajectory_id, kind, required, passed; `outcomes` has trajectory_id, task_id, passed, one row a
+    trajectory. Label of a pair: no required check of the kind = NA, all required ones passed = PRESENT, any failed =
+    LACKING.
 
-    A run draws *tasks* with replacement and gives each trajectory its task's number of draws as `weight` (0 when undrawn, so
-    that every run still holds every pair). Trials of one task are near copies; drawing trajectories one by one would make
-    ten runs agree that rest on two tasks. Draws are not stratified: by outcome would fix the share of failures,
-    which is part of what varies, and by family would use a truth that analysts do not see.
-    """
+    A run draws *tasks* with replacement and gives each trajectory its task's number of draws as `weight` (0 when
+    undrawn, so that every run still holds every pair). Trials of one task are near copies; drawing trajectories one by
+    one would make ten runs agree that rest on two tasks. Draws are not stratified: by outcome would fix the share of
+    failures, which is part of what varies, and by family would use a truth that analysts do not see."""
     if outcomes["trajectory_id"].duplicated().any() or outcomes.empty:
         raise LabelError(f"outcomes must hold each trajectory once, got {len(outcomes)} rows with repeats or none")
     ids = pd.Index(outcomes["trajectory_id"].astype(object))
@@ -223,7 +222,8 @@ def bootstrap_labels(checks: pd.DataFrame, outcomes: pd.DataFrame, runs: int = 1
 
 @dataclass(frozen=True)
 class _Table:
-    """The label table as integer codes; `passed` is by trajectory, `seen` (runs, capabilities) says who labelled what."""
+    """The label table as integer codes; `passed` is by trajectory, `seen` (runs, capabilities) says who labelled
+    what."""
 
     runs: pd.Index
     trajectories: pd.Index
@@ -282,8 +282,8 @@ def _check_partition(
         r, c = (int(i[0]) for i in np.nonzero(gaps))
         t = int(np.argmin(grid[r, c]))
         raise LabelError(
-            f"run {names[0][r]!r} has no label for {int(trajectories - per_pair[r, c])} trajectories on {names[1][c]!r}, first "
-            f"{names[2][t]!r}; label every pair once or leave the capability out of the run"
+            f"run {names[0][r]!r} has no label for {int(trajectories - per_pair[r, c])} trajectories on {names[1][c]!r}, "
+            f"first {names[2][t]!r}; label every pair once or leave the capability out of the run"
         )
     return passed, seen
 

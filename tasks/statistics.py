@@ -41,9 +41,8 @@ class Interval:
 class PairedDifference:
     """`other` minus `base` in percentage points over `tasks` common tasks, with interval and two-sided p-value.
 
-    `changed` counts the tasks whose rate differs, which are the only ones the permutation test can use; `left_out` those
-    that one side never finished. `floor_p` is the smallest p-value that so many tasks could give.
-    """
+    `changed` counts the tasks whose rate differs, which are the only ones the permutation test can use; `left_out`
+    those that one side never finished. `floor_p` is the smallest p-value that so many tasks could give."""
 
     points: float
     low: float
@@ -68,15 +67,15 @@ class Agreement:
 def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -> Interval:
     """Success rate with a confidence interval clustered by task.
 
-    `outcomes` (n,) are in [0, 1], NaN for an episode that errored (left out); `clusters` (n,) are task ids. The interval
-    is Wilson's on the effective sample size `rate (1 - rate) / variance` of Korn and Graubard (1998, Survey Methodology
-    24), where the variance is that of the mean of the G task means and the size is shrunk by `(t_{n-1} / t_{G-1})^2`
-    for few tasks and held at most n; compared favourably in Franco et al. (2019, J. Surv. Stat. Methodol. 7).
-    How alike the trials of a task are shows only in tasks with the rarer outcome, so the design effect n / effective
-    size is averaged with its worst case (trials of a task all alike), which counts as much as two such tasks: plain
-    Korn-Graubard covered 90 % instead of 95 % at a rate of 0.05. Where every outcome is equal the worst case is left, and the
-    effective size is the number of tasks. One task alone counts as one observation. ValueError without outcomes.
-    """
+    `outcomes` (n,) are in [0, 1], NaN for an episode that errored (left out); `clusters` (n,) are task ids. The
+    interval is Wilson's on the effective sample size `rate (1 - rate) / variance` of Korn and Graubard (1998, Survey
+    Methodology 24), where the variance is that of the mean of the G task means and the size is shrunk by `(t_{n-1} /
+    t_{G-1})^2` for few tasks and held at most n; compared favourably in Franco et al. (2019, J. Surv. Stat. Methodol.
+    7). How alike the trials of a task are shows only in tasks with the rarer outcome, so the design effect n /
+    effective size is averaged with its worst case (trials of a task all alike), which counts as much as two such
+    tasks: plain Korn-Graubard covered 90 % instead of 95 % at a rate of 0.05. Where every outcome is equal the worst
+    case is left, and the effective size is the number of tasks. One task alone counts as one observation. ValueError
+    without outcomes."""
     means, n = _task_means(outcomes, clusters)
     tasks = len(means)
     if not tasks:
@@ -97,14 +96,13 @@ def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.9
     """How much better `other` is than `base`, task by task.
 
     All three are (n,): row i holds both sides' outcome in [0, 1] of the same task, trial and seed; NaN where that side
-    errored, which leaves the trial out on that side alone. Per task the trials are averaged, then subtracted.
-    *p*: two-sided sign-flip permutation over tasks; exact over all 2^m patterns for m <= 16 changed tasks, else 20,000
-    draws from a fixed seed with the observed one counted in, so p is never 0. Ties with the observed sum count as
-    at least as extreme; unchanged tasks are inert and cost nothing.
-    *interval*: Agresti and Min (2005, Statistics in Medicine 24) generalised from matched pairs to task differences: two
-    pseudo-tasks (half +1, half -1, one 0) keep it from shrinking to nothing when all tasks agree; quantiles of t
-    with G - 1 degrees of freedom. Raises ValueError when no task was finished by both sides.
-    """
+    errored, which leaves the trial out on that side alone. Per task the trials are averaged, then subtracted. *p*:
+    two-sided sign-flip permutation over tasks; exact over all 2^m patterns for m <= 16 changed tasks, else 20,000
+    draws from a fixed seed with the observed one counted in, so p is never 0. Ties with the observed sum count as at
+    least as extreme; unchanged tasks are inert and cost nothing. *interval*: Agresti and Min (2005, Statistics in
+    Medicine 24) generalised from matched pairs to task differences: two pseudo-tasks (half +1, half -1, one 0) keep it
+    from shrinking to nothing when all tasks agree; quantiles of t with G - 1 degrees of freedom. Raises ValueError
+    when no task was finished by both sides."""
     differences, left_out = _task_differences(base, other, tasks)
     if not len(differences):
         raise ValueError("the two sides share no finished task: nothing can be paired; evaluate both on the same tasks")
@@ -128,9 +126,9 @@ def minimum_detectable_effect(base: Any, other: Any, tasks: Any, power: float = 
     """The smallest true difference, in points, that a two-sided test at `alpha` would find with probability `power`.
 
     `(t_{1-alpha/2} + t_power) * standard error` with the observed spread of task differences (stabilised as in
-    `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the observed
-    spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640, section 5.
-    """
+    `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the
+    observed spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
+    section 5."""
     differences, _ = _task_differences(base, other, tasks)
     if len(differences) < 2:
         return 100.0
@@ -177,7 +175,8 @@ def sign_flip_p(differences: Floats, draws: int = DRAWS) -> float:
 
 
 def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
-    """Holm's (1979) step-down adjusted p-values, (m,) in the order given. Raises ValueError on a value outside [0, 1]."""
+    """Holm's (1979) step-down adjusted p-values, (m,) in the order given. Raises ValueError on a value outside [0,
+    1]."""
     p = np.asarray(p_values, dtype=np.float64)
     if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
         raise ValueError(f"p-values must be one row of numbers in [0, 1], got {p_values!r}")
@@ -190,11 +189,10 @@ def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
 def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = None) -> Agreement:
     """Fleiss' kappa (1971, Psychological Bulletin 76) of `counts` (items, categories): how many raters chose each.
 
-    Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2)) asks
-    whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement is 1 and
-    kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing; `observed` is 1.
-    A category of which that holds (all or none of the ratings) is None in `by_category`.
-    """
+    Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2))
+    asks whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement
+    is 1 and kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing;
+    `observed` is 1. A category of which that holds (all or none of the ratings) is None in `by_category`."""
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or not table.size:
         raise ValueError(f"counts must be (items, categories), got shape {table.shape}")

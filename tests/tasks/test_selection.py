@@ -150,7 +150,8 @@ def round_of(tasks: int = 30, trials: int = 4):
             passed = bool(looked) if needs else rng.random() < 0.5
             outcomes.append({"trajectory_id": name, "task_id": f"task{task}", "passed": passed})
             checks += [
-                {"trajectory_id": name, "name": "looked_up", "kind": "look_up_first", "required": needs, "passed": looked,
+                {"trajectory_id": name, "name": "looked_up", "kind": "look_up_first", "required": needs,
+                 "passed": looked,
                  "detail": "" if looked else "cancelled an order without reading it"},
                 {"trajectory_id": name, "name": "order_id", "kind": "look_up_first", "required": needs, "passed": True,
                  "detail": ""},
@@ -183,7 +184,7 @@ def test_bootstrap_labels_follow_the_checks_and_select_the_cause():
 def test_candidates_come_from_failed_coverage_with_words_from_the_checks():
     checks, outcomes = round_of()
     found = discover_candidates(checks, outcomes)
-    assert [c.name for c in found][0] == "look_up_first"
+    assert found[0].name == "look_up_first"
     assert "cancelled an order without reading it" in found[0].definition
     assert "needed in 60 of 120 trajectories" in found[0].definition
     failed = set(outcomes.loc[~outcomes.passed, "trajectory_id"])
