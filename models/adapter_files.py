@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from errors import AdapterError
+from errors import AdapterError, ConfigurationError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTER_FILES = (CONFIG, WEIGHTS)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}")
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ def adapter_digest(folder: Path) -> str:
 
 
 def check_location(location: str, adapter: RegisteredAdapter, artifact_root: Path | None) -> None:
-    """Raises AdapterError unless an artifact address lies in the registry's own store: under the local `artifact_root` and
-    not through a link, or, where that is None because a server keeps the files, at the server's own proxy address."""
+    """Raises AdapterError unless an artifact address lies in the registry's own store: under the local `artifact_root`
+    and not through a link, or, where that is None because a server keeps the files, at the server's own proxy
+    address."""
     parsed = urlparse(location)
     path = unquote(parsed.path)
     allowed = ".." not in path.split("/") and not parsed.query and not parsed.fragment
@@ -110,8 +113,8 @@ def check_location(location: str, adapter: RegisteredAdapter, artifact_root: Pat
         )
     if not allowed:
         raise AdapterError(
-            f"{adapter.name} version {adapter.version} points to {location!r}, outside the artifact root {artifact_root} "
-            "or through a link; register the adapter again"
+            f"{adapter.name} version {adapter.version} points to {location!r}, outside the artifact root "
+            f"{artifact_root} or through a link; register the adapter again"
         )
 
 
@@ -121,7 +124,8 @@ def verify(folder: Path, adapter: RegisteredAdapter) -> None:
     if found != adapter.sha256:
         raise AdapterError(
             f"{folder} has SHA-256 {found[:16]}..., but version {adapter.version} of {adapter.name} was "
-            f"registered with {adapter.sha256[:16]}...; its files were changed: do not use them, register the adapter again"
+            f"registered with {adapter.sha256[:16]}...; its files were changed: do not use them, "
+            "register the adapter again"
         )
 
 
@@ -164,3 +168,19 @@ def _check_safetensors(path: Path) -> None:
         raise AdapterError(f"{path} is not a safetensors file ({error}); save the adapter again") from error
     if not names:
         raise AdapterError(f"{path} holds no tensor; the adapter would change nothing")
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` if it can be part of a registered model's name, else ConfigurationError."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{what} {name!r} cannot be part of a registry name; use letters, digits, '_', '-' and '.'"
+        )
+    return name
+
+
+def checked_key(key: str) -> str:
+    """`key` if it can stand in a search filter, else ConfigurationError."""
+    if not re.fullmatch(r"[\w./@:-]{1,200}", key):
+        raise ConfigurationError(f"run key {key!r} must be 1 to 200 letters, digits or ./@:_-")
+    return key

@@ -31,6 +31,8 @@ from models.adapter_files import (
     adapter_digest,
     check_location,
     check_names,
+    checked_key,
+    checked_name,
     verify,
 )
 
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 CHAMPION, CHALLENGER = "champion", "challenger"
 HISTORY_TAG = "champion_history"
 RUN_KEY_TAG = "trace.key"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,119}")
 _BATCH = 1000  # the most metrics that MLflow takes in one call
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow takes only the literal "true"
@@ -72,15 +73,13 @@ class Registry:
                 f"artifact_root must be an absolute folder beside {tracking_uri!r}, got {artifact_root}"
             )
         self.tracking_uri = tracking_uri
-        self.target = _checked(target, "target")
+        self.target = checked_name(target, "target")
         self.artifact_root = None if artifact_root is None else artifact_root.resolve()
-
-    # -- runs ------------------------------------------------------------------------------------------------------
 
     def start_run(self, key: str, tags: Mapping[str, str] | None = None) -> str:
         """The run of `key` (such as `r3/set_address/train`), begun or resumed, as MLflow's run id."""
         found = self._client.search_runs(
-            [self.experiment_id], f"tags.`{RUN_KEY_TAG}` = '{_checked_key(key)}'", max_results=1
+            [self.experiment_id], f"tags.`{RUN_KEY_TAG}` = '{checked_key(key)}'", max_results=1
         )
         if found:
             run_id = str(found[0].info.run_id)
@@ -115,8 +114,6 @@ class Registry:
         """Stores the report page as an artifact of the round's run."""
         self._client.log_text(run_id, html, name)
 
-    # -- adapters --------------------------------------------------------------------------------------------------
-
     def register(self, record: AdapterRecord, folder: Path, run_id: str) -> RegisteredAdapter:
         """Registers an adapter folder as the next version of its capability, and as `challenger`.
 
@@ -137,10 +134,10 @@ class Registry:
     ) -> None:
         """Puts figures on the adapter's logged model, with the pandas frame they come from as the run's dataset input
         (its content is hashed, not stored: the database has it)."""
-        import mlflow.data
+        from mlflow.data.pandas_dataset import from_pandas
         from mlflow.entities import DatasetInput, InputTag
 
-        source = mlflow.data.from_pandas(frame, name=dataset)
+        source = from_pandas(frame, name=dataset)
         entity = source._to_mlflow_entity()
         self._client.log_inputs(adapter.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "eval")])])
         for key, value in metrics.items():
@@ -189,8 +186,6 @@ class Registry:
         found = {name: self.champion(name) for name in sorted(names)}
         return {name: adapter for name, adapter in found.items() if adapter is not None}
 
-    # -- promotion -------------------------------------------------------------------------------------------------
-
     def promote(self, capability: str, version: str) -> RegisteredAdapter:
         """Makes a version champion and remembers who was it before. Promoting the champion changes nothing.
 
@@ -226,8 +221,6 @@ class Registry:
         self._client.set_registered_model_alias(name, CHAMPION, before[-1])
         return self._adapter(capability, self._client.get_model_version(name, before[-1]))
 
-    # -- use -------------------------------------------------------------------------------------------------------
-
     def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
         """The adapter's folder `destination/<served_name>`, fetched when needed and verified always.
 
@@ -261,7 +254,7 @@ class Registry:
         return f"models:/{adapter.name}/{adapter.version}"
 
     def model_name(self, capability: str) -> str:
-        return f"trace-{self.target}-{_checked(capability, 'capability')}"
+        return f"trace-{self.target}-{checked_name(capability, 'capability')}"
 
     @cached_property
     def experiment_id(self) -> str:
@@ -286,13 +279,13 @@ class Registry:
             )
         return str(found.experiment_id)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
     @cached_property
     def _client(self) -> MlflowClient:
         os.environ.update(_ENVIRONMENT)  # read by mlflow when it is imported
         from mlflow import MlflowClient
 
+        if self.tracking_uri.startswith("sqlite:"):
+            Path(self.tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         return MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
 
     @contextmanager
@@ -401,17 +394,3 @@ class Registry:
 
     def _write_history(self, name: str, versions: Sequence[str]) -> None:
         self._client.set_registered_model_tag(name, HISTORY_TAG, json.dumps(list(versions)))
-
-
-def _checked(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"{what} {name!r} cannot be part of a registry name; use letters, digits, '_', '-' and '.'"
-        )
-    return name
-
-
-def _checked_key(key: str) -> str:
-    if not re.fullmatch(r"[\w./@:-]{1,200}", key):
-        raise ConfigurationError(f"run key {key!r} must be 1 to 200 letters, digits or ./@:_-")
-    return key

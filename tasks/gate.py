@@ -151,7 +151,8 @@ def _gain_sentence(difference: PairedDifference, adjusted: float, tried: int, ru
     passed = difference.points > 0 and adjusted <= rules.alpha
     return (
         f"Its own tasks: {difference.points:+.1f} points over {difference.tasks} tasks "
-        f"(95 % interval {difference.low:+.1f} to {difference.high:+.1f}), p = {difference.p:.4f}, {adjusted:.4f} after Holm over {tried} tried: "
+        f"(95 % interval {difference.low:+.1f} to {difference.high:+.1f}), p = {difference.p:.4f}, "
+        f"{adjusted:.4f} after Holm over {tried} tried: "
         f"{'significant' if passed else 'not significant'} at {rules.alpha:g}."
     )
 

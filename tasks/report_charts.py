@@ -1,8 +1,8 @@
-"""The report's plots as small inline SVG drawn by hand: colours are CSS classes, so that they follow light, dark and print.
+"""The report's plots as small inline SVG drawn by hand: colours are CSS classes, so that they follow light, dark and
+print.
 
-Each function returns one `<svg>` with a title and description for screen readers; the page puts a table under every plot.
-Narrow view boxes keep the text readable when a phone scales them.
-"""
+Each function returns one `<svg>` with a title and description for screen readers; the page puts a table under every
+plot. Narrow view boxes keep the text readable when a phone scales them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from html import escape
 from tasks.report_figures import CapabilityFigures, FamilyFigures, RouterFigures, SelectionRule, TrainingStep, percent
 
 WIDTH = 560
-_LABEL = 132  # room for names on the left
+_LABEL = 168  # room for names on the left
 
 
 def family_chart(families: Mapping[str, FamilyFigures]) -> str:
@@ -20,7 +20,7 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
     row, top = 46, 30
     height = top + row * len(families) + 24
     x0, x1 = _LABEL + 8, WIDTH - 46
-    parts = [_axis(x0, x1, top - 6, height - 20, [0, 0.25, 0.5, 0.75, 1], lambda v: f"{100 * v:.0f} %")]
+    parts = [_axis(x0, x1, top - 6, height - 20, [0, 0.25, 0.5, 0.75, 1])]
     for i, (name, f) in enumerate(families.items()):
         y = top + row * i + row / 2
         parts.append(_name(name, y, f"n = {f.n}"))
@@ -30,7 +30,9 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
         ):
             if interval is not None:
                 a, b = (x0 + (x1 - x0) * v for v in interval)
-                parts.append(f'<line class="{kind} whisker" x1="{a:.1f}" x2="{b:.1f}" y1="{y + dy:g}" y2="{y + dy:g}"/>')
+                parts.append(
+                    f'<line class="{kind} whisker" x1="{a:.1f}" x2="{b:.1f}" y1="{y + dy:g}" y2="{y + dy:g}"/>'
+                )
             cx = x0 + (x1 - x0) * rate
             parts.append(f'<circle class="{kind} dot" cx="{cx:.1f}" cy="{y + dy:g}" r="5"/>')
             parts.append(_text(x1 + 8, y + dy + 4, f"{100 * rate:.0f} %", f"value {kind}-ink"))
@@ -53,15 +55,17 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
         zero = left - low * scale
         parts.append(_text(left, 16, f"{title}, threshold {threshold:g}", "axis"))
         mark = zero + threshold * scale
+        parts.append(f'<line class="threshold" x1="{mark:.1f}" x2="{mark:.1f}" y1="24" y2="{height - 6}"/>')
         for i, (c, value) in enumerate(zip(capabilities, values, strict=True)):
             y = top + row * i
             if column == 0:
                 parts.append(_name(c.name, y + row / 2 - 3, f"{c.runs_passed} of {rule.n} runs"))
             kind = "routed" if c.selected else "muted"
             a, b = sorted((zero, zero + value * scale))
-            parts.append(f'<rect class="{kind} bar" x="{a:.1f}" y="{y + 6}" width="{max(1.0, b - a):.1f}" height="18" rx="2"/>')
+            parts.append(
+                f'<rect class="{kind} bar" x="{a:.1f}" y="{y + 6}" width="{max(1.0, b - a):.1f}" height="18" rx="2"/>'
+            )
             parts.append(_text(max(a, b) + 4, y + 20, f"{value:.2f}", "value"))
-        parts.append(f'<line class="threshold" x1="{mark:.1f}" x2="{mark:.1f}" y1="24" y2="{height - 6}"/>')
     said = "; ".join(f"{c.name}: coverage {c.mean_cov:.2f}, contrast {c.mean_delta:.2f}" for c in capabilities)
     return _svg(height, "Coverage and contrast by capability", said, parts)
 
@@ -85,14 +89,17 @@ def training_chart(name: str, steps: Sequence[TrainingStep]) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dash = " dashed" if key == "reward" else ""
         parts.append(f'<polyline class="{kind} curve{dash}" points="{path}"/>')
-        parts += [f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points if len(points) < 40]
+        parts += [
+            f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points if len(points) < 40
+        ]
         ends.append((points[-1][1], kind, key))
     ends.sort()
     if ends[1][0] - ends[0][0] < 16:  # keep the two names apart
         middle = min(max((ends[0][0] + ends[1][0]) / 2, y1 + 8), y0 - 8)
         ends = [(middle - 8, *ends[0][1:]), (middle + 8, *ends[1][1:])]
     parts += [_text(x1 + 10, y + 4, key, f"value {kind}-ink") for y, kind, key in ends]
-    said = f"reward from {steps[0].reward:.2f} to {steps[-1].reward:.2f}, success from {steps[0].success:.2f} to {steps[-1].success:.2f}"
+    a, b = steps[0], steps[-1]
+    said = f"reward from {a.reward:.2f} to {b.reward:.2f}, success from {a.success:.2f} to {b.success:.2f}"
     return _svg(height, f"Reward and success by training step, {name}", said, parts)
 
 
@@ -107,11 +114,12 @@ def confusion_chart(router: RouterFigures) -> str:
     for j, name in enumerate(router.labels):
         parts.append(_text(x0 + cell * (j + 0.5), top - 8, chr(65 + j), "axis middle", name))
     for i, (name, row) in enumerate(zip(router.labels, router.counts, strict=True)):
-        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{chr(65 + i)}  {_short(name)}", "name end", name))
+        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{chr(65 + i)}  {_short(name, 17)}", "name end", name))
         for j, count in enumerate(row):
             share = count / sum(row) if sum(row) else 0.0
             kind = "routed" if i == j else "wrong"
-            box = f'x="{x0 + cell * j + 1:.1f}" y="{top + tall * i + 1:.1f}" width="{cell - 2:.1f}" height="{tall - 2:.1f}" rx="3"'
+            x, y = x0 + cell * j + 1, top + tall * i + 1
+            box = f'x="{x:.1f}" y="{y:.1f}" width="{cell - 2:.1f}" height="{tall - 2:.1f}" rx="3"'
             parts.append(f'<rect class="cell" {box}/>')
             if count:
                 parts.append(f'<rect class="{kind} bar" style="opacity:{0.15 + 0.6 * share:.2f}" {box}/>')
@@ -129,7 +137,9 @@ def share_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
         y = top + row * i
         width = (WIDTH - x0 - 96) * amount / most
         parts.append(_text(_LABEL, y + 17, _short(name), "name end", name))
-        parts.append(f'<rect class="routed bar" x="{x0}" y="{y + 4}" width="{max(1.0, width):.1f}" height="16" rx="2"/>')
+        parts.append(
+            f'<rect class="routed bar" x="{x0}" y="{y + 4}" width="{max(1.0, width):.1f}" height="16" rx="2"/>'
+        )
         parts.append(_text(x0 + width + 6, y + 17, text, "value"))
     return _svg(height, title, "; ".join(f"{name}: {text}" for name, _, text in rows), parts)
 
@@ -146,7 +156,7 @@ def _text(x: float, y: float, text: str, kind: str, full: str = "") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{tip}{escape(text)}</text>'
 
 
-def _short(name: str, limit: int = 19) -> str:
+def _short(name: str, limit: int = 20) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
@@ -154,10 +164,10 @@ def _name(name: str, y: float, below: str) -> str:
     return _text(_LABEL, y, _short(name), "name end", name) + _text(_LABEL, y + 14, below, "axis end")
 
 
-def _axis(x0: float, x1: float, top: float, bottom: float, values: Sequence[float], text) -> str:  # type: ignore[no-untyped-def]
+def _axis(x0: float, x1: float, top: float, bottom: float, values: Sequence[float]) -> str:
     parts = []
     for v in values:
-        x = x0 + (x1 - x0) * v / (values[-1] or 1)
+        x = x0 + (x1 - x0) * v
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
-        parts.append(_text(x, bottom + 15, text(v), "axis middle"))
+        parts.append(_text(x, bottom + 15, f"{100 * v:.0f} %", "axis middle"))
     return "".join(parts)

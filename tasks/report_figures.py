@@ -1,8 +1,7 @@
 """The figures of one round: what `trace-agent status --json` prints, the registry keeps and the report page shows.
 
-Rates are in [0, 1], differences in percentage points, times in seconds. A part is None or empty when the round never came to it;
-`stopped` then says why.
-"""
+Rates are in [0, 1], differences in percentage points, times in seconds. A part is None or empty when the round never
+came to it; `stopped` then says why."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ class Rate(_Figures):
 
 
 class Difference(_Figures):
-    """Routed minus base, paired by task. `mde` is the smallest difference that would have been found with 80 % power."""
+    """Routed minus base, paired by task. `mde` is the smallest difference that would have been found with 80 %
+    power."""
 
     points: float
     p: float = Field(ge=0, le=1)
@@ -101,7 +101,9 @@ class RouterFigures(_Figures):
     @model_validator(mode="after")
     def _square(self) -> RouterFigures:
         if len(self.counts) != len(self.labels) or any(len(row) != len(self.labels) for row in self.counts):
-            raise ValueError(f"confusion counts must be {len(self.labels)} x {len(self.labels)}, one row and column a label")
+            raise ValueError(
+                f"confusion counts must be {len(self.labels)} x {len(self.labels)}, one row and column a label"
+            )
         return self
 
 
@@ -166,7 +168,7 @@ def headline(figures: RoundFigures) -> str:
     if difference is None or base is None or routed is None:
         return f"No before-and-after comparison was made. {why_nothing(figures)}"
     span = f" (95 % interval {difference.low:+.1f} to {difference.high:+.1f}" if difference.low is not None else " ("
-    span += f"{', ' if difference.low is not None else ''}p = {p_text(difference.p)}, {difference.tasks or 'all'} tasks)"
+    span += f"{', ' if difference.low is not None else ''}{p_phrase(difference.p)}, {difference.tasks or 'all'} tasks)"
     rates = f"from {percent(base.success)} to {percent(routed.success)}: {difference.points:+.1f} points{span}."
     if difference.p <= 0.05 and difference.points > 0:
         return f"Success on {figures.target} rose {rates}{adapters}"
@@ -200,7 +202,13 @@ def percent(rate: float | None) -> str:
     return "–" if rate is None else f"{100 * rate:.1f} %"
 
 
+def p_phrase(p: float) -> str:
+    """`p = 0.012` or `p < 0.0001`."""
+    return f"p {p_text(p)}" if p < 0.0001 else f"p = {p_text(p)}"
+
+
 def p_text(p: float) -> str:
+    """A p-value as text, to the digits that a permutation test gives."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
 
 

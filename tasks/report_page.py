@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from tasks import report_charts as charts
-from tasks.report_figures import RoundFigures, duration, headline, p_text, percent, why_nothing
+from tasks.report_figures import RoundFigures, duration, headline, p_phrase, p_text, percent, why_nothing
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -27,18 +27,24 @@ def render(figures: RoundFigures) -> str:
         "seconds": charts.share_chart("Time by stage", [(n, v, duration(v)) for n, v in seconds]) if seconds else "",
         "tokens": charts.share_chart("Tokens by stage", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
     }
-    return _environment().get_template("report.html.j2").render(
-        f=figures,
-        headline=headline(figures),
-        nothing=why_nothing(figures),
-        tone=_tone(figures),
-        ranked=ranked,
-        chosen=chosen,
-        plots={name: Markup(svg) for name, svg in plots.items()},  # noqa: S704 - made above, every text in it escaped
-        training={c.name: Markup(charts.training_chart(c.name, c.steps)) for c in chosen if c.steps},  # noqa: S704
-        seconds=seconds,
-        tokens=tokens,
-        stages=sorted({*figures.seconds, *figures.tokens}, key=lambda name: (name == "total", _order(figures, name))),
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            f=figures,
+            headline=headline(figures),
+            nothing=why_nothing(figures),
+            tone=_tone(figures),
+            ranked=ranked,
+            chosen=chosen,
+            plots={name: Markup(svg) for name, svg in plots.items()},
+            training={c.name: Markup(charts.training_chart(c.name, c.steps)) for c in chosen if c.steps},
+            seconds=seconds,
+            tokens=tokens,
+            stages=sorted(
+                {*figures.seconds, *figures.tokens}, key=lambda name: (name == "total", _order(figures, name))
+            ),
+        )
     )
 
 
@@ -63,5 +69,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, duration=duration, p=p_text, two=lambda v: "–" if v is None else f"{v:.2f}")
+    environment.filters.update(
+        percent=percent, duration=duration, p=p_text, p_phrase=p_phrase, two=lambda v: "–" if v is None else f"{v:.2f}"
+    )
     return environment

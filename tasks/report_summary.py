@@ -15,7 +15,9 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
     console.print(f"[bold]Round {escape(figures.round)} on {escape(figures.target)}[/bold]")
     console.print(escape(headline(figures)))
     if figures.families:
-        table = Table("family", "base", "routed", "change", "n", title="Success by family (test split)", title_justify="left")
+        table = Table(
+            "family", "base", "routed", "change", "n", title="Success by family (test split)", title_justify="left"
+        )
         for name, f in figures.families.items():
             table.add_row(
                 escape(name), percent(f.base), percent(f.routed), f"{100 * (f.routed - f.base):+.1f} points", str(f.n)
@@ -25,7 +27,17 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
             table.add_row("doing nothing", percent(figures.noop.success), "", "", str(figures.noop.n))
         console.print(table)
     if figures.capabilities:
-        table = Table("capability", "cov", "delta", "runs", "base", "adapter", "verdict", title="Capabilities", title_justify="left")
+        table = Table(
+            "capability",
+            "cov",
+            "delta",
+            "runs",
+            "base",
+            "adapter",
+            "verdict",
+            title="Capabilities",
+            title_justify="left",
+        )
         for c in figures.capabilities:
             table.add_row(
                 escape(c.name),

@@ -212,7 +212,7 @@ def bootstrap_labels(checks: pd.DataFrame, outcomes: pd.DataFrame, runs: int = 1
             "capability": pd.Categorical.from_codes(
                 np.tile(np.repeat(np.arange(len(kinds), dtype=np.int16), len(ids)), runs), categories=pd.Index(kinds)
             ),
-            "label": pd.Categorical.from_codes(np.tile(label.reshape(-1), runs), categories=list(LABELS)),
+            "label": pd.Categorical.from_codes(np.tile(label.reshape(-1), runs), categories=pd.Index(LABELS)),
             "weight": np.repeat(weight, len(kinds), axis=0).reshape(-1),
             "passed": np.tile(outcomes["passed"].to_numpy(dtype=bool), len(kinds) * runs),
         },
@@ -282,8 +282,8 @@ def _check_partition(
         r, c = (int(i[0]) for i in np.nonzero(gaps))
         t = int(np.argmin(grid[r, c]))
         raise LabelError(
-            f"run {names[0][r]!r} has no label for {int(trajectories - per_pair[r, c])} trajectories on {names[1][c]!r}, "
-            f"first {names[2][t]!r}; label every pair once or leave the capability out of the run"
+            f"run {names[0][r]!r} has no label for {int(trajectories - per_pair[r, c])} trajectories "
+            f"on {names[1][c]!r}, first {names[2][t]!r}; label every pair once or leave the capability out of the run"
         )
     return passed, seen
 
@@ -319,7 +319,7 @@ def _evidence(votes: npt.NDArray[np.int32], ids: pd.Index) -> tuple[tuple[str, i
     if len(voted) > 10 * EVIDENCE:  # ids are sorted as text only among those that can still be in
         least = np.partition(votes[voted], len(voted) - EVIDENCE)[len(voted) - EVIDENCE]
         voted = voted[votes[voted] >= least]
-    ranked = sorted(((str(ids[i]), int(votes[i])) for i in voted), key=lambda row: (-row[1], row[0]))
+    ranked = sorted(((str(ids[int(i)]), int(votes[i])) for i in voted), key=lambda row: (-row[1], row[0]))
     return tuple(ranked[:EVIDENCE])
 
 
@@ -331,12 +331,10 @@ def _definition(kind: str, rows: pd.DataFrame, needing: int, total: int) -> str:
         f"{kind.replace('_', ' ').capitalize()}: needed in {needing} of {total} trajectories, judged{checked}. "
         "It is shown when all of its required checks pass, and lacking when any fails."
     )
-    details = (
-        rows.loc[~rows["passed"].astype(bool) & (rows["detail"].astype(str) != ""), "detail"]
-        if "detail" in rows
-        else []
-    )
-    if len(details):
-        common = details.astype(str).value_counts()
+    if "detail" not in rows:
+        return text
+    details = rows.loc[~rows["passed"].astype(bool), "detail"].astype(str)
+    common = details[details != ""].value_counts()
+    if len(common):
         text += f" Most often it fails like this ({int(common.iloc[0])} times): {common.index[0]}"
     return text

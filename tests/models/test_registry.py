@@ -42,7 +42,7 @@ def record(**changes) -> AdapterRecord:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> tuple[str, Path]:
     root = tmp_path_factory.mktemp("store")
-    return f"sqlite:///{root}/mlflow.db", root / "artifacts"
+    return f"sqlite:///{root}/new/mlflow.db", root / "artifacts"
 
 
 @pytest.fixture

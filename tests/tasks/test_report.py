@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 from pydantic import ValidationError
+from report_samples import full_round, noise_round, nothing_selected, stopped_round
 from rich.console import Console
 
-from report_samples import full_round, noise_round, nothing_selected, stopped_round
 from tasks.report_figures import RoundFigures, RouterFigures, duration, headline
 from tasks.report_page import render
 from tasks.report_summary import print_summary
@@ -95,7 +95,8 @@ def test_every_figure_of_a_full_round_is_on_the_page():
     assert page.row("total") == ["total", "1,893.4", "1,904,211"]
     assert page.row("8") == ["8", "0.950", "94.0 %"]
     for said in (
-        headline(figures), "rose from 42.5 % to 61.3 %", "9b1e6b0c2d4f8a37", "torch 2.13.0", "q4_1-98f2", "0.1.0+6a9846f",
+        headline(figures), "rose from 42.5 % to 61.3 %", "9b1e6b0c2d4f8a37", "torch 2.13.0", "q4_1-98f2",
+        "0.1.0+6a9846f",
         "2 episodes were lost", "accepted on informative groups alone", "<success> 0.98 is above 0.6", "versions/1",
         "reward-misspecified", "unsynthesizable", "0 of 10 runs reach", "Not trained: unsynthesizable", "31 min 33 s",
     ):  # fmt: skip
@@ -133,7 +134,18 @@ def test_text_from_models_is_escaped():
 def test_figures_survive_json_and_refuse_nonsense():
     figures = full_round()
     assert RoundFigures.model_validate(json.loads(json.dumps(figures.as_json()))) == figures
-    spec = {"round", "target", "data_hash", "seed", "base", "routed", "difference", "families", "capabilities", "router"}
+    spec = {
+        "round",
+        "target",
+        "data_hash",
+        "seed",
+        "base",
+        "routed",
+        "difference",
+        "families",
+        "capabilities",
+        "router",
+    }
     assert spec | {"seconds", "tokens", "peak_gib"} <= set(figures.as_json())
     with pytest.raises(ValidationError):
         RoundFigures(round="r", target="t", data_hash="h", seed=0, typo=1)
@@ -155,4 +167,10 @@ def test_the_summary_prints_anywhere(name):
 
 
 def test_durations():
-    assert [duration(s) for s in (1.25, 59.96, 61, 3599.7, 7620)] == ["1.2 s", "60.0 s", "1 min 01 s", "1 h 00 min", "2 h 07 min"]
+    assert [duration(s) for s in (1.25, 59.96, 61, 3599.7, 7620)] == [
+        "1.2 s",
+        "60.0 s",
+        "1 min 01 s",
+        "1 h 00 min",
+        "2 h 07 min",
+    ]
