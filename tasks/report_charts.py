@@ -72,7 +72,7 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
 
 def training_chart(name: str, steps: Sequence[TrainingStep]) -> str:
     """Mean reward and success rate by training step."""
-    height, x0, x1, y0, y1 = 208, 44, WIDTH - 74, 172, 14
+    height, x0, x1, y0, y1 = 216, 44, WIDTH - 74, 172, 14
     first, last = steps[0].step, steps[-1].step
     span = max(1, last - first)
     parts = []
@@ -123,7 +123,7 @@ def confusion_chart(router: RouterFigures) -> str:
             parts.append(f'<rect class="cell" {box}/>')
             if count:
                 parts.append(f'<rect class="{kind} bar" style="opacity:{0.15 + 0.6 * share:.2f}" {box}/>')
-            parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, str(count), "value middle"))
+            parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, str(count), "middle"))
     return _svg(height, "Router confusion matrix", f"accuracy {percent(router.accuracy)}", parts)
 
 
