@@ -151,6 +151,8 @@ def speaking(url: URL) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
+        if isinstance(error, StatementError) and isinstance(error.orig, StoreError):
+            raise error.orig from error
         raise StoreError(_explain(url, error)) from error
 
 
@@ -185,4 +187,4 @@ def _advice(error: SQLAlchemyError, said: str) -> str:
             return advice
     if isinstance(error, DBAPIError):
         return "check that the database works and that its tables were not changed by hand"
-    return "check the values that were to be stored: JSON values must be plain and finite, moments need a time zone"
+    return "check the values that were to be stored: moments need a time zone"

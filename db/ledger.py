@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _STAGES = TABLES["stages"]
-Write = Callable[[], AbstractContextManager[Connection]]
+Door = Callable[[], AbstractContextManager[Connection]]
 
 
 def owner_name() -> str:
@@ -66,8 +66,9 @@ class Stage:
     finds that another process has taken the stage over: long work should look at it and stop.
     """
 
-    def __init__(self, write: Write, round_id: str, name: str) -> None:
+    def __init__(self, write: Door, read: Door, round_id: str, name: str) -> None:
         self._write = write
+        self._read = read
         self.id = row_id(round_id, name)
         self.round_id = round_id
         self.name = name
@@ -79,7 +80,7 @@ class Stage:
 
     def row(self) -> StageRow:
         """The stage as it stands in the database."""
-        with self._write() as connection:
+        with self._read() as connection:
             return self._row(connection)
 
     @property

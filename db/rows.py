@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from db.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
 from db.columns import utc_now
-from db.text import clean_text
+from db.text import clean_text, clean_value
 from errors import StoreError
 
 PURPOSES = ("diagnosis", "calibration", "training", "evaluation", "traffic")
@@ -120,10 +119,7 @@ _PLAIN = tuple(
 def trajectory_values(row: TrajectoryRow) -> dict[str, Any]:
     """The columns of `trajectories` for a row; `StoreError` when the row contradicts itself."""
     _check(row)
-    values = {name: getattr(row, name) for name in _PLAIN}
-    values["error"] = None if row.error is None else clean_text(row.error)
-    values["reward"] = None if row.reward is None else float(row.reward)
-    values["success"] = None if row.success is None else bool(row.success)
+    values = {name: clean_value(f"{name} of trajectory {row.id!r}", getattr(row, name)) for name in _PLAIN}
     values["metrics"] = dict(row.metrics)
     values["messages"] = list(row.messages)
     values["n_steps"] = len(row.steps)
@@ -141,8 +137,8 @@ def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
             "idx": idx,
             "action": step.action,
             "observation": step.observation,
-            "sampled_tokens": step.sampled_tokens,
-            "milliseconds": step.milliseconds,
+            "sampled_tokens": int(step.sampled_tokens),
+            "milliseconds": float(step.milliseconds),
         }
         for idx, step in enumerate(row.steps)
     ]
@@ -197,9 +193,6 @@ def _check(row: TrajectoryRow) -> None:
             f"trajectory {row.id!r} failed at {row.error_boundary!r} and yet has reward {row.reward!r}, success "
             f"{row.success!r}; an infrastructure failure has neither"
         )
-    # SQLite would store NaN as NULL without a word.
-    if row.reward is not None and not math.isfinite(row.reward):
-        raise StoreError(f"trajectory {row.id!r} has reward {row.reward!r}; a reward is a finite number")
     lengths = {name: len(array) for name in BLOBS if (array := getattr(row, name)) is not None}
     if len(set(lengths.values())) > 1:
         raise StoreError(

@@ -149,7 +149,7 @@ class Store:
 
     def stage(self, round_id: str, name: str) -> Stage:
         """The handle of a stage; its row is made (pending) when it is not there yet."""
-        return Stage(self._write, round_id, name)
+        return Stage(self._write, self._read, round_id, name)
 
     # Trajectories
 
@@ -201,7 +201,8 @@ class Store:
             writes.put_rows(connection, table, rows, replace)
 
     def rows(self, table: str, **equals: Any) -> list[dict[str, Any]]:
-        """Rows of a table as dicts, ordered by key. None means IS NULL; a list, tuple or set means IN."""
+        """Rows of a table as dicts, ordered by key. None means IS NULL; a list, tuple or set means IN
+        (at most 30,000 values)."""
         with self._read() as connection:
             return queries.rows(connection, table, equals)
 
