@@ -85,6 +85,6 @@ def _open(tag: bytes, blob: bytes, size_of: Callable[[int], int]) -> tuple[int, 
         data = inflater.decompress(blob[_HEADER.size :], size_of(count) + 1)
     except zlib.error as error:
         raise StoreError(f"stored array of {count} values cannot be inflated ({error}); the row is damaged") from error
-    if len(data) != size_of(count) or not inflater.eof:
+    if len(data) != size_of(count) or not inflater.eof or inflater.unused_data:
         raise StoreError(f"stored array should hold {count} values and does not; the row is damaged")
     return count, data

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-from sqlalchemy import Connection, Select, func, select, text
+from sqlalchemy import Connection, CursorResult, Select, func, select, text
 
 from db.rows import BLOBS, Round, TrajectoryRow, trajectory_from
 from db.schema import TABLES
 from db.writes import table_named, where
 from errors import StoreError
+
+# Pandas takes longer to import than everything else here together, and most processes only write.
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PAGE = 500
 
@@ -104,11 +107,16 @@ def sql(connection: Connection, query: str, values: Mapping[str, Any]) -> pd.Dat
     result = connection.execute(text(query), dict(values))
     if not result.returns_rows:
         raise StoreError(f"query {query.strip()[:80]!r} returns no rows; write a SELECT")
-    return pd.DataFrame(result.all(), columns=list(result.keys()))
+    return _data_frame(result)
 
 
 def _frame(connection: Connection, query: Select[Any]) -> pd.DataFrame:
-    result = connection.execute(query)
+    return _data_frame(connection.execute(query))
+
+
+def _data_frame(result: CursorResult[Any]) -> pd.DataFrame:
+    import pandas as pd
+
     return pd.DataFrame(result.all(), columns=list(result.keys()))
 
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from sqlalchemy import Connection, and_, func, select, update
 
 from db import queries, writes
@@ -21,6 +20,9 @@ from db.schema import TABLES
 from db.states import RoundState, check_transition, is_final, parse_state
 from db.text import dump_json
 from errors import StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ROUNDS = TABLES["rounds"]
 
