@@ -1,0 +1,126 @@
+"""How fast trajectories with their steps and checks are stored, and whether replaying them changes anything.
+
+python -m benchmarks.store                                   # a SQLite file in a temporary folder
+python -m benchmarks.store postgresql://user:pw@host/empty   # an empty PostgreSQL database
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from db import CheckRow, StepRow, Store, TrajectoryRow, open_store
+
+TRAJECTORIES, STEPS, BATCH, TOKENS = 4000, 10, 200, 400
+
+
+def batches(round_id: str) -> list[list[TrajectoryRow]]:
+    """Trajectories of 10 steps (200 characters of text and JSON arguments each), 4 checks and 400 tokens with
+    log-probabilities."""
+    draw = np.random.default_rng(0)
+    words = ["order", "refund", "cancel", "status", "address", "customer", "please", "item"]
+    mask = np.arange(TOKENS) % 4 == 0
+    rows = []
+    for n in range(TRAJECTORIES):
+        text = " ".join(draw.choice(words, 30))[:200]
+        ids = draw.integers(0, 49_000, TOKENS, dtype=np.int32)
+        logprobs = np.where(mask, -draw.exponential(size=TOKENS), 0.0).astype(np.float32)
+        steps = tuple(
+            StepRow(
+                {
+                    "content": "",
+                    "tool_calls": [{"name": "get_order", "arguments": {"id": n * STEPS + i, "full": True}}],
+                },
+                [{"role": "tool", "content": text, "tool_call_id": str(i)}],
+                10,
+                12.5,
+            )
+            for i in range(STEPS)
+        )
+        rows.append(
+            TrajectoryRow(
+                id=f"{n:016x}",
+                round_id=round_id,
+                purpose="diagnosis",
+                target="shop",
+                data_hash="bench",
+                environment="shop",
+                task_id=f"task-{n % 100}",
+                family="cancel",
+                split="diagnosis",
+                seed=n,
+                trial=n // 100,
+                policy_id="base",
+                base="small",
+                termination="done",
+                reward=0.5,
+                success=n % 2 == 0,
+                sampled_tokens=100,
+                messages=[{"role": "user", "content": text}],
+                token_ids=ids,
+                sampled_mask=mask,
+                logprobs=logprobs,
+                steps=steps,
+                checks=tuple(CheckRow(f"check-{i}", "cancel_order", True, i != n % 4) for i in range(4)),
+            )
+        )
+    return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+
+
+def contents(store: Store) -> list[str]:
+    """One line a table that changes when any figure in it does."""
+    figures = {
+        "trajectories": "COUNT(*), SUM(seed), SUM(reward), SUM(LENGTH(token_ids)), MAX(created_at)",
+        "steps": "COUNT(*), SUM(idx), SUM(milliseconds)",
+        "checks": "COUNT(*), SUM(idx), MAX(name)",
+    }
+    return [f"{t}: {store.query(f'SELECT {f} FROM {t}').iloc[0].tolist()}" for t, f in figures.items()]
+
+
+def timed(store: Store, given: list[list[TrajectoryRow]]) -> float:
+    began = time.perf_counter()
+    for batch in given:
+        store.add_trajectories(batch)
+    return time.perf_counter() - began
+
+
+def measure(url: str) -> None:
+    """Print the rates for one database and end with an error when a replay changed something."""
+    with open_store(url) as store:
+        round_id = store.start_round("shop", "bench", 0, "bench", {}).id
+        given = batches(round_id)
+        seconds = timed(store, given)
+        rows = TRAJECTORIES * STEPS
+        print(f"{store.url}")
+        print(
+            f"  stored    {rows} steps, {TRAJECTORIES * 4} checks, {TRAJECTORIES} trajectories in {seconds:.2f} s: "
+            f"{rows / seconds:,.0f} step rows/s ({BATCH} trajectories a transaction)"
+        )
+        before = contents(store)
+        again = timed(store, given)
+        print(f"  replayed  in {again:.2f} s: {rows / again:,.0f} step rows/s")
+        if contents(store) != before:
+            raise SystemExit("the replay changed the database")
+        print(f"  the replay changed nothing ({before[1]})")
+        stored = store.query("SELECT SUM(LENGTH(token_ids)) i, SUM(LENGTH(logprobs)) l FROM trajectories").iloc[0]
+        print(
+            f"  bytes a token: ids {stored.i / TRAJECTORIES / TOKENS:.2f}, log-probabilities "
+            f"{stored.l / TRAJECTORIES / TOKENS:.2f} (a quarter of them sampled)"
+        )
+        began = time.perf_counter()
+        frame = store.trajectory_frame(round_id)
+        print(f"  read back {len(frame)} trajectories as a frame in {time.perf_counter() - began:.2f} s")
+    began = time.perf_counter()
+    open_store(url).close()
+    print(f"  opened again in {time.perf_counter() - began:.3f} s")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        measure(sys.argv[1])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            measure(f"sqlite:///{folder}/trace.db")
