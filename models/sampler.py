@@ -181,6 +181,11 @@ class LocalPolicy:
         key = "" if adapter is None else self._adapter(adapter)[0]
         return PolicyIdentity(mine.base, mine.revision, mine.dtype, key, mine.renderer)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded adapters."""
+        return tuple(self._adapters)
+
     def _adapter(self, name: str) -> tuple[str, dict[str, torch.Tensor]]:
         try:
             return self._adapters[name]

@@ -1,0 +1,152 @@
+"""Synthesized environments of the kind `generators`: new scenarios from the target's own generators.
+
+A share of the scenarios are *retention scenarios*, drawn from families that the base already masters and in which
+another action is right: without them an adapter learns that nothing else is ever asked. The reward is denser than the
+target's: near misses earn a little, and what is wrong or superfluous costs as much as what is right earns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from environments.contract import Action, Environment, Generators, Message, Observation, Score, Target, TargetTask, ToolCall, content_hash
+from errors import ConfigurationError
+
+# The most that an episode without success can earn.
+NEAR_MISS = 0.5
+
+
+@dataclass(frozen=True)
+class CompositionSpec:
+    """What makes a composed environment: everything that decides its scenarios and rewards."""
+
+    target: str
+    data_hash: str
+    capability: str
+    families: tuple[str, ...]
+    retention_families: tuple[str, ...] = ()
+    retention_share: float = 1 / 3
+    version: int = 1
+
+    @property
+    def id(self) -> str:
+        """Hash of all fields."""
+        return content_hash(asdict(self))
+
+
+@dataclass
+class _Reference:
+    """The reference solution of one scenario, played once in an environment of its own."""
+
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class DenseEnvironment:
+    """An environment of the target with the denser reward. Success stays the target's."""
+
+    def __init__(self, inner: Environment, reference: Environment) -> None:
+        self.inner, self._reference_environment = inner, reference
+        self.max_steps = inner.max_steps
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return self.inner.tools
+
+    @property
+    def instructions(self) -> str:
+        return self.inner.instructions
+
+    @property
+    def examples(self) -> Sequence[Message]:
+        return self.inner.examples
+
+    def reset(self, task: TargetTask) -> Observation:
+        self._calls: list[ToolCall] = []
+        self._task = task
+        return self.inner.reset(task)
+
+    def step(self, action: Action) -> Observation:
+        self._calls.extend(action.tool_calls)
+        return self.inner.step(action)
+
+    def oracle(self) -> Action | None:
+        return self.inner.oracle()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def score(self) -> Score:
+        score = self.inner.score()
+        if score.success:
+            return Score(1.0, True, score.checks, score.metrics)
+        return Score(NEAR_MISS * self._nearness(score), False, score.checks, score.metrics)
+
+    def _nearness(self, score: Score) -> float:
+        """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly."""
+        reference = self._reference_calls()
+        parts = [call_credit(reference, self._calls)] if reference else []
+        told = [c.passed for c in score.checks if c.required and c.name.startswith("told:")]
+        if told:
+            parts.append(sum(told) / len(told))
+        return min(0.98, sum(parts) / len(parts)) if parts else 0.0
+
+    def _reference_calls(self) -> list[ToolCall]:
+        environment = self._reference_environment
+        observation = environment.reset(self._task)
+        calls: list[ToolCall] = []
+        for _ in range(environment.max_steps):
+            action = environment.oracle()
+            if observation.done or action is None:
+                break
+            calls.extend(action.tool_calls)
+            observation = environment.step(action)
+        return calls
+
+
+def call_credit(reference: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
+    """Credit in [0, 1] for `made` against `reference`.
+
+    Each reference call takes the best unused call of the same tool: one part for the tool, one per argument, right parts
+    count +1, wrong and missing ones -1. A superfluous call costs as much as a right tool earns.
+    """
+    left = list(made)
+    earned, possible = 0.0, 0
+    for want in reference:
+        size = 1 + len(want.arguments)
+        possible += size
+        best, value = None, 0.0
+        for call in left:
+            if call.name != want.name:
+                continue
+            right = 1 + sum(call.arguments.get(k) == v for k, v in want.arguments.items())
+            extra = len(set(call.arguments) - set(want.arguments))
+            if best is None or 2 * right - size - extra > value:
+                best, value = call, float(2 * right - size - extra)
+        if best is not None:
+            left.remove(best)
+            earned += value
+    return max(0.0, min(1.0, (earned - len(left)) / possible)) if possible else 0.0
+
+
+class ComposedEnvironment:
+    """Scenarios by seed, and environments to play them in."""
+
+    def __init__(self, target: Target, spec: CompositionSpec) -> None:
+        if not isinstance(target, Generators):
+            raise ConfigurationError(f"target {target.name!r} has no generators; use the llm synthesizer or add generate() and families()")
+        if not spec.families:
+            raise ConfigurationError(f"no family of {target.name!r} needs {spec.capability!r}; nothing can be composed")
+        self.target, self.generators, self.spec = target, target, spec
+
+    def scenario(self, seed: int) -> TargetTask:
+        """The scenario of a seed (any integer)."""
+        rng = random.Random(f"{self.spec.id}:{seed}")
+        retention = self.spec.retention_families and rng.random() < self.spec.retention_share
+        family = rng.choice(self.spec.retention_families if retention else self.spec.families)
+        return self.generators.generate(family, rng.randrange(10**9))
+
+    def environment(self) -> DenseEnvironment:
+        return DenseEnvironment(self.target.environment(), self.target.environment())

@@ -1,0 +1,459 @@
+"""GRPO on a LoRA adapter: TRL's trainer, our rollouts, and a forward pass that computes a shared prefix once.
+
+Simplified against the paper: one iteration per batch by default, no KL term in the loss (KL to the base is measured),
+AdamW with a constant learning rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added to it:
+- `rollout_func` plays whole episodes and hands over the exact ids, log-probabilities and the mask of sampled tokens;
+- groups whose rewards are all equal are replaced by new seeds, at most `collections` times;
+- the ratio is taken against the sampler's own log-probabilities, so the gap between sampler and trainer is in it;
+- per-token log-probabilities are computed with the prefix of all rows once, and logits at sampled tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from peft import LoraConfig
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from environments.contract import Environment, TargetTask
+from errors import TrainingError
+from models.adapters import lora_deltas
+from models.attention import attend_padded
+from models.episodes import Episode, Player, Trajectory
+from models.policy import Sampling
+from models.renderer import Renderer
+from models.sampler import LocalPolicy
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+COMPLETE = "complete.json"
+
+
+class ScenarioSource(Protocol):
+    """What training draws from: a synthesized environment."""
+
+    def scenario(self, seed: int) -> TargetTask: ...
+    def environment(self) -> Environment: ...
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`."""
+
+    steps: int = 8
+    groups: int = 6
+    group_size: int = 8
+    collections: int = 3
+    rank: int = 16
+    alpha: int = 32
+    learning_rate: float = 1e-3
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    temperature: float = 0.7
+    max_tokens: int = 32
+    upper_layers: int | None = 15
+    micro_batch: int = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Figures of one optimizer step. `success` and `reward` are means over the rollouts that were kept."""
+
+    step: int
+    reward: float
+    success: float
+    loss: float
+    clip_fraction: float
+    kl: float
+    logprob_gap: float
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class _Suffixes:
+    """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
+
+    def __init__(self, counts: Sequence[int], prefix: "_Prefix | None", device: torch.device) -> None:
+        count = torch.tensor(counts)
+        self.prefix, self.rows, self.width = prefix, len(counts), int(count.max())
+        row = torch.repeat_interleave(torch.arange(self.rows), count)
+        within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
+        self.flat = (row * self.width + within).to(device)
+        self.hidden = torch.ones(self.width, self.width, dtype=torch.bool, device=device).triu(1).expand(self.rows, -1, -1)
+
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        """(heads, N, dim) -> (rows, heads, width, dim), zeros behind the end of a row."""
+        heads, _, dim = x.shape
+        out = x.new_zeros(self.rows * self.width, heads, dim).index_copy(0, self.flat, x.transpose(0, 1))
+        return out.view(self.rows, self.width, heads, dim).transpose(1, 2)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
+        out = attend_padded(self._padded(q), self._padded(k), self._padded(v), self.hidden, prefix, scaling)
+        return out.transpose(1, 2).reshape(self.rows * self.width, q.shape[0], q.shape[2])[self.flat]
+
+
+class _Prefix:
+    """Forward pass with gradient of the shared prefix."""
+
+    def __init__(self) -> None:
+        self.k: list[torch.Tensor] = []
+        self.v: list[torch.Tensor] = []
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+        self.k.append(k)
+        self.v.append(v)
+        n = q.shape[1]
+        hidden = torch.ones(1, n, n, dtype=torch.bool, device=q.device).triu(1)
+        return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
+
+
+def token_logprobs(
+    causal: Any, rows: Sequence[Sequence[int]], shared: int, wanted: Sequence[Sequence[int]], temperature: float
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Log-probability and entropy (nats) of chosen tokens of each row.
+
+    `causal` has `.model` and `.lm_head`; `rows` are whole sequences whose first `shared` ids are equal; `wanted` are
+    positions (> shared) of the tokens to score. Returns per row two tensors as long as its `wanted`.
+    """
+    device = next(causal.parameters()).device
+    prefix = None
+    if shared:
+        prefix = _Prefix()
+        ids = torch.tensor([list(rows[0][:shared])], device=device)
+        causal.model(input_ids=ids, position_ids=torch.arange(shared, device=device)[None], use_cache=False, shared=prefix)
+    # The last token of a row predicts nothing that is wanted.
+    suffixes = [list(row[shared:-1]) for row in rows]
+    batch = _Suffixes([len(s) for s in suffixes], prefix, device)
+    flat = torch.tensor([[i for s in suffixes for i in s]], device=device)
+    positions = torch.tensor([[shared + j for s in suffixes for j in range(len(s))]], device=device)
+    hidden = causal.model(input_ids=flat, position_ids=positions, use_cache=False, shared=batch).last_hidden_state[0]
+    starts = torch.tensor([0, *[len(s) for s in suffixes]]).cumsum(0).tolist()
+    where = [start + p - shared - 1 for start, row in zip(starts, wanted, strict=False) for p in row]
+    targets = torch.tensor([rows[i][p] for i, row in enumerate(wanted) for p in row], device=device)
+    logits = causal.lm_head(hidden[torch.tensor(where, device=device)]).float() / temperature
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, targets[:, None])[:, 0]
+    with torch.no_grad():
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+    lengths = [len(row) for row in wanted]
+    return list(zip(chosen.split(lengths), entropy.split(lengths), strict=True))
+
+
+class EpisodeGRPO(GRPOTrainer):
+    """TRL's trainer with episodes as rollouts. `collect` gives a batch of trajectories for a step."""
+
+    def __init__(self, *args: Any, source: "Rollouts", **kwargs: Any) -> None:
+        self.source = source
+        super().__init__(*args, rollout_func=source.rollout, **kwargs)
+
+    def _causal(self, model: Any) -> Any:
+        return self.accelerator.unwrap_model(model).get_base_model()
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        # TRL compares with its own detached pass; the sampler's figures make ratio and clipping mean what they say.
+        output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        return output
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self._mask = inputs["completion_mask"] * inputs["tool_mask"]
+        loss = super()._compute_loss(model, inputs)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {loss.item()} at step {self.state.global_step}; lower the learning rate and start this adapter again")
+        gap = ((self._logps - inputs["sampling_per_token_logps"]).abs() * self._mask).sum() / self._mask.sum().clamp(min=1)
+        self._metrics["train"]["logprob_gap"].append(gap.item())
+        self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
+        return loss
+
+    @torch.no_grad()
+    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 8) -> float:
+        """Mean KL(policy || base) per sampled token on the first rows, by the estimator exp(d) - d - 1, d = base - policy."""
+        mask = self._mask
+        self._mask = mask[:rows]
+        policy = self._logps[:rows]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
+        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
+        with self.accelerator.unwrap_model(model).disable_adapter():
+            base, _, _ = self._get_per_token_logps_and_entropies(model, ids, seen, inputs["completion_ids"].shape[1])
+        apart = (base - policy).clamp(-20, 20)
+        kl = ((apart.exp() - apart - 1) * self._mask).sum() / self._mask.sum().clamp(min=1)
+        self._mask = mask
+        return float(kl)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (those are masked in the loss)."""
+        total = input_ids.shape[1]
+        rows, wanted = [], []
+        for ids, seen, mask in zip(input_ids, attention_mask, self._mask, strict=True):
+            start = total - logits_to_keep - int(seen[: total - logits_to_keep].sum())  # left padding of the prompt
+            end = total - logits_to_keep + int(seen[total - logits_to_keep :].sum())
+            rows.append(ids[start:end].tolist())
+            wanted.append([total - logits_to_keep - start + j for j in mask.nonzero()[:, 0].tolist()])
+        scored = token_logprobs(self._causal(model), rows, self.source.shared, wanted, self.temperature)
+        logps = torch.zeros(self._mask.shape, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        for i, (chosen, entropy) in enumerate(scored):
+            at = self._mask[i].nonzero()[:, 0]
+            logps = logps.index_put((torch.full_like(at, i), at), chosen)
+            entropies[i, at] = entropy
+        self._logps = logps.detach()
+        return logps, entropies, None
+
+
+class Rollouts:
+    """Plays the groups of each step, keeps informative ones, and remembers the figures of the step."""
+
+    def __init__(
+        self, source: ScenarioSource, policy: LocalPolicy, renderer: Renderer, settings: TrainingSettings, on_trajectories: Callable[[int, list[Trajectory]], None]
+    ) -> None:
+        self.environments, self.policy, self.renderer, self.settings = source, policy, renderer, settings
+        self.on_trajectories = on_trajectories
+        self.shared = 0
+        self.last: list[Trajectory] = []
+        self.dropped = 0
+        self.seconds = 0.0
+        self.environment_seconds = 0.0
+
+    def seeds(self, step: int, collection: int) -> list[int]:
+        """Scenario seeds of a step's groups: never used twice, nor by calibration (which counts down from -1)."""
+        first = ((self.settings.seed % 1000) * 1_000 + step) * self.settings.collections * self.settings.groups
+        return [first + collection * self.settings.groups + g for g in range(self.settings.groups)]
+
+    def collect(self, step: int) -> list[Trajectory]:
+        """G x K trajectories, group by group. Groups with equal rewards are replaced while collections are left."""
+        s = self.settings
+        kept: list[list[Trajectory]] = []
+        spare: list[list[Trajectory]] = []
+        began = time.perf_counter()
+        for collection in range(s.collections):
+            missing = s.groups - len(kept)
+            seeds = self.seeds(step, collection)[:missing]
+            episodes = [
+                Episode(f"{step}/{collection}/{seed}/{k}", self.environments.scenario(seed), s.seed * 100_003 + step, k, "training")
+                for seed in seeds
+                for k in range(s.group_size)
+            ]
+            player = Player(self.environments.environment, self.policy, self.renderer, Sampling(s.temperature, s.max_tokens), 2 * self.policy.rows)
+            done = {t.episode.key: t for t in player.play(episodes)}
+            self.environment_seconds += player.environment_seconds
+            ordered = [done[e.key] for e in episodes]
+            self.on_trajectories(step, ordered)
+            for g in range(len(seeds)):
+                group = ordered[g * s.group_size : (g + 1) * s.group_size]
+                if any(t.score is None for t in group):
+                    continue  # an episode lost to the infrastructure has no reward: its group is not used
+                rewards = {round(t.score.reward, 6) for t in group if t.score}
+                (kept if len(rewards) > 1 else spare).append(group)
+            if len(kept) >= s.groups:
+                break
+        self.dropped = len(spare)
+        if not kept:
+            raise TrainingError(
+                f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: every group's rewards are equal; "
+                "make the reward denser or the scenarios more varied"
+            )
+        while len(kept) < s.groups and spare:
+            kept.append(spare.pop(0))  # fills the batch; its advantages are 0
+        # Episodes lost to the infrastructure may leave too few groups: informative ones then count twice.
+        kept = (kept * s.groups)[: s.groups]
+        self.seconds = time.perf_counter() - began
+        self.last = [t for group in kept for t in group]
+        return self.last
+
+    def rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
+        step = trainer.state.global_step
+        deltas = lora_deltas(trainer.accelerator.unwrap_model(trainer.model))
+        self.policy.load_adapter("training", f"step-{step}", deltas)
+        trajectories = self.collect(step)
+        if len(prompts) != len(trajectories):
+            raise TrainingError(f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; make them equal")
+        self.shared = min(t.conversation.shared for t in trajectories)
+        out: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": [], "success": []}
+        for t in trajectories:
+            first = t.conversation.sampled.index(True)
+            out["prompt_ids"].append(t.conversation.ids[:first])
+            out["completion_ids"].append(t.conversation.ids[first:])
+            out["logprobs"].append(t.conversation.logprobs[first:])
+            out["env_mask"].append([int(s) for s in t.conversation.sampled[first:]])
+            out["reward"].append(t.score.reward if t.score else 0.0)
+            out["success"].append(float(t.score.success) if t.score else 0.0)
+        return out
+
+
+def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
+    """LoRA on the seven projections of the upper layers. Only what vLLM can load: no DoRA, no bias, no saved modules."""
+    upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
+    return LoraConfig(
+        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=list(PROJECTIONS), layers_to_transform=upper, task_type="CAUSAL_LM"
+    )
+
+
+class _Steps(TrainerCallback):
+    """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that goes wrong."""
+
+    def __init__(self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord]) -> None:
+        self.rollouts, self.on_step, self.records = rollouts, on_step, records
+        self.began = time.perf_counter()
+        self.verdict = ""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        trajectories = [t for t in self.rollouts.last if t.score]
+        record = StepRecord(
+            step=state.global_step,
+            reward=sum(t.score.reward for t in trajectories if t.score) / len(trajectories),
+            success=sum(t.score.success for t in trajectories if t.score) / len(trajectories),
+            loss=float(logs["loss"]),
+            clip_fraction=float(logs.get("clip_ratio/region_mean") or 0.0),
+            kl=float(logs.get("kl") or 0.0),
+            logprob_gap=float(logs.get("logprob_gap") or 0.0),
+            seconds=time.perf_counter() - self.began,
+            metrics={
+                "rollout_seconds": self.rollouts.seconds,
+                "dropped_groups": float(self.rollouts.dropped),
+                "grad_norm": float(logs.get("grad_norm") or 0.0),
+                "entropy": float(logs.get("entropy") or 0.0),
+            },
+        )
+        self.began = time.perf_counter()
+        self.records.append(record)
+        self.on_step(record)
+        self.verdict = misspecified(self.records)
+        if self.verdict:
+            control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        # Written last: a checkpoint without it was cut off and is not resumed from.
+        (folder / COMPLETE).write_text(json.dumps([asdict(r) for r in self.records]))
+
+
+def misspecified(records: Sequence[StepRecord], window: int = 3) -> str:
+    """Why training must stop because reward and success part ways; "" while they do not.
+
+    Reward up by 0.2 with success flat (less than 0.05 up), both as means over `window` steps at the ends.
+    """
+    if len(records) < 2 * window:
+        return ""
+
+    def mean(part: Sequence[StepRecord], name: str) -> float:
+        return sum(getattr(r, name) for r in part) / len(part)
+
+    up = {name: mean(records[-window:], name) - mean(records[:window], name) for name in ("reward", "success")}
+    if up["reward"] >= 0.2 and up["success"] < 0.05:
+        return f"reward-misspecified: reward rose by {up['reward']:.2f} while success rose by {up['success']:.2f}"
+    return ""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason."""
+
+    folder: Path
+    records: tuple[StepRecord, ...]
+    verdict: str
+
+
+def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
+    """The newest checkpoint that was written to its end, with the records up to it."""
+    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    for folder in folders:
+        if (folder / COMPLETE).is_file():
+            return folder, [StepRecord(**r) for r in json.loads((folder / COMPLETE).read_text())]
+    return None
+
+
+def train_adapter(
+    source: ScenarioSource,
+    policy: LocalPolicy,
+    renderer: Renderer,
+    settings: TrainingSettings,
+    output: Path,
+    on_step: Callable[[StepRecord], None],
+    on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
+) -> TrainingResult:
+    """Train one adapter, resuming from the last whole checkpoint in `output`.
+
+    The base model is left as it was found. Raises `TrainingError` when the loss is not finite or nothing is informative.
+    """
+    from datasets import Dataset
+    from peft import get_peft_model
+
+    resume = last_whole_checkpoint(output)
+    records = resume[1] if resume else []
+    rollouts = Rollouts(source, policy, renderer, settings, on_trajectories)
+    rows = settings.groups * settings.group_size
+    micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
+    torch.manual_seed(settings.seed)
+    peft = get_peft_model(policy.model, lora_config(settings, policy.model.config.num_hidden_layers))
+    callback = _Steps(rollouts, on_step, records)
+    config = GRPOConfig(
+        output_dir=str(output),
+        max_steps=settings.steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // micro,
+        num_generations=settings.group_size,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant",
+        temperature=settings.temperature,
+        epsilon=settings.clip_low,
+        epsilon_high=settings.clip_high,
+        beta=0.0,
+        loss_type="dapo",
+        scale_rewards="group",
+        max_completion_length=4096,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        gradient_checkpointing=False,
+        use_cpu=policy.model.device.type == "cpu",
+        bf16=policy.model.dtype == torch.bfloat16 and policy.model.device.type != "cpu",
+        report_to=[],
+        disable_tqdm=True,
+        seed=settings.seed,
+        data_seed=settings.seed,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
+    try:
+        trainer = EpisodeGRPO(
+            model=peft,
+            reward_funcs=_reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(settings.groups * max(2, settings.steps))]}),
+            processing_class=renderer.tokenizer,
+            callbacks=[callback],
+            source=rollouts,
+        )
+        if not (resume and len(records) >= settings.steps):
+            trainer.train(resume_from_checkpoint=str(resume[0]) if resume else None)
+        elif resume:
+            trainer._load_from_checkpoint(str(resume[0]))
+        folder = output / "adapter"
+        peft.save_pretrained(folder, safe_serialization=True)
+    finally:
+        peft.unload()
+        if "training" in policy.adapters:
+            policy.unload_adapter("training")
+    if records and not all(math.isfinite(r.loss) for r in records):
+        raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
+    return TrainingResult(folder, tuple(records), callback.verdict or misspecified(records))
+
+
+def _reward(reward: list[float], **_: Any) -> list[float]:
+    """TRL's reward function: the environment's own rewards, handed through."""
+    return reward
