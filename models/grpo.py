@@ -140,12 +140,17 @@ def token_logprobs(
     where = [start + p - shared - 1 for start, row in zip(starts, wanted, strict=False) for p in row]
     targets = torch.tensor([rows[i][p] for i, row in enumerate(wanted) for p in row], device=device)
     logits = causal.lm_head(hidden[torch.tensor(where, device=device)]).float() / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs.gather(1, targets[:, None])[:, 0]
-    with torch.no_grad():
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
+    # logits are (tokens, vocabulary), the largest tensor of the pass: nothing of their size is made but what autograd needs.
+    chosen = logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
+    entropy = torch.cat([_entropy(part) for part in logits.detach().split(128)])
     lengths = [len(row) for row in wanted]
     return list(zip(chosen.split(lengths), entropy.split(lengths), strict=True))
+
+
+def _entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats of each row."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
 
 
 class EpisodeGRPO(GRPOTrainer):
