@@ -2,8 +2,8 @@
 
 Levels, strongest first; `trace.toml` or `TRACE_SANDBOX` may name one:
 
-- `container` (1): a container without network, read-only, without capabilities (needs a daemon and `TRACE_SANDBOX_IMAGE`);
-- `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, read-only system, nothing of the host's files;
+- `container` (1): a container without network, read-only, no capabilities (a daemon and `TRACE_SANDBOX_IMAGE`);
+- `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, a read-only system, no file of the host;
 - `process` (3): a plain process. Only when the user asks for it, and it says so.
 
 At every level the worker also limits its own memory, files and processes and puts a system-call filter around the
@@ -18,48 +18,29 @@ import logging
 import os
 import select
 import shutil
-import signal
 import subprocess
-import sys
-import sysconfig
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from environments.seccomp import inner_filter, outer_filter
+from environments.confinement import SPAWNER, SandboxLevel, describe_exit
+from environments.seccomp import inner_filter
 from errors import ConfigurationError, SandboxError
 
 logger = logging.getLogger(__name__)
 
-WORKER = Path(__file__).with_name("sandbox_worker.py")
 # What a module may import; the worker loads all of it before the filter closes the file system.
 MODULE_IMPORTS = (
     "bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
-    "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing",
+    "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",
+    "typing",
 )  # fmt: skip
 # Imported by the above at first use only, when it would be too late.
 _LATE_IMPORTS = ("_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale")
 _HEADER = 4
-
-
-class SandboxLevel(StrEnum):
-    """How a worker is confined; stored with every environment that was validated in it."""
-
-    CONTAINER = "container"
-    BUBBLEWRAP = "bubblewrap"
-    PROCESS = "process"
-
-    @property
-    def isolated(self) -> bool:
-        """False where only the system-call filter and limits stand between the module and the host."""
-        return self is not SandboxLevel.PROCESS
 
 
 @dataclass(frozen=True)
@@ -89,10 +70,12 @@ def choose_level(wanted: str | None = None) -> SandboxLevel:
     """
     name = os.environ.get("TRACE_SANDBOX", "") if wanted is None else wanted
     if name and name not in set(SandboxLevel):
-        raise ConfigurationError(f"TRACE_SANDBOX is {name!r}; it may be one of {[str(v) for v in SandboxLevel]} or unset")
+        raise ConfigurationError(
+            f"TRACE_SANDBOX is {name!r}; it may be one of {[str(v) for v in SandboxLevel]} or unset"
+        )
     if name == SandboxLevel.PROCESS:
         logger.warning(
-            "TRACE_SANDBOX=process: generated code runs without namespaces, as your user; install bubblewrap to confine it"
+            "TRACE_SANDBOX=process: generated code runs as your user, without namespaces; install bubblewrap"
         )
         return SandboxLevel.PROCESS
     if name:
@@ -124,7 +107,7 @@ class Worker:
         self.limits = limits
         self._lock = threading.Lock()
         self._count = 0
-        self._process, self._cleanup = _SPAWNER.run(self.level)
+        self._process, self._cleanup = SPAWNER.run(self.level)
         try:
             self.names: tuple[str, ...] = tuple(self._load(source))
         except SandboxError:
@@ -175,7 +158,7 @@ class Worker:
 
     def _exchange(self, request: Mapping[str, Any], seconds: float) -> Any:
         if not self.alive:
-            raise WorkerDied(f"the worker is gone ({_death(self._process.returncode)})")
+            raise WorkerDied(f"the worker is gone ({describe_exit(self._process.returncode)})")
         try:
             body = json.dumps(request, allow_nan=False, separators=(",", ":")).encode()
         except (ValueError, TypeError, RecursionError, UnicodeEncodeError) as error:
@@ -239,7 +222,7 @@ class Worker:
             self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        return _death(self._process.returncode)
+        return describe_exit(self._process.returncode)
 
 
 class WorkerPool:
@@ -275,102 +258,6 @@ class WorkerPool:
             return self._worker
 
 
-class _Spawner:
-    """Starts workers from one thread that lives as long as the process.
-
-    Bubblewrap's --die-with-parent means the *thread* that started it: from a short-lived thread the worker would die
-    in the middle of somebody's episode.
-    """
-
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        self._thread, self._lock = None, threading.Lock()
-
-    def run(self, level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox-spawner")
-            return self._thread.submit(_spawn, level).result()
-
-
-_SPAWNER = _Spawner()
-
-
-def _spawn(level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """The started process with non-blocking pipes, and the command that cleans up after it (containers only)."""
-    python = [sys.executable, "-I", "-S", "-B", str(WORKER)]
-    filter_file, cleanup, descriptors = None, [], ()
-    if level is SandboxLevel.PROCESS:
-        command = python
-    elif level is SandboxLevel.CONTAINER:
-        name = f"trace-sandbox-{os.getpid()}-{time.monotonic_ns()}"
-        command, cleanup = _container_command(name), ["docker", "rm", "--force", name]
-    else:
-        filter_file = tempfile.TemporaryFile()  # noqa: SIM115 - bubblewrap reads it after this function; closed below
-        filter_file.write(outer_filter())
-        filter_file.seek(0)
-        command = bubblewrap_command(filter_file.fileno())
-        descriptors = (filter_file.fileno(),)
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", "")} if level is SandboxLevel.CONTAINER else {},
-            cwd="/",
-            start_new_session=True,
-            pass_fds=descriptors,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise SandboxError(f"the sandbox could not be started: {error}") from error
-    finally:
-        if filter_file is not None:
-            filter_file.close()
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
-    return process, cleanup
-
-
-def bubblewrap_command(filter_descriptor: int) -> list[str]:
-    """The full command line of level 2. Only the interpreter, its standard library and shared libraries are visible."""
-    executable = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    binds = {"/usr/lib", "/usr/lib64", "/lib", "/lib64"}
-    if sys.base_prefix not in ("/usr", "/usr/local"):
-        binds.add(os.path.join(sys.base_prefix, "lib"))
-    elif sys.base_prefix == "/usr/local":
-        binds.add("/usr/local/lib")
-    command = ["bwrap", "--unshare-user", "--unshare-all", "--disable-userns", "--uid", "65534", "--gid", "65534"]
-    command += ["--cap-drop", "ALL", "--die-with-parent", "--as-pid-1", "--clearenv", "--hostname", "sandbox"]
-    for path in sorted(binds):
-        if os.path.islink(path):
-            command += ["--symlink", os.readlink(path), path]
-        elif os.path.isdir(path):
-            command += ["--ro-bind", path, path]
-    for folder in ("site-packages", "dist-packages"):
-        packages = os.path.join(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}), folder)
-        if os.path.isdir(packages):
-            command += ["--tmpfs", packages]
-    command += ["--ro-bind", executable, executable, "--ro-bind", str(WORKER), "/worker.py"]
-    command += ["--size", "1048576", "--tmpfs", "/home", "--chdir", "/home", "--remount-ro", "/"]
-    command += ["--seccomp", str(filter_descriptor), "--", executable, "-I", "-S", "-B", "/worker.py"]
-    return command
-
-
-def _container_command(name: str) -> list[str]:
-    image = os.environ["TRACE_SANDBOX_IMAGE"]
-    command = ["docker", "run", "--rm", "--interactive", "--name", name, "--network", "none", "--read-only"]
-    command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "16", "--memory", "1g"]
-    command += ["--user", "65534:65534", "--ipc", "none", "--tmpfs", "/home:size=1m", "--workdir", "/home"]
-    command += ["--volume", f"{WORKER}:/worker.py:ro", "--entrypoint", "python3", image, "-I", "-S", "-B", "/worker.py"]
-    return command
-
-
 @lru_cache(maxsize=8)
 def _why_not(level: SandboxLevel) -> str:
     """Empty when the level works here (a worker was started and answered), else the reason. Asked once a process."""
@@ -391,13 +278,3 @@ def _why_not(level: SandboxLevel) -> str:
         return str(error)
     finally:
         worker.kill()
-
-
-def _death(code: int | None) -> str:
-    """What an exit status says; bubblewrap reports a signal as 128 + its number."""
-    number = -code if code is not None and code < 0 else (code or 0) - 128
-    if number == signal.SIGSYS:
-        return "killed for a denied system call"
-    if number > 0 and number in set(signal.Signals):
-        return f"killed by {signal.Signals(number).name}"
-    return f"it ended with status {code}"

@@ -102,7 +102,7 @@ def main():
     module = types.ModuleType("module")
     try:
         exec(compile(first["source"], "<module>", "exec"), module.__dict__)
-    except BaseException as error:  # noqa: BLE001 - a module may raise anything, SystemExit included
+    except BaseException as error:
         _send({"id": 0, "error": _describe(error)}, limit)
         os._exit(1)
     _send({"id": 0, "value": sorted(name for name in vars(module) if not name.startswith("_"))}, limit)
@@ -111,7 +111,7 @@ def main():
         try:
             value = _call(module, request["function"], request["arguments"])
             _send({"id": request["id"], "value": value}, limit)
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:
             _send({"id": request["id"], "error": _describe(error)}, limit)
 
 
