@@ -55,6 +55,9 @@ class SandboxLimits:
     recursion: int = 500
 
 
+DEFAULT_LIMITS = SandboxLimits()
+
+
 class ModuleError(SandboxError):
     """The module raised or answered something impossible; the worker lives on."""
 
@@ -102,7 +105,7 @@ class Worker:
     that passed a deadline, died or broke the protocol is killed at once and answers no more: build another.
     """
 
-    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = SandboxLimits()) -> None:
+    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
         self.level = level or choose_level()
         self.limits = limits
         self._lock = threading.Lock()
@@ -228,7 +231,7 @@ class Worker:
 class WorkerPool:
     """A module's worker, replaced when it dies. Safe to share between threads; `restarts` counts the replacements."""
 
-    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = SandboxLimits()) -> None:
+    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
         self.source, self.limits = source, limits
         self.level = level or choose_level()
         self.restarts = 0

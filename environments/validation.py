@@ -43,6 +43,9 @@ class Limits:
     wrong: float = 0.05
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class ValidationVerdict:
     """Whether the environment is accepted, why not (in the order of the checks), and every figure, JSON-able."""
@@ -100,7 +103,7 @@ def random_policy(environment: Environment, messages: Sequence[Message], rng: ra
 def validate_environment(
     make_environment: MakeEnvironment,
     scenario: Callable[[int], TargetTask],
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT_LIMITS,
     *,
     wrong: Mapping[str, SimplePolicy] | None = None,
     make_twin: MakeEnvironment | None = None,
