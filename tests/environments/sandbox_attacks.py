@@ -63,7 +63,7 @@ ATTACKS = {
     "rename_canary": "import os\nos.rename({canary!r}, {canary!r} + '2')\nreturn 1",
     "chmod_canary": "import os\nos.chmod({canary!r}, 0)\nreturn 1",
     "make_folder": "import os\nos.mkdir({folder!r} + '/made')\nreturn 1",
-    "shared_memory": "import ctypes\nr = ctypes.CDLL(None).shm_open(b'/trace', 66, 384)\nif r < 0: raise OSError\nreturn r",
+    "shared_memory": "import ctypes\nr = ctypes.CDLL(None).shm_open(b'/t', 66, 384)\nif r < 0: raise OSError\nreturn r",
     "system_v_memory": _RAW.format("29, 7, 4096, 950"),
     "executable_memory": "import mmap\nreturn len(mmap.mmap(-1, 4096, prot=7))",
     "executable_memory_raw": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_ssize_t\nr = libc.mmap(None, 4096, 7, 34, -1, 0)\nif r < 0: raise OSError\nreturn r",  # noqa: E501

@@ -18,8 +18,16 @@ from environments.sandbox import ModuleError, SandboxLevel, SandboxLimits, Worke
 from environments.seccomp import inner_filter, outer_filter
 from errors import ConfigurationError, SandboxError
 
-LIMITS = SandboxLimits(call_seconds=1.0)
-ECHO = "seen = []\ndef echo(x): return x\ndef remember(x):\n    seen.append(x)\n    return len(seen)\ndef spin():\n    while True: pass\n"
+LIMITS = SandboxLimits(call_seconds=0.6)
+ECHO = """
+seen = []
+def echo(x): return x
+def remember(x):
+    seen.append(x)
+    return len(seen)
+def spin():
+    while True: pass
+"""
 
 
 @pytest.fixture
@@ -38,13 +46,27 @@ def host(tmp_path, monkeypatch):
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= children
 
 
+def runs(process):
+    """Whether it still executes; a dead one may wait for init to notice."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def source_of(body, host):
     lines = body.format(**host).splitlines()
     return "def attack():\n" + "".join(f"    {line}\n" for line in lines)
 
 
-@pytest.mark.parametrize("level", [SandboxLevel.BUBBLEWRAP, SandboxLevel.PROCESS])
-@pytest.mark.parametrize("name", ATTACKS)
+# The inner filter is the same at every level, so the weakest level is tried with what only the filter stops.
+CASES = [(name, SandboxLevel.BUBBLEWRAP) for name in ATTACKS]
+CASES += [
+    (n, SandboxLevel.PROCESS) for n in ATTACKS if n.endswith("_raw") or n.startswith(("read_", "write_", "signal"))
+]
+
+
+@pytest.mark.parametrize(("name", "level"), CASES)
 def test_attacks_are_denied_and_end_within_five_seconds(name, level, host):
     worker = Worker(source_of(ATTACKS[name], host), level, LIMITS)
     process = psutil.Process(worker.pid)
@@ -57,8 +79,9 @@ def test_attacks_are_denied_and_end_within_five_seconds(name, level, host):
     finally:
         worker.kill()
     assert time.monotonic() - started < 5
-    _, alive = psutil.wait_procs(family, timeout=3)
-    assert not alive
+    while any(map(runs, family)) and time.monotonic() - started < 5:
+        time.sleep(0.01)
+    assert not any(map(runs, family))
 
 
 def test_the_list_of_attacks_is_as_long_as_promised():
@@ -89,8 +112,7 @@ def test_the_outer_filter_alone_denies_sockets_and_processes(tmp_path):
     with program.open("rb") as stream:
         command = bubblewrap_command(stream.fileno())
         probe = "import socket, os\nfor f in (socket.socket, os.fork):\n    try: f(); print('worked')\n    except PermissionError: print('denied')"  # noqa: E501
-        command = [*command[:-2], "-c", probe]
-        command.remove("-B")
+        command = [*command[:-2], "-c", probe]  # in place of -B and the worker
         done = subprocess.run(
             command, pass_fds=[stream.fileno()], capture_output=True, text=True, timeout=10, check=False
         )
@@ -153,9 +175,10 @@ def test_a_worker_ends_with_the_process_that_started_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
     deadline = time.monotonic() + 3
-    while psutil.pid_exists(int(done.stdout)) and time.monotonic() < deadline:
+    pid = int(done.stdout)
+    while psutil.pid_exists(pid) and runs(psutil.Process(pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not psutil.pid_exists(int(done.stdout))
+    assert not psutil.pid_exists(pid) or not runs(psutil.Process(pid))
 
 
 def test_the_level_is_chosen_refused_and_warned_about(monkeypatch, caplog):
