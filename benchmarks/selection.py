@@ -1,0 +1,48 @@
+"""Selection at scale: 100,000 trajectories x 20 capabilities x 10 runs (20 million labels).
+
+python -m benchmarks.selection
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import numpy as np
+import pandas as pd
+
+from tasks.selection import bootstrap_labels, select
+
+
+def main(trajectories: int = 100_000, capabilities: int = 20, runs: int = 10) -> None:
+    rng = np.random.default_rng(0)
+    passed = rng.random(trajectories) < 0.5
+    ids = pd.Series([f"t{i:06d}" for i in range(trajectories)])
+    outcomes = pd.DataFrame({"trajectory_id": ids, "task_id": np.arange(trajectories) // 4, "passed": passed})
+    rows = np.repeat(np.arange(trajectories), capabilities)
+    kinds = np.tile(np.arange(capabilities), trajectories)
+    lacking = rng.random(len(rows)) < np.where(passed[rows], 0.2, 0.2 + 0.4 * (kinds % 2))
+    checks = pd.DataFrame(
+        {
+            "trajectory_id": ids.to_numpy()[rows],
+            "kind": pd.Categorical.from_codes(kinds, categories=[f"capability_{c:02d}" for c in range(capabilities)]),
+            "required": rng.random(len(rows)) < 0.5,
+            "passed": ~lacking,
+        }
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    labels = bootstrap_labels(checks, outcomes, runs, seed=0)
+    labelled = time.perf_counter()
+    chosen = select(labels, n=runs)
+    done = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"labels            {len(labels):,} ({labels.memory_usage().sum() / 2**20:.0f} MiB)")
+    print(f"bootstrap_labels  {labelled - start:.2f} s")
+    print(f"select            {done - labelled:.2f} s")
+    print(f"total             {done - start:.2f} s, {sum(c.selected for c in chosen)} of {len(chosen)} selected")
+    print(f"peak memory       {peak / 2**20:.2f} GiB (inputs alone {before / 2**20:.2f} GiB)")
+
+
+if __name__ == "__main__":
+    main()

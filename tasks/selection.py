@@ -1,0 +1,340 @@
+"""Stages 2 and 3 of the method on tables: the `checks` analyst (candidates and labels from the verifier's own checks)
+and the selection of capabilities by coverage and contrast over N labelling runs.
+
+Tables are pandas frames; ids and names may be strings or categoricals. Categoricals are much the lighter for large
+tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from errors import LabelError
+
+NA, PRESENT, LACKING = "NA", "PRESENT", "LACKING"
+LABELS = (NA, PRESENT, LACKING)
+EVIDENCE = 10
+_CHUNK = 2_000_000  # rows counted at once: bounds the temporaries to tens of megabytes
+_TOLERANCE = 1e-9  # 0.7 - 0.5 is 0.19999999999999996 and must pass an inclusive threshold of 0.2
+
+Ints = npt.NDArray[np.intp]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A capability found in the checks. `coverage` is the share of failed trajectories that lack it, in [0, 1]."""
+
+    name: str
+    definition: str
+    coverage: float
+    failed_examples: tuple[str, ...]
+    passed_examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CapabilitySelection:
+    """One row of the selection. Means and population standard deviations are over the `runs_seen` runs that label the
+    capability. `evidence` holds (failed trajectory id, number of runs that called it LACKING), most votes first."""
+
+    name: str
+    selected: bool
+    runs_passed: int
+    runs_seen: int
+    mean_cov: float
+    std_cov: float
+    mean_delta: float
+    std_delta: float
+    mean_er_failed: float
+    mean_er_passed: float
+    evidence: tuple[tuple[str, int], ...]
+    reason: str
+
+
+def select(
+    labels: pd.DataFrame, rho: float = 0.10, delta: float = 0.20, k: int = 8, n: int = 10
+) -> tuple[CapabilitySelection, ...]:
+    """Selects capabilities by coverage and contrast (method, section 3); all are returned, `selected` tells.
+
+    `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the
+    trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks
+    a capability counts as not passed and is left out of its means. Votes count a run's label whatever the weight.
+    Raises LabelError when the runs do not partition the trajectories (see `validate_labels`) or there are more than
+    `n` of them."""
+    table = _encode(labels)
+    runs, names, ids = len(table.runs), len(table.capabilities), len(table.trajectories)
+    if runs > n:
+        raise LabelError(f"{runs} labelling runs were given but N is {n}; pass the N that was run")
+    counts = np.zeros(runs * names * 6)
+    votes = np.zeros(names * ids, dtype=np.int32)
+    for rows in _chunks(len(table.label)):
+        passed = table.passed[table.trajectory[rows]]
+        label, capability = table.label[rows].astype(np.intp), table.capability[rows].astype(np.intp)
+        cell = (table.run[rows].astype(np.intp) * names + capability) * 6 + label * 2 + passed
+        counts += np.bincount(cell, weights=table.weight[rows], minlength=len(counts))
+        lacking = (label == LABELS.index(LACKING)) & ~passed
+        keys = capability[lacking] * ids + table.trajectory[rows][lacking]
+        votes += np.bincount(keys, minlength=len(votes)).astype(np.int32)
+    cells = counts.reshape(runs, names, 3, 2)  # [run, capability, NA/PRESENT/LACKING, failed/passed]
+    seen = table.seen
+    lacking_count, present = cells[:, :, 2, :], cells[:, :, 1, :]
+    cov = _ratio(lacking_count[:, :, 0], cells[:, :, :, 0].sum(axis=2))
+    er = _ratio(lacking_count, lacking_count + present)
+    contrast = er[:, :, 0] - er[:, :, 1]
+    ok = seen & (cov >= rho - _TOLERANCE) & (contrast >= delta - _TOLERANCE)
+
+    result = []
+    for c, name in enumerate(table.capabilities):
+        used, passes = seen[:, c], int(ok[:, c].sum())
+        cov_c, contrast_c, er_c = cov[used, c], contrast[used, c], er[used, c]
+        mean_cov, mean_delta = float(cov_c.mean()), float(contrast_c.mean())
+        result.append(
+            CapabilitySelection(
+                name=str(name),
+                selected=passes >= k,
+                runs_passed=passes,
+                runs_seen=int(used.sum()),
+                mean_cov=mean_cov,
+                std_cov=float(cov_c.std()),
+                mean_delta=mean_delta,
+                std_delta=float(contrast_c.std()),
+                mean_er_failed=float(er_c[:, 0].mean()),
+                mean_er_passed=float(er_c[:, 1].mean()),
+                evidence=_evidence(votes[c * ids : (c + 1) * ids], table.trajectories),
+                reason=f"{passes} of {n} runs reach coverage {rho:g} and contrast {delta:g} ({k} needed); "
+                f"means {mean_cov:.3f} and {mean_delta:.3f}.",
+            )
+        )
+    return tuple(sorted(result, key=lambda row: (-round(row.mean_delta, 12), row.name)))
+
+
+def validate_labels(run: pd.DataFrame, trajectories: Sequence[str], capabilities: Sequence[str]) -> None:
+    """Checks one labelling run [trajectory_id, capability, label] against what was asked: every pair once, nothing
+    else.
+
+    Raises LabelError that names what is unknown, missing or twice, so that it can go back to the rater.
+    """
+    for column, known in (
+        ("trajectory_id", set(trajectories)),
+        ("capability", set(capabilities)),
+        ("label", set(LABELS)),
+    ):
+        unknown = sorted({str(value) for value in run[column].unique()} - {str(value) for value in known})
+        if unknown:
+            raise LabelError(
+                f"unknown {column} {', '.join(map(repr, unknown[:5]))}; known are {sorted(map(str, known))[:5]} ..."
+            )
+    twice = run[run.duplicated(["trajectory_id", "capability"])]
+    if len(twice):
+        pair = twice.iloc[0]
+        raise LabelError(
+            f"{len(twice)} pairs are labelled twice, first {pair['trajectory_id']!r} with {pair['capability']!r}"
+        )
+    missing = len(set(trajectories)) * len(set(capabilities)) - len(run)
+    if missing:
+        given = set(zip(run["trajectory_id"].astype(str), run["capability"].astype(str), strict=True))
+        first = next((t, c) for t in trajectories for c in capabilities if (str(t), str(c)) not in given)
+        raise LabelError(f"{missing} pairs have no label, first {first[0]!r} with {first[1]!r}; label every pair once")
+
+
+def discover_candidates(checks: pd.DataFrame, outcomes: pd.DataFrame, limit: int = 10) -> tuple[Candidate, ...]:
+    """Candidate capabilities from the verifier's checks: the kinds that most failed trajectories lack, at most `limit`.
+
+    `checks` has trajectory_id, name, kind, required, passed, detail; `outcomes` has trajectory_id and passed. A kind
+    that no failed trajectory lacks is no candidate. Order: coverage descending, ties by name."""
+    passed_by_id = outcomes.set_index("trajectory_id")["passed"].astype(bool)
+    failed_count = int((~passed_by_id).sum())
+    needed = checks[checks["required"].astype(bool)]
+    needed = needed.assign(won=needed["trajectory_id"].map(passed_by_id))
+    if needed["won"].isna().any():
+        stray = needed.loc[needed["won"].isna(), "trajectory_id"].iloc[0]
+        raise LabelError(f"checks speak of trajectory {stray!r}, which has no outcome; give both from one round")
+    found = []
+    for kind, rows in needed.groupby("kind", sort=True, observed=True):
+        shown = rows.groupby("trajectory_id", sort=True, observed=True).agg(
+            all_passed=("passed", "all"), won=("won", "first")
+        )
+        won = shown["won"].astype(bool)
+        lost = shown.index[~shown["all_passed"].astype(bool) & ~won]
+        if not len(lost):
+            continue
+        found.append(
+            Candidate(
+                name=str(kind),
+                definition=_definition(str(kind), rows, len(shown), len(passed_by_id)),
+                coverage=len(lost) / failed_count,
+                failed_examples=tuple(map(str, lost[:3])),
+                passed_examples=tuple(map(str, shown.index[shown["all_passed"].astype(bool) & won][:3])),
+            )
+        )
+    return tuple(sorted(found, key=lambda c: (-c.coverage, c.name))[:limit])
+
+
+def bootstrap_labels(checks: pd.DataFrame, outcomes: pd.DataFrame, runs: int = 10, seed: int = 0) -> pd.DataFrame:
+    """The `checks` analyst: labels from required checks, N runs as bootstrap resamples, ready for `select`.
+
+    `checks` has trajectory_id, kind, required, passed; `outcomes` has trajectory_id, task_id, passed, one row a
+    trajectory. Label of a pair: no required check of the kind = NA, all required ones passed = PRESENT, any failed =
+    LACKING.
+
+    A run draws *tasks* with replacement and gives each trajectory its task's number of draws as `weight` (0 when
+    undrawn, so that every run still holds every pair). Trials of one task are near copies; drawing trajectories one by
+    one would make ten runs agree that rest on two tasks. Draws are not stratified: by outcome would fix the share of
+    failures, which is part of what varies, and by family would use a truth that analysts do not see."""
+    if outcomes["trajectory_id"].duplicated().any() or outcomes.empty:
+        raise LabelError(f"outcomes must hold each trajectory once, got {len(outcomes)} rows with repeats or none")
+    ids = pd.Index(outcomes["trajectory_id"].astype(object))
+    trajectory = ids.get_indexer(pd.Index(checks["trajectory_id"].astype(object)))
+    if (trajectory < 0).any():
+        stray = checks["trajectory_id"].iloc[int(np.argmax(trajectory < 0))]
+        raise LabelError(f"checks speak of trajectory {stray!r}, which has no outcome; give both from one round")
+    kind, kinds = pd.factorize(checks["kind"].astype(object), sort=True)
+    required = checks["required"].to_numpy(dtype=bool)
+    failed = required & ~checks["passed"].to_numpy(dtype=bool)
+    label = np.zeros((len(kinds), len(ids)), dtype=np.int8)
+    label[kind[required], trajectory[required]] = LABELS.index(PRESENT)
+    label[kind[failed], trajectory[failed]] = LABELS.index(LACKING)
+
+    task, tasks = pd.factorize(outcomes["task_id"].astype(object))
+    draws = np.random.default_rng(seed).multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), size=runs)
+    weight = draws.astype(np.int16)[:, task]  # (runs, trajectories)
+    pairs = len(kinds) * len(ids)
+    each = np.tile(np.arange(len(ids), dtype=np.int32), len(kinds) * runs)
+    return pd.DataFrame(
+        {
+            "run": np.repeat(np.arange(runs, dtype=np.int16), pairs),
+            "trajectory_id": pd.Categorical.from_codes(each, categories=ids),
+            "capability": pd.Categorical.from_codes(
+                np.tile(np.repeat(np.arange(len(kinds), dtype=np.int16), len(ids)), runs), categories=pd.Index(kinds)
+            ),
+            "label": pd.Categorical.from_codes(np.tile(label.reshape(-1), runs), categories=pd.Index(LABELS)),
+            "weight": np.repeat(weight, len(kinds), axis=0).reshape(-1),
+            "passed": np.tile(outcomes["passed"].to_numpy(dtype=bool), len(kinds) * runs),
+        },
+        copy=False,
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The label table as integer codes; `passed` is by trajectory, `seen` (runs, capabilities) says who labelled
+    what."""
+
+    runs: pd.Index
+    trajectories: pd.Index
+    capabilities: pd.Index
+    run: npt.NDArray[Any]
+    trajectory: npt.NDArray[Any]
+    capability: npt.NDArray[Any]
+    label: npt.NDArray[np.int8]
+    weight: npt.NDArray[Any]
+    passed: npt.NDArray[np.bool_]
+    seen: npt.NDArray[np.bool_]
+
+
+def _encode(labels: pd.DataFrame) -> _Table:
+    if labels.empty:
+        raise LabelError("no labels: there is nothing to select from; run an analyst first")
+    run, runs = _codes(labels["run"])
+    trajectory, trajectories = _codes(labels["trajectory_id"])
+    capability, capabilities = _codes(labels["capability"])
+    given, names = _codes(labels["label"])
+    unknown = [str(name) for name in names if name not in LABELS]
+    if unknown:
+        raise LabelError(f"unknown label {unknown[0]!r}; allowed are {', '.join(LABELS)}")
+    label = np.array([LABELS.index(str(name)) for name in names], dtype=np.int8)[given]
+    weight = labels["weight"].to_numpy()
+    if not np.all(np.isfinite(weight)) or np.any(weight < 0):
+        raise LabelError("weights must be finite and at least 0 (how often the trajectory counts in the run)")
+    passed, seen = _check_partition(labels, (run, capability, trajectory), (runs, capabilities, trajectories))
+    return _Table(runs, trajectories, capabilities, run, trajectory, capability, label, weight, passed, seen)
+
+
+def _check_partition(
+    labels: pd.DataFrame, codes: tuple[Any, Any, Any], names: tuple[pd.Index, pd.Index, pd.Index]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Every pair once per run that labels the capability, one outcome per trajectory; (passed, seen) or LabelError."""
+    run, capability, trajectory = codes
+    runs, capabilities, trajectories = (len(index) for index in names)
+    outcome = labels["passed"].to_numpy(dtype=bool)
+    passed = np.zeros(trajectories, dtype=bool)
+    passed[trajectory] = outcome
+    marked = np.zeros(runs * capabilities * trajectories, dtype=bool)
+    for rows in _chunks(len(run)):
+        if np.any(passed[trajectory[rows]] != outcome[rows]):
+            at = int(np.argmax(passed[trajectory[rows]] != outcome[rows]))
+            raise LabelError(f"trajectory {names[2][trajectory[rows][at]]!r} is called both passed and failed")
+        key = (run[rows].astype(np.intp) * capabilities + capability[rows]) * trajectories + trajectory[rows]
+        marked[key] = True
+    grid = marked.reshape(runs, capabilities, trajectories)
+    if int(grid.sum()) != len(run):
+        twice = labels[labels.duplicated(["run", "trajectory_id", "capability"])].iloc[0]
+        raise LabelError(f"run {twice['run']!r} labels {twice['trajectory_id']!r} twice for {twice['capability']!r}")
+    per_pair = grid.sum(axis=2)
+    seen = per_pair > 0
+    gaps = seen & (per_pair < trajectories)
+    if gaps.any():
+        r, c = (int(i[0]) for i in np.nonzero(gaps))
+        t = int(np.argmin(grid[r, c]))
+        raise LabelError(
+            f"run {names[0][r]!r} has no label for {int(trajectories - per_pair[r, c])} trajectories "
+            f"on {names[1][c]!r}, first {names[2][t]!r}; label every pair once or leave the capability out of the run"
+        )
+    return passed, seen
+
+
+def _codes(column: pd.Series) -> tuple[npt.NDArray[Any], pd.Index]:
+    """Integer codes and the values they stand for; a missing value is an error."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        codes, values = column.cat.codes.to_numpy(), column.cat.categories
+        used = np.zeros(len(values) + 1, dtype=bool)
+        used[codes] = True  # a missing value is -1 and marks the last place
+        if not used[:-1].all():
+            return _codes(column.cat.remove_unused_categories())
+    else:
+        codes, values = pd.factorize(column)
+        values = pd.Index(values)
+    if len(codes) and int(codes.min()) < 0:
+        raise LabelError(
+            f"column {column.name!r} has missing values; every pair needs one (write 'NA' for not required)"
+        )
+    return codes, values
+
+
+def _chunks(length: int) -> Iterator[slice]:
+    return (slice(start, min(start + _CHUNK, length)) for start in range(0, length, _CHUNK))
+
+
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+
+
+def _evidence(votes: npt.NDArray[np.int32], ids: pd.Index) -> tuple[tuple[str, int], ...]:
+    voted = np.nonzero(votes)[0]
+    if len(voted) > 10 * EVIDENCE:  # ids are sorted as text only among those that can still be in
+        least = np.partition(votes[voted], len(voted) - EVIDENCE)[len(voted) - EVIDENCE]
+        voted = voted[votes[voted] >= least]
+    ranked = sorted(((str(ids[int(i)]), int(votes[i])) for i in voted), key=lambda row: (-row[1], row[0]))
+    return tuple(ranked[:EVIDENCE])
+
+
+def _definition(kind: str, rows: pd.DataFrame, needing: int, total: int) -> str:
+    """Two or three sentences, from the names and details of the checks."""
+    names = [str(name) for name in rows["name"].value_counts().index[:3]] if "name" in rows else []
+    checked = f" by the checks {', '.join(repr(name) for name in names)}" if names else ""
+    text = (
+        f"{kind.replace('_', ' ').capitalize()}: needed in {needing} of {total} trajectories, judged{checked}. "
+        "It is shown when all of its required checks pass, and lacking when any fails."
+    )
+    if "detail" not in rows:
+        return text
+    details = rows.loc[~rows["passed"].astype(bool), "detail"].astype(str)
+    common = details[details != ""].value_counts()
+    if len(common):
+        text += f" Most often it fails like this ({int(common.iloc[0])} times): {common.index[0]}"
+    return text

@@ -1,0 +1,274 @@
+"""Success rates, paired differences and agreement, each with the uncertainty that several trials of one task leave.
+
+The estimand is everywhere the same: the mean over *tasks* of each task's success rate over its trials. A trial lost to
+an infrastructure error then changes no task's weight, and the difference of two rates is the paired difference.
+Tasks are the clusters: trials of one task are not independent, so a thousand trials of ten tasks are ten observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+
+WORST_CASE_TASKS = 2.0
+EXACT_UP_TO = 16
+DRAWS = 20_000
+PERMUTATION_SEED = 20_260_404
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A success rate in [0, 1] with its confidence interval; `n` episodes of `tasks` tasks, worth `effective_n`
+    independent ones."""
+
+    rate: float
+    low: float
+    high: float
+    n: int
+    tasks: int
+    effective_n: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """`other` minus `base` in percentage points over `tasks` common tasks, with interval and two-sided p-value.
+
+    `changed` counts the tasks whose rate differs, which are the only ones the permutation test can use; `left_out`
+    those that one side never finished. `floor_p` is the smallest p-value that so many tasks could give."""
+
+    points: float
+    low: float
+    high: float
+    p: float
+    tasks: int
+    changed: int
+    left_out: int
+    floor_p: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Fleiss' kappa. `kappa` and an entry of `by_category` are None where they are undefined (see `fleiss_kappa`);
+    `observed` is the share of agreeing pairs of ratings, in [0, 1], and always defined."""
+
+    kappa: float | None
+    by_category: tuple[float | None, ...]
+    observed: float
+
+
+def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -> Interval:
+    """Success rate with a confidence interval clustered by task.
+
+    `outcomes` (n,) are in [0, 1], NaN for an episode that errored (left out); `clusters` (n,) are task ids. The
+    interval is Wilson's on the effective sample size `rate (1 - rate) / variance` of Korn and Graubard (1998, Survey
+    Methodology 24), where the variance is that of the mean of the G task means and the size is shrunk by `(t_{n-1} /
+    t_{G-1})^2` for few tasks and held at most n; compared favourably in Franco et al. (2019, J. Surv. Stat. Methodol.
+    7). How alike the trials of a task are shows only in tasks with the rarer outcome, so the design effect n /
+    effective size is averaged with its worst case (trials of a task all alike), which counts as much as two such
+    tasks: plain Korn-Graubard covered 90 % instead of 95 % at a rate of 0.05. Where every outcome is equal the worst
+    case is left, and the effective size is the number of tasks. One task alone counts as one observation. ValueError
+    without outcomes."""
+    means, n = _task_means(outcomes, clusters)
+    tasks = len(means)
+    if not tasks:
+        raise ValueError(
+            "no outcome to take a rate of: every episode is missing; play some before asking for an interval"
+        )
+    rate = min(max(float(means.mean()), 0.0), 1.0)
+    size = _effective_size(means, rate, n, confidence)
+    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * float(np.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size)))
+    low = 0.0 if rate == 0.0 else max(0.0, centre - half)
+    high = 1.0 if rate == 1.0 else min(1.0, centre + half)
+    return Interval(rate, low, high, n, tasks, size)
+
+
+def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.95) -> PairedDifference:
+    """How much better `other` is than `base`, task by task.
+
+    All three are (n,): row i holds both sides' outcome in [0, 1] of the same task, trial and seed; NaN where that side
+    errored, which leaves the trial out on that side alone. Per task the trials are averaged, then subtracted. *p*:
+    two-sided sign-flip permutation over tasks; exact over all 2^m patterns for m <= 16 changed tasks, else 20,000
+    draws from a fixed seed with the observed one counted in, so p is never 0. Ties with the observed sum count as at
+    least as extreme; unchanged tasks are inert and cost nothing. *interval*: Agresti and Min (2005, Statistics in
+    Medicine 24) generalised from matched pairs to task differences: two pseudo-tasks (half +1, half -1, one 0) keep it
+    from shrinking to nothing when all tasks agree; quantiles of t with G - 1 degrees of freedom. Raises ValueError
+    when no task was finished by both sides."""
+    differences, left_out = _task_differences(base, other, tasks)
+    if not len(differences):
+        raise ValueError("the two sides share no finished task: nothing can be paired; evaluate both on the same tasks")
+    count = len(differences)
+    mean, error = _stabilised(differences)
+    half = _t_quantile(0.5 + confidence / 2, count) * error
+    changed = int(np.count_nonzero(np.abs(differences) > 1e-12))
+    return PairedDifference(
+        points=100 * float(differences.mean()),
+        low=100 * max(-1.0, mean - half),
+        high=100 * min(1.0, mean + half),
+        p=sign_flip_p(differences),
+        tasks=count,
+        changed=changed,
+        left_out=left_out,
+        floor_p=float(min(1.0, 2.0 ** (1 - count))),
+    )
+
+
+def minimum_detectable_effect(base: Any, other: Any, tasks: Any, power: float = 0.8, alpha: float = 0.05) -> float:
+    """The smallest true difference, in points, that a two-sided test at `alpha` would find with probability `power`.
+
+    `(t_{1-alpha/2} + t_power) * standard error` with the observed spread of task differences (stabilised as in
+    `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the
+    observed spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
+    section 5."""
+    differences, _ = _task_differences(base, other, tasks)
+    if len(differences) < 2:
+        return 100.0
+    _, error = _stabilised(differences)
+    return min(
+        100.0, 100 * error * (_t_quantile(1 - alpha / 2, len(differences)) + _t_quantile(power, len(differences)))
+    )
+
+
+def align(base: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Joins two sides' episodes [task, family, trial, success] into pairs [task, family, trial, base, other].
+
+    An episode that one side lacks is NaN there. Raises ValueError when a (task, trial) occurs twice on a side.
+    """
+    keys = ["task", "family", "trial"]
+    for name, side in (("base", base), ("other", other)):
+        if side.duplicated(["task", "trial"]).any():
+            twice = side.loc[side.duplicated(["task", "trial"]), ["task", "trial"]].iloc[0]
+            raise ValueError(
+                f"{name} holds task {twice['task']!r} trial {twice['trial']!r} twice; give each episode once"
+            )
+    left = base[[*keys, "success"]].rename(columns={"success": "base"}).astype({"base": float})
+    right = other[[*keys, "success"]].rename(columns={"success": "other"}).astype({"other": float})
+    return left.merge(right, on=keys, how="outer")
+
+
+def sign_flip_p(differences: Floats, draws: int = DRAWS) -> float:
+    """Two-sided p-value of the mean of `differences` (G,) under random signs; see `paired_difference`."""
+    moved = differences[np.abs(differences) > 1e-12]
+    m = len(moved)
+    if m == 0:
+        return 1.0
+    observed = abs(float(moved.sum())) - 1e-9 * float(np.abs(moved).sum())
+    if m <= EXACT_UP_TO:
+        patterns = np.arange(1 << (m - 1), dtype=np.int64)[:, None]  # half of them: the other half mirrors it
+        signs = 1 - 2 * ((patterns >> np.arange(m)) & 1)
+        return float(np.mean(np.abs(signs @ moved) >= observed))
+    rng = np.random.default_rng(PERMUTATION_SEED)
+    extreme, rows = 0, max(1, 4_000_000 // m)
+    for start in range(0, draws, rows):
+        signs = rng.integers(0, 2, size=(min(rows, draws - start), m), dtype=np.int8) * np.int8(2) - np.int8(1)
+        extreme += int(np.count_nonzero(np.abs(signs @ moved) >= observed))
+    return (1 + extreme) / (1 + draws)
+
+
+def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
+    """Holm's (1979) step-down adjusted p-values, (m,) in the order given. Raises ValueError on a value outside [0,
+    1]."""
+    p = np.asarray(p_values, dtype=np.float64)
+    if p.ndim != 1 or not np.all((p >= 0) & (p <= 1)):
+        raise ValueError(f"p-values must be one row of numbers in [0, 1], got {p_values!r}")
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    return adjusted
+
+
+def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = None) -> Agreement:
+    """Fleiss' kappa (1971, Psychological Bulletin 76) of `counts` (items, categories): how many raters chose each.
+
+    Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2))
+    asks whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement
+    is 1 and kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing;
+    `observed` is 1. A category of which that holds (all or none of the ratings) is None in `by_category`."""
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"counts must be (items, categories), got shape {table.shape}")
+    if sets is not None:
+        table = np.stack([table[:, list(columns)].sum(axis=1) for columns in sets], axis=1)
+    raters = float(table[0].sum())
+    if raters < 2 or np.any(table < 0) or np.any(table.sum(axis=1) != raters):
+        raise ValueError(
+            f"every item needs the same number of ratings, at least 2; rows sum to {table.sum(axis=1)[:8]}"
+        )
+    pairs = raters * (raters - 1)
+    share = table.sum(axis=0) / table.sum()
+    observed = float(np.mean((table * (table - 1)).sum(axis=1) / pairs))
+    chance = float((share**2).sum())
+    disagree = (table * (raters - table)).mean(axis=0) / pairs
+    by_category = tuple(
+        None if q in (0.0, 1.0) else float(1 - d / (q * (1 - q))) for d, q in zip(disagree, share, strict=True)
+    )
+    return Agreement(None if np.any(share == 1.0) else (observed - chance) / (1 - chance), by_category, observed)
+
+
+def _task_means(outcomes: Any, clusters: Any) -> tuple[Floats, int]:
+    """Means over finished trials by task, (G,), and the number of finished trials."""
+    values = np.asarray(outcomes, dtype=np.float64)
+    ids = np.asarray(clusters)
+    if values.shape != ids.shape or values.ndim != 1:
+        raise ValueError(f"outcomes and clusters must be rows of one length, got {values.shape} and {ids.shape}")
+    kept = ~np.isnan(values)
+    if np.any((values[kept] < 0) | (values[kept] > 1)):
+        raise ValueError("outcomes must lie in [0, 1] (NaN for an episode that errored)")
+    codes, _ = pd.factorize(ids[kept])
+    return np.bincount(codes, weights=values[kept]) / np.bincount(codes), int(kept.sum())
+
+
+def _task_differences(base: Any, other: Any, tasks: Any) -> tuple[Floats, int]:
+    """Per-task differences of means, (G,), and how many tasks one side never finished."""
+    sides = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+    codes, names = pd.factorize(np.asarray(tasks))
+    if any(side.shape != codes.shape for side in sides):
+        raise ValueError(
+            f"base, other and tasks must be equally long, got {sides[0].shape}, {sides[1].shape}, {codes.shape}"
+        )
+    means = []
+    for side in sides:
+        kept = ~np.isnan(side)
+        if np.any((side[kept] < 0) | (side[kept] > 1)):
+            raise ValueError("outcomes must lie in [0, 1] (NaN for an episode that errored)")
+        sums = np.bincount(codes[kept], weights=side[kept], minlength=len(names))
+        trials = np.bincount(codes[kept], minlength=len(names))
+        means.append(np.divide(sums, trials, out=np.full(len(names), np.nan), where=trials > 0))
+    differences = means[1] - means[0]
+    finished = ~np.isnan(differences)
+    return differences[finished], int((~finished).sum())
+
+
+def _effective_size(means: Floats, rate: float, n: int, confidence: float) -> float:
+    tasks = len(means)
+    if tasks == 1:
+        return 1.0
+    level, trials = 0.5 + confidence / 2, n / tasks
+    rare = int(np.count_nonzero(means > 0 if rate <= 0.5 else means < 1))
+    if rare == 0:
+        return float(tasks)
+    shrink = float(stats.t.ppf(level, n - 1) / stats.t.ppf(level, tasks - 1)) ** 2
+    seen = max(1.0, n * float(means.var(ddof=1)) / tasks / (rate * (1 - rate)))
+    return n * (rare + WORST_CASE_TASKS) / (rare * seen / shrink + WORST_CASE_TASKS * trials)
+
+
+def _stabilised(differences: Floats) -> tuple[float, float]:
+    """Mean and standard error after adding the two pseudo-tasks of Agresti and Min."""
+    size = len(differences) + 2
+    mean = float(differences.sum()) / size
+    variance = (float((differences**2).sum()) + 1) / size - mean**2
+    return mean, float(np.sqrt(variance / size))
+
+
+def _t_quantile(level: float, tasks: int) -> float:
+    # One task has no spread of its own; the heaviest tail there is keeps its interval honest (practically all of it).
+    return float(stats.t.ppf(level, max(1, tasks - 1)))
