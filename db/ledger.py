@@ -1,0 +1,222 @@
+"""The stage ledger: who works on which stage of a round, and until when the claim holds.
+
+A claim is one guarded UPDATE, so of any number of processes one wins. It holds for a lease that heartbeats prolong;
+when a process dies its lease runs out and another may take the stage over. A stage that was lost cannot be finished
+by the one who lost it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, and_, or_, select, update
+
+from db.engine import database_time
+from db.ids import row_id
+from db.schema import TABLES
+from db.states import StageState, is_final, predecessors
+from db.text import clean_text
+from db.writes import insert_rows
+from errors import StoreError, TransitionError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+_STAGES = TABLES["stages"]
+Door = Callable[[], AbstractContextManager[Connection]]
+
+
+def owner_name() -> str:
+    """A name that no other claim has: machine, process and a random part."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A row of `stages`."""
+
+    id: str
+    round_id: str
+    name: str
+    state: str
+    owner: str | None
+    lease_until: datetime | None
+    heartbeat_at: datetime | None
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    seconds: float | None
+    error: str | None
+    result: Mapping[str, Any] | None
+
+
+class Stage:
+    """A handle on one stage of one round, made by `Store.stage`.
+
+    Usual course: `if stage.claim(): with stage.working(): ...; stage.finish({...})`. `lost` is set when a heartbeat
+    finds that another process has taken the stage over: long work should look at it and stop.
+    """
+
+    def __init__(self, write: Door, read: Door, round_id: str, name: str) -> None:
+        self._write = write
+        self._read = read
+        self.id = row_id(round_id, name)
+        self.round_id = round_id
+        self.name = name
+        self.lost = threading.Event()
+        self._owner: str | None = None
+        self._lease = timedelta(seconds=60)
+        with write() as connection:
+            insert_rows(connection, _STAGES, [{"id": self.id, "round_id": round_id, "name": name}])
+
+    def row(self) -> StageRow:
+        """The stage as it stands in the database."""
+        with self._read() as connection:
+            return self._row(connection)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stage is done or skipped, so that nothing is owed."""
+        return is_final(StageState(self.row().state))
+
+    def claim(self, owner: str | None = None, lease_seconds: float = 60.0) -> bool:
+        """Take the stage if it is pending, failed, or its lease has run out; counts an attempt. False when it is
+        finished or another holds it."""
+        if lease_seconds <= 0:
+            raise StoreError(f"lease of {lease_seconds!r} seconds for stage {self.name!r}; a lease is longer than 0")
+        owner = owner or owner_name()
+        free = predecessors(StageState.RUNNING) - {StageState.RUNNING}
+        lease = timedelta(seconds=lease_seconds)
+        with self._write() as connection:
+            now = database_time(connection)
+            expired = and_(_STAGES.c.state == StageState.RUNNING, _STAGES.c.lease_until < now)
+            taken = connection.execute(
+                update(_STAGES)
+                .where(_STAGES.c.id == self.id, or_(_STAGES.c.state.in_(sorted(free)), expired))
+                .values(
+                    state=StageState.RUNNING,
+                    owner=owner,
+                    lease_until=now + lease,
+                    heartbeat_at=now,
+                    attempt=_STAGES.c.attempt + 1,
+                    started_at=now,
+                    finished_at=None,
+                    seconds=None,
+                    error=None,
+                )
+            )
+        if taken.rowcount != 1:
+            return False
+        self._owner, self._lease = owner, lease
+        self.lost.clear()
+        return True
+
+    def heartbeat(self) -> bool:
+        """Prolong the lease. False when the stage is no longer ours (then `lost` is set)."""
+        with self._write() as connection:
+            now = database_time(connection)
+            values = {"heartbeat_at": now, "lease_until": now + self._lease}
+            held = connection.execute(update(_STAGES).where(self._ours()).values(**values)).rowcount == 1
+        if not held:
+            self.lost.set()
+        return held
+
+    def finish(self, result: Mapping[str, Any] | None = None) -> None:
+        """Done, with what came of it. `TransitionError` when the stage is not ours (any more)."""
+        self._end(StageState.DONE, {"result": None if result is None else dict(result)})
+
+    def fail(self, error: str) -> None:
+        """Failed, with why; it may be claimed again."""
+        self._end(StageState.FAILED, {"error": clean_text(error)})
+
+    def skip(self, reason: str) -> None:
+        """Nothing to do, for good: `reason` says why. Works with and without a claim."""
+        with self._write() as connection:
+            now = database_time(connection)
+            unclaimed = predecessors(StageState.SKIPPED) - {StageState.RUNNING}
+            done = connection.execute(
+                update(_STAGES)
+                .where(or_(self._ours(), and_(_STAGES.c.id == self.id, _STAGES.c.state.in_(sorted(unclaimed)))))
+                .values(state=StageState.SKIPPED, finished_at=now, lease_until=None, result={"reason": reason})
+            )
+            if done.rowcount != 1:
+                raise self._refusal(connection, StageState.SKIPPED)
+
+    def working(self) -> Working:
+        """Heartbeats in the background while the body of the `with` runs; a body that raises fails the stage."""
+        if self._owner is None:
+            raise TransitionError(f"stage {self.name!r} of round {self.round_id!r} is not claimed; call claim() first")
+        return Working(self, self._lease.total_seconds() / 3)
+
+    def _ours(self) -> Any:
+        # An owner's name is part of one claim only, unless the caller reuses names; state guards the rest.
+        return and_(_STAGES.c.id == self.id, _STAGES.c.state == StageState.RUNNING, _STAGES.c.owner == self._owner)
+
+    def _end(self, state: StageState, values: Mapping[str, Any]) -> None:
+        with self._write() as connection:
+            now = database_time(connection)
+            started = connection.execute(select(_STAGES.c.started_at).where(self._ours())).scalar_one_or_none()
+            if started is None:
+                raise self._refusal(connection, state)
+            ended = connection.execute(
+                update(_STAGES)
+                .where(self._ours())
+                .values(
+                    state=state,
+                    finished_at=now,
+                    lease_until=None,
+                    seconds=(now - started).total_seconds(),
+                    **values,
+                )
+            )
+            if ended.rowcount != 1:
+                raise self._refusal(connection, state)
+
+    def _row(self, connection: Connection) -> StageRow:
+        return StageRow(**connection.execute(select(_STAGES).where(_STAGES.c.id == self.id)).mappings().one())
+
+    def _refusal(self, connection: Connection, state: StageState) -> TransitionError:
+        row = self._row(connection)
+        return TransitionError(
+            f"stage {self.name!r} of round {self.round_id!r} cannot become {state!s} by {self._owner or 'no owner'}: "
+            f"it is {row.state!r}, owner {row.owner!r}, attempt {row.attempt}; claim it, stop when it is lost"
+        )
+
+
+class Working:
+    """Context manager of `Stage.working`. A heartbeat that cannot be stored is tried again at the next beat; what it
+    raised is kept in `failure`, and the lease decides in the end."""
+
+    def __init__(self, stage: Stage, every: float) -> None:
+        self.failure: StoreError | None = None
+        self._stage = stage
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat {stage.name}", daemon=True)
+
+    def __enter__(self) -> Working:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        if error is not None and self._stage.heartbeat():
+            self._stage.fail(f"{type(error).__name__}: {error}")
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                if not self._stage.heartbeat():
+                    return
+            except StoreError as failure:
+                self.failure = failure

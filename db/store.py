@@ -1,0 +1,270 @@
+"""The store: the one door to the database. A stage asks what is owed, does it, and stores it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, and_, func, select, update
+
+from db import queries, writes
+from db.engine import Engines, database_time, lock_writers, make_engines, parse_url, show, speaking
+from db.ids import row_id
+from db.ledger import Stage
+from db.migrate import ensure_schema
+from db.rows import Round, TrajectoryRow, Written
+from db.schema import TABLES
+from db.states import RoundState, check_transition, is_final, parse_state
+from db.text import dump_json
+from errors import StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROUNDS = TABLES["rounds"]
+
+
+class Store:
+    """Reads and writes of one database. Safe to share between threads; a forked child gets connections of its own.
+
+    Every method raises `StoreError` (what, the URL without password, what to do) when the database fails.
+    """
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._pid = os.getpid()
+
+    @property
+    def url(self) -> str:
+        """The URL without its password."""
+        return show(self._engines.url)
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._engines.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One writing transaction, all or nothing; reading and then writing in it loses no update of others."""
+        self._after_fork()
+        with speaking(self._engines.url), self._engines.write.begin() as connection:
+            lock_writers(connection)
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        self._after_fork()
+        with speaking(self._engines.url), self._engines.write.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        self._after_fork()
+        with speaking(self._engines.url), self._engines.read.connect() as connection:
+            yield connection
+
+    def _after_fork(self) -> None:
+        if os.getpid() != self._pid:
+            self._engines.dispose(close=False)
+            self._pid = os.getpid()
+
+    # Rounds
+
+    def start_round(
+        self, target: str, data_hash: str, seed: int, profile: str, config: Mapping[str, Any], code_version: str = ""
+    ) -> Round:
+        """A new running round with the next number."""
+        with self._write() as connection:
+            lock_writers(connection)
+            number = connection.execute(select(func.coalesce(func.max(_ROUNDS.c.number), 0) + 1)).scalar_one()
+            values = {
+                "id": row_id("round", number, target, data_hash, seed, profile),
+                "number": number,
+                "target": target,
+                "data_hash": data_hash,
+                "seed": seed,
+                "profile": profile,
+                "config": dict(config),
+                "state": RoundState.RUNNING,
+                "code_version": code_version,
+                "started_at": database_time(connection),
+                "reason": "",
+            }
+            writes.put_rows(connection, "rounds", [values], replace=False)
+            return self._round(connection, values["id"])
+
+    def open_round(self, target: str, seed: int, profile: str, config: Mapping[str, Any]) -> Round | None:
+        """The newest unfinished round of exactly these settings, to resume (an interrupted one runs again), or None."""
+        wanted = dump_json(_sorted(config))
+        open_states = [state for state in RoundState if not is_final(state)]
+        same = and_(_ROUNDS.c.target == target, _ROUNDS.c.seed == seed, _ROUNDS.c.profile == profile)
+        with self._write() as connection:
+            query = select(_ROUNDS).where(same, _ROUNDS.c.state.in_(open_states)).order_by(_ROUNDS.c.number.desc())
+            for found in connection.execute(query).mappings():
+                if dump_json(_sorted(found["config"])) == wanted:
+                    set_running = update(_ROUNDS).where(_ROUNDS.c.id == found["id"]).values(state=RoundState.RUNNING)
+                    connection.execute(set_running)
+                    return self._round(connection, found["id"])
+        return None
+
+    def latest_round(self, target: str | None = None) -> Round | None:
+        """The round with the highest number (of a target)."""
+        with self._read() as connection:
+            return queries.round_where(connection, *(() if target is None else (_ROUNDS.c.target == target,)))
+
+    def round(self, round_id: str) -> Round:
+        """A round by id; `StoreError` when there is none."""
+        with self._read() as connection:
+            return self._round(connection, round_id)
+
+    def finish_round(self, round_id: str, state: RoundState, reason: str = "", peak_gib: float | None = None) -> Round:
+        """End a round (done, failed, cancelled) or mark it interrupted. `seconds` counts from its start."""
+        with self._write() as connection:
+            now = database_time(connection)
+            started = self._round(connection, round_id).started_at
+            values: dict[str, Any] = {
+                "reason": reason,
+                "peak_gib": peak_gib,
+                "seconds": (now - started).total_seconds(),
+            }
+            if is_final(state):
+                values["finished_at"] = now
+            self._move(connection, "rounds", round_id, state, values)
+            return self._round(connection, round_id)
+
+    def _round(self, connection: Connection, round_id: str) -> Round:
+        found = queries.round_where(connection, _ROUNDS.c.id == round_id)
+        if found is None:
+            raise StoreError(f"there is no round {round_id!r} in {self.url!r}; start one, or check the id")
+        return found
+
+    # Stages
+
+    def stage(self, round_id: str, name: str) -> Stage:
+        """The handle of a stage; its row is made (pending) when it is not there yet."""
+        return Stage(self._write, self._read, round_id, name)
+
+    # Trajectories
+
+    def add_trajectories(self, rows: Sequence[TrajectoryRow]) -> Written:
+        """Store trajectories with their steps and checks in one transaction. What is there already stays, except that
+        an error row (and only that) is replaced by a success."""
+        with self._write() as connection:
+            return writes.add_trajectories(connection, rows)
+
+    def stored_ids(self, ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that are stored without an infrastructure error; the others are owed."""
+        with self._read() as connection:
+            return {found for part in writes.chunks(ids) for found in queries.stored_ids(connection, part)}
+
+    def trajectory(self, trajectory_id: str) -> TrajectoryRow:
+        """One trajectory whole: steps, checks and arrays; `StoreError` when there is none."""
+        for found in self.trajectories(with_blobs=True, id=trajectory_id):
+            return found
+        raise StoreError(f"there is no trajectory {trajectory_id!r} in {self.url!r}; check the id")
+
+    def trajectories(
+        self, round_id: str | None = None, *, with_blobs: bool = False, **equals: Any
+    ) -> Iterator[TrajectoryRow]:
+        """Trajectories with steps and checks, one after another, ordered by id. `equals` are columns, as in `rows`."""
+        with self._read() as connection:
+            yield from queries.trajectories(connection, _of_round(round_id, equals), with_blobs)
+
+    def trajectory_frame(self, round_id: str | None = None, *, with_blobs: bool = False, **equals: Any) -> pd.DataFrame:
+        """One row a trajectory (no messages), error rows included: leave them out with `error_boundary=None`."""
+        with self._read() as connection:
+            return queries.trajectory_frame(connection, _of_round(round_id, equals), with_blobs)
+
+    def check_frame(self, round_id: str | None = None, **equals: Any) -> pd.DataFrame:
+        """One row a check of the trajectories without infrastructure error; `equals` are columns of trajectories."""
+        with self._read() as connection:
+            return queries.check_frame(connection, _of_round(round_id, equals))
+
+    def step_frame(self, round_id: str | None = None, **equals: Any) -> pd.DataFrame:
+        """One row a step; `equals` are columns of trajectories."""
+        with self._read() as connection:
+            return queries.step_frame(connection, _of_round(round_id, equals))
+
+    # All other tables
+
+    def put(self, table: str, rows: Sequence[Mapping[str, Any]], *, replace: bool = False) -> None:
+        """Insert rows in one transaction. A row whose key is there stays as it is, or with `replace` takes over the
+        given columns (a state only along the transition table)."""
+        with self._write() as connection:
+            writes.put_rows(connection, table, rows, replace)
+
+    def rows(self, table: str, **equals: Any) -> list[dict[str, Any]]:
+        """Rows of a table as dicts, ordered by key. None means IS NULL; a list, tuple or set means IN
+        (at most 30,000 values)."""
+        with self._read() as connection:
+            return queries.rows(connection, table, equals)
+
+    def row(self, table: str, **equals: Any) -> dict[str, Any] | None:
+        """The one row with these values, or None; `StoreError` when there are several."""
+        found = self.rows(table, **equals)
+        if len(found) > 1:
+            raise StoreError(f"{len(found)} rows of {table!r} have {equals}; give the whole key")
+        return found[0] if found else None
+
+    def set_state(self, table: str, row_id: str, state: str, **values: Any) -> None:
+        """Move a row of rounds, synthesized_environments or adapters to `state`, with further columns. The same state
+        again is allowed; anything that the transition table does not allow raises `TransitionError`."""
+        if table == "stages":
+            raise StoreError("stages move through their ledger: use store.stage(round_id, name)")
+        with self._write() as connection:
+            self._move(connection, table, row_id, parse_state(table, state), values)
+
+    def _move(self, connection: Connection, name: str, key: str, state: str, values: Mapping[str, Any]) -> None:
+        lock_writers(connection)
+        table = writes.table_named(name)
+        present = connection.execute(select(table.c.state).where(table.c.id == key)).scalar_one_or_none()
+        if present is None:
+            raise StoreError(f"there is no row {key!r} in {name!r}; store it before its state moves")
+        check_transition(name, key, present, state)
+        moved = connection.execute(
+            update(table).where(table.c.id == key, table.c.state == present).values(state=state, **values)
+        )
+        if moved.rowcount != 1:
+            raise StoreError(f"{name} row {key!r} left {present!r} while it was being moved; run the command again")
+
+    def spent(self, round_id: str | None = None, **equals: Any) -> dict[str, float]:
+        """Sums of calls, prompt_tokens, sampled_tokens, dollars and seconds."""
+        with self._read() as connection:
+            return queries.spent(connection, _of_round(round_id, equals))
+
+    def query(self, sql: str, **values: Any) -> pd.DataFrame:
+        """A SELECT of your own, with `:name` parameters, on connections that cannot write."""
+        with self._read() as connection:
+            return queries.sql(connection, sql, values)
+
+
+def open_store(url: str) -> Store:
+    """Open a database and bring it to the newest schema (made if it is not there). Several processes may do so at once.
+    Raises `ConfigurationError` for a URL that cannot work and `StoreError` for a database that does not."""
+    engines = make_engines(parse_url(url))
+    try:
+        ensure_schema(engines)
+    except StoreError:
+        engines.dispose()
+        raise
+    return Store(engines)
+
+
+def _of_round(round_id: str | None, equals: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(equals) if round_id is None else {"round_id": round_id, **equals}
+
+
+def _sorted(value: Any) -> Any:
+    """A JSON value with sorted keys and lists for tuples, as it comes back from a database."""
+    if isinstance(value, Mapping):
+        return {str(key): _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value

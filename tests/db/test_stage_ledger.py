@@ -1,0 +1,133 @@
+"""The stage ledger, on both databases."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from sqlalchemy import text
+
+from db import Round, Store, row_id
+from errors import StoreError, TransitionError
+
+
+def expire(store: Store) -> None:
+    """Let all leases run out, as if an hour had passed."""
+    with store.transaction() as connection:
+        moment = "'2020-01-01 00:00:00.000000'" + ("" if store.url.startswith("sqlite") else "::timestamptz")
+        connection.execute(text(f"UPDATE stages SET lease_until = {moment}"))
+
+
+def test_the_usual_course(store: Store, round_: Round) -> None:
+    stage = store.stage(round_.id, "rollout")
+    assert (stage.row().state, stage.row().attempt, stage.id) == ("pending", 0, row_id(round_.id, "rollout"))
+    assert stage.claim("me", lease_seconds=30)
+    running = stage.row()
+    assert (running.state, running.owner, running.attempt) == ("running", "me", 1)
+    assert running.lease_until is not None
+    assert running.heartbeat_at is not None
+    assert (running.lease_until - running.heartbeat_at).total_seconds() == 30
+    stage.finish({"trajectories": 12})
+    done = store.stage(round_.id, "rollout")
+    assert done.finished
+    assert (done.row().state, done.row().result, done.row().lease_until) == ("done", {"trajectories": 12}, None)
+    assert done.row().seconds is not None
+    assert not done.claim("another")
+    with pytest.raises(TransitionError, match="'done'"):
+        stage.finish({"trajectories": 13})
+    with pytest.raises(TransitionError, match="'done'"):
+        done.skip("no")
+    assert done.row().result == {"trajectories": 12}
+
+
+def test_a_claimed_stage_belongs_to_one(store: Store, round_: Round) -> None:
+    mine, other = store.stage(round_.id, "train"), store.stage(round_.id, "train")
+    assert mine.claim()
+    assert not other.claim()
+    assert not other.heartbeat()
+    for move in (lambda: other.finish(), lambda: other.fail("x"), lambda: other.skip("x"), lambda: other.working()):
+        with pytest.raises(TransitionError, match="claim"):
+            move()
+    assert mine.heartbeat()
+    assert mine.row().attempt == 1
+
+
+def test_a_failed_stage_is_tried_again(store: Store, round_: Round) -> None:
+    stage = store.stage(round_.id, "train")
+    assert stage.claim()
+    stage.fail("loss is NaN")
+    assert (stage.row().state, stage.row().error) == ("failed", "loss is NaN")
+    assert not stage.finished
+    assert stage.claim()
+    assert (stage.row().attempt, stage.row().error, stage.row().finished_at) == (2, None, None)
+
+
+def test_an_expired_lease_is_taken_over_and_the_loser_cannot_finish(store: Store, round_: Round) -> None:
+    slow, quick = store.stage(round_.id, "train"), store.stage(round_.id, "train")
+    assert slow.claim("slow")
+    assert not quick.claim("quick")
+    expire(store)
+    assert quick.claim("quick")
+    assert quick.row().attempt == 2
+    assert not slow.heartbeat()
+    assert slow.lost.is_set()
+    with pytest.raises(TransitionError, match=r"owner 'quick', attempt 2"):
+        slow.finish({"by": "slow"})
+    with pytest.raises(TransitionError):
+        slow.fail("late")
+    quick.finish({"by": "quick"})
+    assert quick.row().result == {"by": "quick"}
+
+
+def test_heartbeats_hold_the_lease_while_work_goes_on(store: Store, round_: Round) -> None:
+    mine, other = store.stage(round_.id, "train"), store.stage(round_.id, "train")
+    assert mine.claim(lease_seconds=1.2)
+    with mine.working() as work:
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert not other.claim()
+            time.sleep(0.1)
+    assert work.failure is None
+    mine.finish()
+    assert mine.row().attempt == 1
+
+
+def test_work_that_raises_fails_the_stage(store: Store, round_: Round) -> None:
+    stage = store.stage(round_.id, "train")
+    assert stage.claim()
+    with pytest.raises(ZeroDivisionError), stage.working():
+        1 / 0  # noqa: B018
+    assert (stage.row().state, stage.row().error) == ("failed", "ZeroDivisionError: division by zero")
+
+
+def test_work_that_lost_its_stage_says_so_and_leaves_it_alone(store: Store, round_: Round) -> None:
+    slow, quick = store.stage(round_.id, "train"), store.stage(round_.id, "train")
+    assert slow.claim("slow", lease_seconds=1.0)
+
+    def work() -> None:
+        with slow.working():
+            expire(store)
+            assert quick.claim("quick")
+            assert slow.lost.wait(5)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert (quick.row().state, quick.row().owner) == ("running", "quick")
+
+
+def test_skipping_needs_no_claim(store: Store, round_: Round) -> None:
+    stage = store.stage(round_.id, "train:nothing")
+    stage.skip("no capability was selected")
+    assert stage.finished
+    assert stage.row().result == {"reason": "no capability was selected"}
+    assert not stage.claim()
+
+
+def test_wrong_stages_are_refused(store: Store, round_: Round) -> None:
+    with pytest.raises(StoreError, match="rule of the schema"):
+        store.stage("nowhere", "train")
+    with pytest.raises(StoreError, match="lease of 0"):
+        store.stage(round_.id, "train").claim(lease_seconds=0)
+    with pytest.raises(StoreError, match="ledger"):
+        store.set_state("stages", row_id(round_.id, "train"), "done")

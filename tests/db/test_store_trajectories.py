@@ -1,0 +1,146 @@
+"""Trajectories with their steps, checks and arrays, on both databases."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+from store_examples import failure, trajectory
+
+from db import CheckRow, Round, StepRow, Store, Written
+from errors import StoreError
+
+
+def everything(store: Store) -> str:
+    """All rows of the tables that trajectories are written to, as text."""
+    return "".join(
+        store.query(f"SELECT * FROM {table} ORDER BY 1, 2").to_csv() for table in ("trajectories", "steps", "checks")
+    )
+
+
+def test_a_trajectory_comes_back_as_it_was(store: Store, round_: Round) -> None:
+    given = trajectory(round_.id)
+    assert store.add_trajectories([given]) == Written(1, 0, 0)
+    found = store.trajectory("t1")
+    for field in dataclasses.fields(given):
+        if field.name not in ("token_ids", "sampled_mask", "logprobs"):
+            assert getattr(found, field.name) == getattr(given, field.name), field.name
+    assert found.token_ids is not None
+    assert found.logprobs is not None
+    assert found.sampled_mask is not None
+    assert np.asarray(found.token_ids).dtype == np.int32
+    assert list(found.token_ids) == [0, 30000, 60000, 90000, 120000, 150000]
+    assert list(found.logprobs) == given.logprobs
+    assert list(found.sampled_mask) == given.sampled_mask
+
+
+def test_replaying_a_batch_changes_nothing(store: Store, round_: Round) -> None:
+    batch = [trajectory(round_.id, f"t{i}") for i in range(20)] + [failure(round_.id, "e1")]
+    assert store.add_trajectories(batch) == Written(21, 0, 0)
+    before = everything(store)
+    later = [dataclasses.replace(row, reward=row.reward and 0.75, steps=row.steps * 2, checks=()) for row in batch]
+    assert store.add_trajectories(batch) == Written(0, 0, 21)
+    assert store.add_trajectories(later) == Written(0, 0, 21)
+    assert everything(store) == before
+
+
+def test_a_success_replaces_an_error_row_and_nothing_else_does(store: Store, round_: Round) -> None:
+    store.add_trajectories([failure(round_.id)])
+    assert store.stored_ids(["t1", "t2"]) == set()
+    assert store.add_trajectories([failure(round_.id, error="again")]) == Written(0, 0, 1)
+    assert store.trajectory("t1").error == "502 from the provider"
+    assert store.add_trajectories([trajectory(round_.id)]) == Written(0, 1, 0)
+    found = store.trajectory("t1")
+    assert (found.error_boundary, found.error, found.reward, found.success) == (None, None, 0.25, False)
+    # The three half steps of the failure are gone, not mixed with the two of the success.
+    assert [step.sampled_tokens for step in found.steps] == [2, 2]
+    assert len(found.checks) == 2
+    assert store.stored_ids(["t1", "t2"]) == {"t1"}
+    assert store.add_trajectories([failure(round_.id)]) == Written(0, 0, 1)
+    assert store.trajectory("t1").reward == 0.25
+
+
+def test_one_batch_may_hold_an_id_twice(store: Store, round_: Round) -> None:
+    written = store.add_trajectories([failure(round_.id), trajectory(round_.id), failure(round_.id)])
+    assert written == Written(1, 0, 2)
+    assert store.trajectory("t1").success is False
+
+
+def test_frames_leave_errors_out_of_every_denominator(store: Store, round_: Round) -> None:
+    rows = [
+        trajectory(round_.id, "t1", success=True, reward=1.0),
+        trajectory(round_.id, "t2"),
+        failure(round_.id, "t3"),
+        trajectory(round_.id, "t4", purpose="evaluation", adapter_id="a1"),
+        trajectory(None, "t5", purpose="traffic"),
+    ]
+    store.add_trajectories(rows)
+    frame = store.trajectory_frame(round_.id, purpose="diagnosis")
+    assert list(frame.id) == ["t1", "t2", "t3"]
+    assert frame.success.mean() == 0.5
+    assert frame.reward.mean() == 0.625
+    assert list(store.trajectory_frame(round_.id, purpose="diagnosis", error_boundary=None).id) == ["t1", "t2"]
+    assert list(store.trajectory_frame(round_.id, adapter_id="a1").id) == ["t4"]
+    assert list(store.trajectory_frame(id=["t5", "t1"]).id) == ["t1", "t5"]
+    assert "token_ids" in store.trajectory_frame(round_.id, with_blobs=True)
+    assert "token_ids" not in frame
+    assert len(store.trajectory_frame("unknown")) == 0
+    checks = store.check_frame(round_.id, purpose="diagnosis")
+    assert set(checks.trajectory_id) == {"t1", "t2"}
+    assert checks.groupby("kind").passed.mean().to_dict() == {"cancel_order": 0.0, "look_up_first": 1.0}
+    assert checks[checks.required].shape[0] == 4
+    assert list(store.step_frame(round_.id, id="t2").milliseconds) == [11.0, 12.0]
+
+
+def test_many_trajectories_are_read_in_pages(store: Store, round_: Round) -> None:
+    rows = [trajectory(round_.id, f"t{i:05}", steps=(StepRow({"i": i}, []),), checks=()) for i in range(1201)]
+    store.add_trajectories(rows)
+    found = list(store.trajectories(round_.id))
+    assert [row.id for row in found] == [row.id for row in rows]
+    assert all(row.steps[0].action["i"] == i and row.token_ids is None for i, row in enumerate(found))
+    assert len(store.stored_ids(row.id for row in rows)) == 1201
+
+
+def test_what_models_say_can_always_be_stored(store: Store, round_: Round) -> None:
+    step = StepRow({"content": "\x00\udcff"}, [{"content": "tab\t\x01 end"}])
+    check = CheckRow("n", "k", True, False, "said \x00")
+    store.add_trajectories([trajectory(round_.id, steps=[step], checks=[check], messages=[{"content": "\udc80"}])])
+    found = store.trajectory("t1")
+    assert found.steps[0].action == {"content": "\ufffd\ufffd"}
+    assert found.steps[0].observation == [{"content": "tab\t\x01 end"}]
+    assert found.checks[0].detail == "said \ufffd"
+    assert found.messages == [{"content": "\ufffd"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"reward": float("nan")}, "reward of trajectory 't1' is nan"),
+        ({"error_boundary": "sandbox"}, "failed at 'sandbox' and yet has reward"),
+        ({"purpose": "fun"}, "purpose 'fun'; use one of diagnosis"),
+        ({"logprobs": [0.0]}, "arrays of different lengths"),
+        ({"token_ids": [2**31] * 6}, "int32"),
+        ({"token_ids": [0.5] * 6}, "integers"),
+        ({"metrics": {"x": object()}}, "not JSON"),
+        ({"round_id": "nowhere"}, "rule of the schema"),
+    ],
+)
+def test_contradictions_are_refused_and_nothing_is_stored(
+    store: Store, round_: Round, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(StoreError, match=said):
+        store.add_trajectories([trajectory(round_.id, "t0"), trajectory(**({"round_id": round_.id} | changes))])
+    assert len(store.trajectory_frame()) == 0
+
+
+def test_the_database_itself_refuses_an_error_with_a_reward(store: Store, round_: Round) -> None:
+    store.add_trajectories([failure(round_.id)])
+    with pytest.raises(StoreError, match="error_has_no_reward"), store.transaction() as connection:
+        connection.execute(text("UPDATE trajectories SET reward = 0.0"))
+
+
+def test_unknown_trajectory(store: Store) -> None:
+    with pytest.raises(StoreError, match="no trajectory 'x'"):
+        store.trajectory("x")
