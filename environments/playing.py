@@ -1,0 +1,77 @@
+"""One episode of a simple policy in an environment, as validation and the red team need it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from environments.contract import Action, Environment, Message, Score, TargetTask, canonical_json
+from errors import TraceError
+
+# What code that nobody of this project wrote may raise on purpose or by mistake. A fault is a finding here: it is kept.
+FAULTS = (
+    TraceError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
+    RuntimeError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
+# A reward this high counts as a win whatever `success` says: training follows the reward.
+FULL_REWARD = 0.95
+
+# Environment (oracles only may ask it), messages so far, random numbers -> action, or None to stop.
+SimplePolicy = Callable[[Environment, Sequence[Message], random.Random], Action | None]
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode: its score (None on a fault), the bytes that equal episodes share, steps, and the fault's text."""
+
+    score: Score | None
+    transcript: bytes
+    steps: int
+    error: str = ""
+
+    @property
+    def won(self) -> bool:
+        """Success, or a reward as good as one."""
+        return self.score is not None and (self.score.success or self.score.reward >= FULL_REWARD)
+
+
+def play(
+    environment: Environment, task: TargetTask, policy: SimplePolicy, *, seed: int = 0, past_the_end: bool = False
+) -> Played:
+    """Play `task` to its end and score it. `past_the_end` goes on acting after `done`, as a hostile client may.
+
+    What the environment raises is kept in `error`, and a score outside the contract is a fault too.
+    """
+    rng = random.Random(seed)
+    messages: list[Message] = []
+    steps = 0
+    try:
+        observation = environment.reset(task)
+        messages.extend(observation.messages)
+        while steps < environment.max_steps and (past_the_end or not observation.done):
+            action = policy(environment, messages, rng)
+            if action is None:
+                break
+            steps += 1
+            messages.append(action.as_message())
+            observation = environment.step(action)
+            messages.extend(observation.messages)
+        score = environment.score()
+    except FAULTS as error:
+        return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500])
+    if not isinstance(score.reward, int | float) or isinstance(score.reward, bool) or not 0 <= score.reward <= 1:
+        return Played(None, b"", steps, f"the reward is {score.reward!r}, not a number in [0, 1]")
+    if not isinstance(score.success, bool) or not math.isfinite(score.reward):
+        return Played(None, b"", steps, f"success is {score.success!r}, not a bool")
+    shown = [message.as_dict() for message in messages if message.role != "assistant"]
+    return Played(score, _bytes([shown, asdict(score)]), steps)
+
+
+def _bytes(value: object) -> bytes:
+    try:
+        return canonical_json(value).encode("utf-8", "backslashreplace")
+    except (ValueError, TypeError, RecursionError) as error:
+        # Observations that are no JSON cannot be compared: give every such episode bytes of its own kind.
+        return f"{type(error).__name__}: {error}".encode()
