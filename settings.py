@@ -1,0 +1,181 @@
+"""All settings in one object, read from `trace.toml`, then the environment (`TRACE_...`), then what the caller gives.
+
+A profile (`profiles/NAME.toml`) gives the defaults of a kind of machine; later sources override it. One dial, `budget`
+(rollouts of a round), derives how much is trained.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from errors import ConfigurationError
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RolloutSettings(_Part):
+    """How tasks of the target are played, in diagnosis and evaluation alike."""
+
+    trials: int = Field(2, ge=1, description="episodes per task, each with its own seed")
+    temperature: float = Field(0.3, ge=0, le=2)
+    max_tokens: int = Field(32, ge=1, description="longest turn")
+    rows: int = Field(64, ge=1, description="episodes computed at once")
+
+
+class SelectionSettings(_Part):
+    """Section 3 of the method."""
+
+    rho: float = Field(0.10, ge=0, le=1)
+    delta: float = Field(0.20, ge=-1, le=1)
+    runs: int = Field(10, ge=1)
+    required: int = Field(8, ge=1, description="K of N")
+    most: int = Field(3, ge=1, description="capabilities trained in one round")
+
+
+class CalibrationSettings(_Part):
+    """Section 4 of the method. `informative_alone` accepts below the success band when groups are informative."""
+
+    seeds: int = Field(100, ge=2)
+    samples: int = Field(16, ge=2)
+    low: float = 0.2
+    high: float = 0.6
+    spread: float = 0.05
+    uniform: float = 0.2
+    informative: float = 0.5
+    informative_alone: bool = False
+    distinct: int = 100
+    policy_episodes: int = 100
+    retention_share: float = Field(1 / 3, ge=0, lt=1)
+
+
+class TrainSettings(_Part):
+    """Section 5 of the method; `steps` 0 is derived from the budget."""
+
+    steps: int = Field(0, ge=0)
+    groups: int = Field(6, ge=1)
+    group_size: int = Field(8, ge=2)
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    temperature: float = Field(0.7, gt=0)
+    upper_layers: int | None = 15
+    micro_batch: int = Field(24, ge=1)
+
+
+class EvaluationSettings(_Part):
+    """Section 7 of the method."""
+
+    margin: float = Field(2.0, ge=0, description="points another family may fall by")
+    alpha: float = Field(0.05, gt=0, lt=1)
+    fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")
+
+
+class Settings(BaseSettings):
+    """Everything a round depends on. `settings.plan()` is what the budget derives."""
+
+    model_config = SettingsConfigDict(env_prefix="TRACE_", env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    target: str = "shop"
+    profile: str = "laptop"
+    seed: int = Field(0, ge=0)
+    budget: int = Field(2400, ge=1, description="rollouts of one round")
+    base_model: str = Field("smollm2-135m", description="the embedded model, a folder, or a Hugging Face id")
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    calls: Literal["compact", "json"] = "compact"
+    home: Path = Path("runs")
+    database: str = ""
+    tracking: str = ""
+    router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
+    rollout: RolloutSettings = RolloutSettings()
+    selection: SelectionSettings = SelectionSettings()
+    calibration: CalibrationSettings = CalibrationSettings()
+    train: TrainSettings = TrainSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, Path("trace.toml"))
+        name = str(init_settings().get("profile") or env_settings().get("profile") or file().get("profile") or "laptop")
+        path = PROFILES / f"{name}.toml"
+        if not path.is_file():
+            known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
+            raise ConfigurationError(f"profile {name!r} does not exist; choose from {known}")
+        return init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
+
+    @property
+    def folder(self) -> Path:
+        """Where rounds, the database and the registry of the embedded default lie (absolute)."""
+        return self.home.expanduser().resolve()
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.folder / 'trace.db'}"
+
+    @property
+    def tracking_uri(self) -> str:
+        return self.tracking or f"sqlite:///{self.folder / 'mlflow.db'}"
+
+    def training_steps(self) -> int:
+        """Optimizer steps per capability: what is given, or 36 % of the budget shared among the capabilities.
+
+        Raises `ConfigurationError` when that is not one whole batch of groups.
+        """
+        batch = self.train.groups * self.train.group_size
+        steps = self.train.steps or math.floor(0.36 * self.budget / (self.selection.most * batch))
+        if steps < 1:
+            need = math.ceil(self.selection.most * batch / 0.36)
+            raise ConfigurationError(
+                f"budget {self.budget} cannot fill one batch of {self.train.groups} groups x {self.train.group_size} rollouts for "
+                f"{self.selection.most} capabilities; give at least {need}, or fewer capabilities or smaller groups"
+            )
+        return steps
+
+    def identity(self) -> dict[str, Any]:
+        """What decides a round's figures, JSON-able: everything but where things are stored."""
+        return self.model_dump(mode="json", exclude={"home", "database", "tracking"})
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings with `given` on top (None values are left out); one clear `ConfigurationError` for whatever is wrong."""
+    try:
+        settings = Settings(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise ConfigurationError(f"setting {where} = {first.get('input')!r}: {first['msg']}; correct it and start again") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
+    if settings.selection.required > settings.selection.runs:
+        raise ConfigurationError(f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it")
+    settings.training_steps()
+    return settings
+
+
+def writable_folder(folder: Path) -> Path:
+    """Create `folder` and prove that a file can be written there."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"probe")
+        probe.unlink()
+    except OSError as problem:
+        raise ConfigurationError(f"{folder} cannot be written ({problem.strerror}); give another folder with --home or free space") from None
+    return folder
