@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,17 @@ from errors import TargetError
 USER_VARIABLE = "TRACE_TARGET_USER"
 SCRIPTED = "scripted"
 NO_OP_REPLY = "I'm sorry, I cannot do that."
+# What a benchmark's own Python tools and verifiers raise when an agent gives them nonsense.
+TOOL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -44,15 +55,26 @@ def seed_of(text: str) -> int:
     return int(_draw("seed:" + text) * 2**31)
 
 
-def split_train(task_id: str) -> str:
-    """Where a task of a benchmark's train split goes: diagnosis (2 of 3) or validation, by a fixed hash of its id."""
-    return "diagnosis" if _draw("train:" + task_id) < 2 / 3 else "validation"
+def _ranked(ids: Iterable[str], shares: Sequence[tuple[str, float]]) -> dict[str, str]:
+    """Ids in the order of a fixed hash, cut into consecutive shares; the last share takes what is left."""
+    order = sorted(ids, key=lambda item: (_draw("split:" + item), item))
+    where: dict[str, str] = {}
+    start = 0
+    for position, (split, share) in enumerate(shares):
+        end = len(order) if position == len(shares) - 1 else start + round(share * len(order))
+        where |= dict.fromkeys(order[start:end], split)
+        start = end
+    return where
 
 
-def split_all(task_id: str) -> str:
-    """Where a task goes when there are no splits: 40 % diagnosis, 20 % validation, 40 % test, by a fixed hash."""
-    draw = _draw("all:" + task_id)
-    return "diagnosis" if draw < 0.4 else "validation" if draw < 0.6 else "test"
+def split_train(ids: Iterable[str]) -> dict[str, str]:
+    """Parts of a benchmark's train split: two of three tasks to diagnosis, the rest to validation, by a fixed hash."""
+    return _ranked(ids, (("diagnosis", 2 / 3), ("validation", 1 / 3)))
+
+
+def split_all(ids: Iterable[str]) -> dict[str, str]:
+    """Splits of a benchmark that has none: 40 % diagnosis, 20 % validation, 40 % test, by a fixed hash of the id."""
+    return _ranked(ids, (("diagnosis", 0.4), ("validation", 0.2), ("test", 0.4)))
 
 
 def of_split(tasks: Sequence[TargetTask], split: str) -> Sequence[TargetTask]:
@@ -103,6 +125,23 @@ def file_hashes(files: Sequence[Path]) -> dict[str, str]:
         except OSError as error:
             raise TargetError(f"cannot read {path}: {error}; install the package again") from error
     return hashes
+
+
+def folder_hash(folder: Path, patterns: Sequence[str]) -> str:
+    """One hash of all files below `folder` that match a pattern, by relative path and content.
+
+    Raises TargetError when no file matches or one cannot be read.
+    """
+    files = sorted({path for pattern in patterns for path in folder.rglob(pattern) if path.is_file()})
+    if not files:
+        raise TargetError(f"{folder} has no file like {', '.join(patterns)}; install the package again")
+    digest = hashlib.sha256()
+    for path in files:
+        try:
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        except OSError as error:
+            raise TargetError(f"cannot read {path}: {error}; install the package again") from error
+    return digest.hexdigest()
 
 
 def user_name(user: str | None) -> str:

@@ -95,7 +95,7 @@ def _load_data(domain: str, user: str, package: str, folder: str) -> Tau2Data:
     splits, listed = _read_json(splits_file), _read_json(tasks_file)
     try:
         by_id = {item["id"]: item for item in listed}
-        where = {task_id: split_train(task_id) for task_id in splits["train"]}
+        where = split_train(splits["train"])
         where |= dict.fromkeys(splits["test"], "test")
         raw = {task_id: by_id[task_id] for task_id in by_id if task_id in where}
         tasks = tuple(_target_task(item, where[task_id], base) for task_id, item in raw.items())
