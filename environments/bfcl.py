@@ -48,8 +48,8 @@ TURN_STEPS = 20
 MAX_STEPS = 8 * TURN_STEPS
 INSTRUCTIONS = (
     "You carry out the user's requests with the given functions. In every turn call functions until the request of "
-    "that turn is fulfilled, then answer in one short sentence without a call. If no function fits, or a needed value is "
-    "missing, say so instead of calling."
+    "that turn is fulfilled, then answer in one short sentence without a call. If no function fits, or a needed value "
+    "is missing, say so instead of calling."
 )
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
 

@@ -1,9 +1,13 @@
-"""A user played by a model, through LiteLLM. The only place where the environments call a provider."""
+"""Simulated users: one who tells the scenario's facts, and one played by a model through LiteLLM.
+
+The only place where the environments call a provider.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +16,47 @@ from errors import ProviderError
 
 # OpenAI-form messages and tools -> text and tool calls of one turn.
 Completion = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], tuple[str, tuple[ToolCall, ...]]]
+
+
+YES = "Yes, please go ahead."
+# A scripted user agrees at most this often to an agent that only asks; then it leaves.
+PATIENCE = 8
+
+_FIRST_PERSON = {
+    "you are": "I am",
+    "you're": "I'm",
+    "you were": "I was",
+    "you've": "I've",
+    "you'd": "I'd",
+    "you'll": "I'll",
+    "yourself": "myself",
+    "yours": "mine",
+    "your": "my",
+    "you": "I",
+}
+_PATTERN = re.compile(r"\b(" + "|".join(_FIRST_PERSON) + r")\b", re.IGNORECASE)
+
+
+def in_first_person(text: str) -> str:
+    """Scenario prose ("You are Emma Kim ...") as the user would say it. The facts stay as they are."""
+    return _PATTERN.sub(lambda match: _FIRST_PERSON[match.group(0).lower()], text).strip()
+
+
+class FactTeller:
+    """What a scripted user says: the facts it still has, one a turn; then yes to questions, at most 8 times; then None,
+    which means that it leaves."""
+
+    def __init__(self, facts: Sequence[str]) -> None:
+        self._facts, self._agreed = list(facts), 0
+
+    def reply(self, heard: str) -> str | None:
+        """The answer to `heard`."""
+        if self._facts:
+            return self._facts.pop(0)
+        if "?" in heard and self._agreed < PATIENCE:
+            self._agreed += 1
+            return YES
+        return None
 
 
 def litellm_completion(model: str, temperature: float = 0.0, timeout: float = 120.0) -> Completion:

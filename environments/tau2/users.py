@@ -16,14 +16,11 @@ from tau2.user.user_simulator import UserSimulator
 
 from environments.adapter import SCRIPTED
 from environments.contract import ToolCall
-from environments.simulated_user import Completion, litellm_completion
+from environments.simulated_user import Completion, FactTeller, in_first_person, litellm_completion
 from environments.tau2.world import Domain
 from errors import ProviderError
 
 STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"
-YES = "Yes, please go ahead."
-# A scripted user agrees at most this often to an agent that only asks; then it leaves.
-PATIENCE = 8
 GREETING = "Hi! How can I help you today?"
 
 
@@ -41,27 +38,6 @@ def build_customer(name: str, task: Task, domain: Domain) -> Customer:
     if name == SCRIPTED:
         return ScriptedCustomer(task, [tool["function"]["name"] for tool in domain.user_tools])
     return ModelCustomer(task, domain, litellm_completion(name.removeprefix("litellm:")))
-
-
-_FIRST_PERSON = (
-    ("you are", "I am"),
-    ("you're", "I'm"),
-    ("you were", "I was"),
-    ("you've", "I've"),
-    ("you'd", "I'd"),
-    ("you'll", "I'll"),
-    ("yourself", "myself"),
-    ("yours", "mine"),
-    ("your", "my"),
-    ("you", "I"),
-)
-_PATTERN = re.compile(r"\b(" + "|".join(old for old, _ in _FIRST_PERSON) + r")\b", re.IGNORECASE)
-
-
-def in_first_person(text: str) -> str:
-    """Scenario prose ("You are Emma Kim ...") as the customer would say it. The facts stay as they are."""
-    table = dict(_FIRST_PERSON)
-    return _PATTERN.sub(lambda match: table[match.group(0).lower()], text).strip()
 
 
 def facts(task: Task) -> list[str]:
@@ -90,8 +66,8 @@ class ScriptedCustomer:
     def __init__(self, task: Task, tools: Sequence[str]) -> None:
         gold = (task.evaluation_criteria.actions if task.evaluation_criteria else None) or []
         self._gold = [action for action in gold if action.requestor == "user"]
-        self._tools, self._facts = tools, facts(task)
-        self._heard, self._results, self._agreed, self._human = "", list[str](), 0, False
+        self._tools, self._facts = tools, FactTeller(facts(task))
+        self._heard, self._results, self._human = "", list[str](), False
         self._queue: list[ToolCall] = []
 
     def hear(self, text: str) -> None:
@@ -113,12 +89,7 @@ class ScriptedCustomer:
         if self._results:
             told, self._results = "\n".join(self._results), []
             return told, ()
-        if self._facts:
-            return self._facts.pop(0), ()
-        if "?" in self._heard and self._agreed < PATIENCE:
-            self._agreed += 1
-            return YES, ()
-        return STOP, ()
+        return self._facts.reply(self._heard) or STOP, ()
 
 
 def phone_calls(text: str, tools: Sequence[str], gold: Sequence[GoldAction]) -> list[ToolCall]:
