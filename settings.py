@@ -160,11 +160,15 @@ def load_settings(**given: Any) -> Settings:
     except ValidationError as problem:
         first = problem.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
-        raise ConfigurationError(f"setting {where} = {first.get('input')!r}: {first['msg']}; correct it and start again") from None
+        raise ConfigurationError(
+            f"setting {where} = {first.get('input')!r}: {first['msg']}; correct it and start again"
+        ) from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
     if settings.selection.required > settings.selection.runs:
-        raise ConfigurationError(f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it")
+        raise ConfigurationError(
+            f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it"
+        )
     settings.training_steps()
     return settings
 
@@ -177,5 +181,7 @@ def writable_folder(folder: Path) -> Path:
         probe.write_bytes(b"probe")
         probe.unlink()
     except OSError as problem:
-        raise ConfigurationError(f"{folder} cannot be written ({problem.strerror}); give another folder with --home or free space") from None
+        raise ConfigurationError(
+            f"{folder} cannot be written ({problem.strerror}); give another folder with --home or free space"
+        ) from None
     return folder

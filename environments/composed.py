@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from environments.contract import Action, Environment, Generators, Message, Observation, Score, Target, TargetTask, ToolCall, content_hash
+from environments.contract import (
+    Action,
+    Environment,
+    Generators,
+    Message,
+    Observation,
+    Score,
+    Target,
+    TargetTask,
+    ToolCall,
+    content_hash,
+)
 from errors import ConfigurationError
 
 # The most that an episode without success can earn.
@@ -136,7 +147,9 @@ class ComposedEnvironment:
 
     def __init__(self, target: Target, spec: CompositionSpec) -> None:
         if not isinstance(target, Generators):
-            raise ConfigurationError(f"target {target.name!r} has no generators; use the llm synthesizer or add generate() and families()")
+            raise ConfigurationError(
+                f"target {target.name!r} has no generators; use the llm synthesizer or add generate() and families()"
+            )
         if not spec.families:
             raise ConfigurationError(f"no family of {target.name!r} needs {spec.capability!r}; nothing can be composed")
         self.target, self.generators, self.spec = target, target, spec
@@ -147,6 +160,11 @@ class ComposedEnvironment:
         retention = self.spec.retention_families and rng.random() < self.spec.retention_share
         family = rng.choice(self.spec.retention_families if retention else self.spec.families)
         return self.generators.generate(family, rng.randrange(10**9))
+
+    def own_scenario(self, seed: int) -> TargetTask:
+        """A scenario that needs the capability, for calibration and for measuring an adapter."""
+        rng = random.Random(f"{self.spec.id}:own:{seed}")
+        return self.generators.generate(rng.choice(self.spec.families), rng.randrange(10**9))
 
     def environment(self) -> DenseEnvironment:
         return DenseEnvironment(self.target.environment(), self.target.environment())

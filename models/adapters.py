@@ -35,12 +35,21 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
 
     digest = adapter_digest(folder)
     config = json.loads((folder / "adapter_config.json").read_text())
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("bias", "none") != "none" or config.get("modules_to_save"):
-        raise AdapterError(f"{folder.name} is not a plain LoRA (no DoRA, bias or saved modules); train one with models.grpo.lora_config")
+    if (
+        config.get("peft_type") != "LORA"
+        or config.get("use_dora")
+        or config.get("bias", "none") != "none"
+        or config.get("modules_to_save")
+    ):
+        raise AdapterError(
+            f"{folder.name} is not a plain LoRA (no DoRA, bias or saved modules); train one with models.grpo.lora_config"
+        )
     try:
         weights = load_file(folder / "adapter_model.safetensors")
     except (SafetensorError, OSError) as problem:
-        raise AdapterError(f"{folder.name}/adapter_model.safetensors cannot be read: {problem}; download it again") from problem
+        raise AdapterError(
+            f"{folder.name}/adapter_model.safetensors cannot be read: {problem}; download it again"
+        ) from problem
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     deltas = {}
     for key, a in weights.items():
@@ -54,3 +63,26 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
     if not deltas:
         raise AdapterError(f"{folder.name} holds no LoRA weights; train the adapter again")
     return digest, deltas
+
+
+@torch.no_grad()
+def liveness(policy: Any, renderer: Any, environment: Any, adapter: str, probe: str) -> float:
+    """How far the adapter moves the log-probabilities of a probe prompt's next token (largest absolute change, nats).
+
+    Raises `AdapterError` when it moves nothing: a zero or mismatched adapter would answer as the base does.
+    """
+    from environments.contract import Message
+
+    conversation = renderer.start(
+        getattr(environment, "instructions", ""),
+        getattr(environment, "tools", ()),
+        getattr(environment, "examples", ()),
+        [Message("user", probe)],
+    )
+    base, adapted = (policy.next_logprobs(conversation.ids, conversation.shared, name) for name in (None, adapter))
+    moved = float((base - adapted).abs().max())
+    if not moved > 1e-4:
+        raise AdapterError(
+            f"adapter {adapter!r} is not live: it changes no log-probability of the probe by more than {moved:.1e}; train it again"
+        )
+    return moved

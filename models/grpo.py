@@ -81,13 +81,15 @@ class StepRecord:
 class _Suffixes:
     """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
 
-    def __init__(self, counts: Sequence[int], prefix: "_Prefix | None", device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], prefix: _Prefix | None, device: torch.device) -> None:
         count = torch.tensor(counts)
         self.prefix, self.rows, self.width = prefix, len(counts), int(count.max())
         row = torch.repeat_interleave(torch.arange(self.rows), count)
         within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
         self.flat = (row * self.width + within).to(device)
-        self.hidden = torch.ones(self.width, self.width, dtype=torch.bool, device=device).triu(1).expand(self.rows, -1, -1)
+        self.hidden = (
+            torch.ones(self.width, self.width, dtype=torch.bool, device=device).triu(1).expand(self.rows, -1, -1)
+        )
 
     def _padded(self, x: torch.Tensor) -> torch.Tensor:
         """(heads, N, dim) -> (rows, heads, width, dim), zeros behind the end of a row."""
@@ -129,7 +131,9 @@ def token_logprobs(
     if shared:
         prefix = _Prefix()
         ids = torch.tensor([list(rows[0][:shared])], device=device)
-        causal.model(input_ids=ids, position_ids=torch.arange(shared, device=device)[None], use_cache=False, shared=prefix)
+        causal.model(
+            input_ids=ids, position_ids=torch.arange(shared, device=device)[None], use_cache=False, shared=prefix
+        )
     # The last token of a row predicts nothing that is wanted.
     suffixes = [list(row[shared:-1]) for row in rows]
     batch = _Suffixes([len(s) for s in suffixes], prefix, device)
@@ -156,7 +160,7 @@ def _entropy(logits: torch.Tensor) -> torch.Tensor:
 class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts. `collect` gives a batch of trajectories for a step."""
 
-    def __init__(self, *args: Any, source: "Rollouts", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, source: Rollouts, **kwargs: Any) -> None:
         self.source = source
         super().__init__(*args, rollout_func=source.rollout, **kwargs)
 
@@ -173,8 +177,12 @@ class EpisodeGRPO(GRPOTrainer):
         self._mask = inputs["completion_mask"] * inputs["tool_mask"]
         loss = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {loss.item()} at step {self.state.global_step}; lower the learning rate and start this adapter again")
-        gap = ((self._logps - inputs["sampling_per_token_logps"]).abs() * self._mask).sum() / self._mask.sum().clamp(min=1)
+            raise TrainingError(
+                f"the loss is {loss.item()} at step {self.state.global_step}; lower the learning rate and start this adapter again"
+            )
+        gap = ((self._logps - inputs["sampling_per_token_logps"]).abs() * self._mask).sum() / self._mask.sum().clamp(
+            min=1
+        )
         self._metrics["train"]["logprob_gap"].append(gap.item())
         self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
         return loss
@@ -195,7 +203,13 @@ class EpisodeGRPO(GRPOTrainer):
         return float(kl)
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """(B, C) log-probabilities and entropies; zeros where the policy did not sample (those are masked in the loss)."""
         total = input_ids.shape[1]
@@ -220,7 +234,12 @@ class Rollouts:
     """Plays the groups of each step, keeps informative ones, and remembers the figures of the step."""
 
     def __init__(
-        self, source: ScenarioSource, policy: LocalPolicy, renderer: Renderer, settings: TrainingSettings, on_trajectories: Callable[[int, list[Trajectory]], None]
+        self,
+        source: ScenarioSource,
+        policy: LocalPolicy,
+        renderer: Renderer,
+        settings: TrainingSettings,
+        on_trajectories: Callable[[int, list[Trajectory]], None],
     ) -> None:
         self.environments, self.policy, self.renderer, self.settings = source, policy, renderer, settings
         self.on_trajectories = on_trajectories
@@ -245,11 +264,23 @@ class Rollouts:
             missing = s.groups - len(kept)
             seeds = self.seeds(step, collection)[:missing]
             episodes = [
-                Episode(f"{step}/{collection}/{seed}/{k}", self.environments.scenario(seed), s.seed * 100_003 + step, k, "training")
+                Episode(
+                    f"{step}/{collection}/{seed}/{k}",
+                    self.environments.scenario(seed),
+                    s.seed * 100_003 + step,
+                    k,
+                    "training",
+                )
                 for seed in seeds
                 for k in range(s.group_size)
             ]
-            player = Player(self.environments.environment, self.policy, self.renderer, Sampling(s.temperature, s.max_tokens), 2 * self.policy.rows)
+            player = Player(
+                self.environments.environment,
+                self.policy,
+                self.renderer,
+                Sampling(s.temperature, s.max_tokens),
+                2 * self.policy.rows,
+            )
             done = {t.episode.key: t for t in player.play(episodes)}
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
@@ -283,9 +314,18 @@ class Rollouts:
         self.policy.load_adapter("training", f"step-{step}", deltas)
         trajectories = self.collect(step)
         if len(prompts) != len(trajectories):
-            raise TrainingError(f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; make them equal")
+            raise TrainingError(
+                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; make them equal"
+            )
         self.shared = min(t.conversation.shared for t in trajectories)
-        out: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": [], "success": []}
+        out: dict[str, Any] = {
+            "prompt_ids": [],
+            "completion_ids": [],
+            "logprobs": [],
+            "env_mask": [],
+            "reward": [],
+            "success": [],
+        }
         for t in trajectories:
             first = t.conversation.sampled.index(True)
             out["prompt_ids"].append(t.conversation.ids[:first])
@@ -301,7 +341,12 @@ def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
     """LoRA on the seven projections of the upper layers. Only what vLLM can load: no DoRA, no bias, no saved modules."""
     upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
     return LoraConfig(
-        r=settings.rank, lora_alpha=settings.alpha, lora_dropout=0.0, target_modules=list(PROJECTIONS), layers_to_transform=upper, task_type="CAUSAL_LM"
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=list(PROJECTIONS),
+        layers_to_transform=upper,
+        task_type="CAUSAL_LM",
     )
 
 
@@ -439,7 +484,9 @@ def train_adapter(
             model=peft,
             reward_funcs=_reward,
             args=config,
-            train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(settings.groups * max(2, settings.steps))]}),
+            train_dataset=Dataset.from_dict(
+                {"prompt": [f"slot {i}" for i in range(settings.groups * max(2, settings.steps))]}
+            ),
             processing_class=renderer.tokenizer,
             callbacks=[callback],
             source=rollouts,

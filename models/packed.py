@@ -42,7 +42,9 @@ class PackedLinear(nn.Module):
     def merge(self, delta: torch.Tensor | None) -> None:
         """Use base + delta (out, in) from now on; None is the base alone."""
         weight = self.base if delta is None else self.base + delta.to(self.base.dtype)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TUNED_ROWS) if self.arranged else weight
+        self.packed = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TUNED_ROWS) if self.arranged else weight
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.arranged:

@@ -88,7 +88,8 @@ class JsonCalls:
 
     def write(self, content: str, calls: Sequence[ToolCall]) -> str:
         tags = [
-            f"<tool_call>{json.dumps({'name': c.name, 'arguments': dict(c.arguments)}, ensure_ascii=False)}</tool_call>" for c in calls
+            f"<tool_call>{json.dumps({'name': c.name, 'arguments': dict(c.arguments)}, ensure_ascii=False)}</tool_call>"
+            for c in calls
         ]
         return "\n".join(([content] if content else []) + tags)
 
@@ -164,16 +165,22 @@ class Renderer:
             for index, mark in enumerate(marks):
                 found = whole.find(mark, position)
                 if found < 0:
-                    raise ConfigurationError(f"the chat template drops {order[index]!r} messages; give one that shows all roles")
+                    raise ConfigurationError(
+                        f"the chat template drops {order[index]!r} messages; give one that shows all roles"
+                    )
                 piece = whole[position:found]
                 if index == 0:
                     start = piece
                 elif between.setdefault((order[index - 1], order[index]), piece) != piece:
-                    raise ConfigurationError("the chat template renders equal turns differently; give an append-only template")
+                    raise ConfigurationError(
+                        "the chat template renders equal turns differently; give an append-only template"
+                    )
                 position = found + len(mark)
         opening = self._render(("system", "user"), ("A", "B"), generation=True)
         if opening != f"{start}A{between['system', 'user']}B{between['user', 'assistant']}":
-            raise ConfigurationError("the chat template's generation prompt differs from its assistant turns; give another template")
+            raise ConfigurationError(
+                "the chat template's generation prompt differs from its assistant turns; give another template"
+            )
         return start, between
 
     def _render(self, roles: Sequence[str], contents: Sequence[str], generation: bool = False) -> str:
@@ -181,7 +188,9 @@ class Renderer:
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation))
         except Exception as problem:  # the template is its author's code: anything may come out of it
-            raise ConfigurationError(f"the chat template fails on roles {list(roles)}: {problem}; give another template") from problem
+            raise ConfigurationError(
+                f"the chat template fails on roles {list(roles)}: {problem}; give another template"
+            ) from problem
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not special)
@@ -197,7 +206,11 @@ class Renderer:
         return self.calls.write(message.content, message.tool_calls) if message.role == "assistant" else message.content
 
     def start(
-        self, instructions: str, tools: Sequence[Mapping[str, Any]], examples: Sequence[Message], first: Sequence[Message]
+        self,
+        instructions: str,
+        tools: Sequence[Mapping[str, Any]],
+        examples: Sequence[Message],
+        first: Sequence[Message],
     ) -> Conversation:
         """The prompt of an episode's first turn. Instructions and examples are its shared part."""
         conversation = Conversation()
@@ -211,7 +224,9 @@ class Renderer:
         self._extend(conversation, messages[-1].role, first)
         return conversation
 
-    def answer(self, conversation: Conversation, ids: Sequence[int], logprobs: Sequence[float], then: Sequence[Message]) -> None:
+    def answer(
+        self, conversation: Conversation, ids: Sequence[int], logprobs: Sequence[float], then: Sequence[Message]
+    ) -> None:
         """Append a sampled turn exactly as sampled, and, if the episode goes on, what follows up to the next turn."""
         conversation.append(ids, True, logprobs)
         if not then:
@@ -234,7 +249,9 @@ class Renderer:
         try:
             return self._encode(self._between[before, after], special=True)
         except KeyError:
-            raise ConfigurationError(f"no turn of {after!r} may follow one of {before!r}; merge such messages into one") from None
+            raise ConfigurationError(
+                f"no turn of {after!r} may follow one of {before!r}; merge such messages into one"
+            ) from None
 
     def read(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Action:
         """The action that a sampled turn stands for, given the tools on offer."""

@@ -22,7 +22,7 @@ from torch import nn
 from errors import ContextOverflow, PolicyError
 from models.attention import NAME, attend_padded
 from models.packed import SamplerTwin
-from models.policy import Generation, PolicyIdentity, Request
+from models.policy import Generation, PolicyIdentity, Request, Sampling
 
 # How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
 PREFIXES_KEPT = 8
@@ -105,7 +105,12 @@ class _RowsPass:
     """
 
     def __init__(
-        self, cache: _Cache, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], prefix: _PrefixPass | None
+        self,
+        cache: _Cache,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+        prefix: _PrefixPass | None,
     ) -> None:
         self.cache, self.prefix = cache, prefix
         device = cache.like.device
@@ -159,7 +164,9 @@ class LocalPolicy:
             )
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
-            raise PolicyError(f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend")
+            raise PolicyError(
+                f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend"
+            )
         self.model, self.stop_ids, self.rows = model, stop_ids, rows
         self.context = int(config.max_position_embeddings)
         self.twin = SamplerTwin(model)
@@ -266,6 +273,19 @@ class LocalPolicy:
             self.release(request.session)
         return [done[request.session] for request in requests]
 
+    @torch.inference_mode()
+    def next_logprobs(self, prompt: Sequence[int], shared: int = 0, adapter: str | None = None) -> torch.Tensor:
+        """Log-probabilities (vocabulary,) of the token after `prompt`; only while nothing is in flight."""
+        if self._active or self._queue:
+            raise PolicyError("next_logprobs while turns are in flight; finish them first")
+        request = Request("next_logprobs", prompt, Sampling(0.0, 1), adapter, shared)
+        self.submit(request)
+        slots = self._admit()
+        logits = self.twin.model.lm_head(self._run(slots)).float()[0]
+        self._active -= 1
+        self.release("next_logprobs")
+        return torch.log_softmax(logits, dim=-1)
+
     # --- scheduling -------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[int]:
@@ -296,9 +316,13 @@ class LocalPolicy:
 
     def _seat(self, request: Request, prefix: tuple[int, ...]) -> int:
         """Give the request the slot at the end of the active ones, with what is already computed of its session."""
-        place = next((i for i in range(self._active, len(self._slots)) if self._slots[i].session == request.session), None)
+        place = next(
+            (i for i in range(self._active, len(self._slots)) if self._slots[i].session == request.session), None
+        )
         if place is None:
-            if len(self._slots) == self.rows:  # every slot is held by a session between turns: the oldest is computed again
+            if (
+                len(self._slots) == self.rows
+            ):  # every slot is held by a session between turns: the oldest is computed again
                 self.release(self._slots[self._active].session)
             place = len(self._slots)
             self._slots.append(_Row(request.session, request.adapter, prefix))

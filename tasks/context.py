@@ -52,7 +52,9 @@ class Context:
 
     @cached_property
     def registry(self) -> Registry:
-        return Registry(self.settings.tracking_uri, registry_name(self.settings.target), self.settings.folder / "mlartifacts")
+        return Registry(
+            self.settings.tracking_uri, registry_name(self.settings.target), self.settings.folder / "mlartifacts"
+        )
 
     @property
     def folder(self) -> Path:
@@ -100,7 +102,9 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         raise ConfigurationError(
             f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; start another with --fresh"
         )
-    current = found or store.start_round(settings.target, target.data_hash, settings.seed, settings.profile, config, code_version)
+    current = found or store.start_round(
+        settings.target, target.data_hash, settings.seed, settings.profile, config, code_version
+    )
     context = Context(settings, store, current)
     (folder / current.id).mkdir(exist_ok=True)
     _OPEN[current.id] = context
@@ -113,7 +117,9 @@ def current(round_id: str) -> Context:
         settings = load_settings()
         store = open_store(settings.database_url)
         row = store.round(round_id)
-        merged = load_settings(**{**row.config, "home": settings.home, "database": settings.database, "tracking": settings.tracking})
+        merged = load_settings(
+            **{**row.config, "home": settings.home, "database": settings.database, "tracking": settings.tracking}
+        )
         _OPEN[round_id] = Context(merged, store, row)
     return _OPEN[round_id]
 

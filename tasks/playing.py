@@ -43,7 +43,11 @@ def ids_of(context: Context, ground: Playground, episodes: Iterable[Episode], id
 
 
 def play_owed(
-    context: Context, ground: Playground, episodes: Sequence[Episode], policy: TokenPolicy | ScriptedPolicy | None = None, what: str = ""
+    context: Context,
+    ground: Playground,
+    episodes: Sequence[Episode],
+    policy: TokenPolicy | ScriptedPolicy | None = None,
+    what: str = "",
 ) -> list[str]:
     """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`."""
     base = context.base if policy is None or isinstance(policy, TokenPolicy) else None
@@ -54,7 +58,13 @@ def play_owed(
     owed = {i: replace(e, key=i) for i, e in zip(ids, episodes, strict=True) if i not in stored}
     if not owed:
         return ids
-    player = Player(ground.make, acting, base.renderer if base else None, Sampling(ground.temperature, ground.max_tokens), 2 * context.settings.rollout.rows)
+    player = Player(
+        ground.make,
+        acting,
+        base.renderer if base else None,
+        Sampling(ground.temperature, ground.max_tokens),
+        2 * context.settings.rollout.rows,
+    )
     waiting: list[TrajectoryRow] = []
     began = time.perf_counter()
     for trajectory in track(player.play(owed.values()), what or ground.purpose, len(owed), "episodes"):
@@ -68,7 +78,9 @@ def play_owed(
     return ids
 
 
-def trajectory_row(context: Context, ground: Playground, trajectory: Trajectory, row_id: str | None = None) -> TrajectoryRow:
+def trajectory_row(
+    context: Context, ground: Playground, trajectory: Trajectory, row_id: str | None = None
+) -> TrajectoryRow:
     """What the store keeps of an episode."""
     episode, talk, score = trajectory.episode, trajectory.conversation, trajectory.score
     return TrajectoryRow(
@@ -101,7 +113,12 @@ def trajectory_row(context: Context, ground: Playground, trajectory: Trajectory,
         sampled_mask=talk.sampled or None,
         logprobs=talk.logprobs or None,
         steps=[
-            StepRow(s.action.as_message().as_dict(), [m.as_dict() for m in s.observation.messages], s.sampled_tokens, s.milliseconds)
+            StepRow(
+                s.action.as_message().as_dict(),
+                [m.as_dict() for m in s.observation.messages],
+                s.sampled_tokens,
+                s.milliseconds,
+            )
             for s in trajectory.steps
         ],
         checks=[CheckRow(c.name, c.kind, c.required, c.passed, c.detail) for c in score.checks] if score else [],
@@ -120,7 +137,9 @@ def outcomes(context: Context, ids: Sequence[str]) -> Any:
 def base_ground(context: Context, purpose: str) -> Playground:
     """The target's own environment at the evaluation temperature."""
     rollout = context.settings.rollout
-    return Playground(context.target.environment, context.round.target, purpose, rollout.temperature, rollout.max_tokens)
+    return Playground(
+        context.target.environment, context.round.target, purpose, rollout.temperature, rollout.max_tokens
+    )
 
 
 def make_environment(context: Context) -> Environment:

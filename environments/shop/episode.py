@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
-from environments.shop.families import CAPABILITY_OF_TOOL, REPORT_FACT
+from environments.shop.families import CAPABILITY_OF_TOOL
 from environments.shop.world import TOOLS, Database, call_tool
 from errors import EnvironmentFault, TargetError
 
@@ -38,19 +38,24 @@ class ShopEnvironment:
             self._db = copy.deepcopy(payload["database"])
             self._reference: list[Mapping[str, Any]] = list(payload["reference"])
             self._replies: list[Mapping[str, str]] = list(payload["replies"])
-            self._facts: list[Mapping[str, str]] = list(payload["facts"])
+            self._facts: list[Mapping[str, Any]] = list(payload["facts"])
             opening = payload["opening"]
         except KeyError as missing:
-            raise TargetError(f"shop task {task.id!r} has no {missing}; draw it again from its family and seed") from None
+            raise TargetError(
+                f"shop task {task.id!r} has no {missing}; draw it again from its family and seed"
+            ) from None
         self._goal = copy.deepcopy(payload["database"])
         for step in self._reference:
             if "call" in step:
                 _, worked = call_tool(self._goal, step["call"], step["arguments"])
                 if not worked:
-                    raise EnvironmentFault(f"reference call {step['call']} of task {task.id!r} fails; the family is wrong")
+                    raise EnvironmentFault(
+                        f"reference call {step['call']} of task {task.id!r} fails; the family is wrong"
+                    )
         self._start = copy.deepcopy(self._db)
         self._calls: list[tuple[str, dict[str, Any], bool]] = []
-        self._said: list[str] = []
+        self._said: list[tuple[str, str]] = []  # what was said, and what the tools had told until then
+        self._learnt = ""
         self._next, self._played, self._errors, self._done = 0, 0, 0, False
         return Observation((Message("user", opening),))
 
@@ -65,19 +70,24 @@ class ShopEnvironment:
             return Observation((), done=True)
         if action.malformed:
             self._errors += 1
-            return self._lose_patience() if self._errors > MAX_ERRORS else Observation((Message("tool", "error: unreadable"),))
+            return (
+                self._lose_patience()
+                if self._errors > MAX_ERRORS
+                else Observation((Message("tool", "error: unreadable"),))
+            )
         if action.tool_calls:
             results = []
             if any((call.name, dict(call.arguments)) in [c[:2] for c in self._calls] for call in action.tool_calls):
                 return self._lose_patience()
             for call in action.tool_calls:
                 line, worked = call_tool(db, call.name, call.arguments)
+                self._learnt += f" {line}"
                 self._calls.append((call.name, dict(call.arguments), worked))
                 self._errors += not worked
                 self._advance(call.name, dict(call.arguments))
                 results.append(Message("tool", line, tool_call_id=call.id, name=call.name))
             return Observation(tuple(results)) if self._errors <= MAX_ERRORS else self._lose_patience()
-        self._said.append(action.content)
+        self._said.append((action.content, self._learnt))
         if self._played < len(self._reference) and "say" in self._reference[self._played]:
             self._played += 1
         return self._customer(action.content)
@@ -113,16 +123,18 @@ class ShopEnvironment:
         return Action(tool_calls=(ToolCall(step["call"], step["arguments"], f"call_{self._played}"),))
 
     def score(self) -> Score:
-        db, told = self._database(), " ".join(self._said)
+        db = self._database()
         checks = []
-        reference = [step for step in self._reference if "call" in step]
+        reference = [step for step in self._reference if "call" in step and not step.get("optional")]
         for index, step in enumerate(reference):
             hit = any(n == step["call"] and a == step["arguments"] and ok for n, a, ok in self._calls)
             # A look-up is judged by having been made, a write by having been made as asked.
             detail = f"{step['call']} {step['arguments']}"
             checks.append(Check(f"{index}:{step['call']}", CAPABILITY_OF_TOOL[step["call"]], True, hit, detail))
         for fact in self._facts:
-            checks.append(Check(f"told:{fact['text']}", fact["why"] or REPORT_FACT, True, says(told, fact["text"]), f"told {fact['text']}"))
+            checks.append(
+                Check(f"told:{fact['text']}", fact["why"], True, self._told(fact), f"told {fact['text']}")
+            )
         for step in self._reference:
             if step.get("why"):
                 asked = self._next > 0
@@ -130,11 +142,22 @@ class ShopEnvironment:
         expected = [(s["call"], s["arguments"]) for s in reference if TOOLS[s["call"]].writes]
         stray = [n for n, a, ok in self._calls if ok and TOOLS[n].writes and (n, a) not in expected]
         wrote = bool(stray)
-        checks.append(Check("nothing_else_written", AVOID_UNREQUESTED, wrote, not wrote, f"wrote {stray}" if wrote else "no unrequested write"))
+        checks.append(Check("nothing_else_written", AVOID_UNREQUESTED, True,
+                not wrote,
+                f"wrote {stray}" if wrote else "no unrequested write",
+            )
+        )
         success = db == self._goal and self._done and all(c.passed for c in checks if c.required and self._decides(c))
         needed = [c for c in checks if c.required]
         share = sum(c.passed for c in needed) / len(needed)
         return Score(1.0 if success else 0.5 * share * (not wrote), success, tuple(checks))
+
+    def _told(self, fact: Mapping[str, Any]) -> bool:
+        """Whether a message stated the fact after a tool had, and nothing that contradicts it. Guessing is not telling."""
+        return any(
+            says(text, fact["text"]) and says(learnt, fact["text"]) and not any(says(text, other) for other in fact["instead_of"])
+            for text, learnt in self._said
+        )
 
     @staticmethod
     def _decides(check: Check) -> bool:

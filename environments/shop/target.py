@@ -39,8 +39,18 @@ def _example(*turns: str | tuple[str, dict[str, object]]) -> list[Message]:
 
 EXAMPLES = (
     *_example("Please cancel order 512.", ("cancel", {"order": 512}), "ok", "Order 512 is cancelled."),
-    *_example("Cancel order 731 please.", ("cancel", {"order": 731}), "error: order is shipped", "Sorry, order 731 is shipped."),
-    *_example("How much is the clock?", ("price", {"item": "clock"}), "22 dollars, round, square, oval", "The clock is 22 dollars."),
+    *_example(
+        "Cancel order 731 please.",
+        ("cancel", {"order": 731}),
+        "error: order is shipped",
+        "Sorry, order 731 is shipped.",
+    ),
+    *_example(
+        "How much is the clock?",
+        ("price", {"item": "clock"}),
+        "22 dollars, round, square, oval",
+        "The clock is 22 dollars.",
+    ),
     *_example("Refund 7 of order 264.", ("refund", {"order": 264, "amount": 7}), "ok", "7 of order 264 is refunded."),
     *_example("Where is order 648?", ("find", {"order": 648}), "pending, red lamp, paid 40", "Order 648 is pending."),
 )

@@ -24,7 +24,24 @@ ITEMS: Mapping[str, Mapping[str, Any]] = {
     "clock": {"price": 22, "options": ["round", "square", "oval"]},
     "radio": {"price": 55, "options": ["silver", "brown", "black"]},
 }
-FIRST = ("ann", "bob", "carla", "dan", "eva", "finn", "gina", "hugo", "ida", "jon", "kim", "lea", "max", "nora", "otto", "pia")
+FIRST = (
+    "ann",
+    "bob",
+    "carla",
+    "dan",
+    "eva",
+    "finn",
+    "gina",
+    "hugo",
+    "ida",
+    "jon",
+    "kim",
+    "lea",
+    "max",
+    "nora",
+    "otto",
+    "pia",
+)
 STREETS = ("Elm Street", "Oak Avenue", "Mill Road", "Lake Drive", "Hill Lane", "Park Street", "River Road", "Rose Lane")
 COUPON_WORDS = ("SAVE", "GIFT", "SPRING", "HELLO", "THANKS", "WINTER")
 STATUSES = ("pending", "shipped", "delivered", "cancelled")
@@ -62,7 +79,7 @@ def new_database(rng: random.Random) -> Database:
         "customers": customers,
         "orders": orders,
         "items": {k: dict(v) for k, v in ITEMS.items()},
-        "coupons": {code: "unused" for code in codes},
+        "coupons": dict.fromkeys(codes, "unused"),
         "handed_over": "",
     }
 
@@ -180,9 +197,19 @@ TOOLS: Mapping[str, Tool] = {
         Tool("price", "Price and options of an item.", {"item": "string"}, False, _get_item),
         Tool("account", "Payment method and orders of a customer.", {"email": "string"}, False, _get_customer),
         Tool("cancel", "Cancel a pending order.", {"order": "integer"}, True, _cancel_order),
-        Tool("move", "Change where a pending order goes.", {"order": "integer", "address": "string"}, True, _set_address),
-        Tool("refund", "Pay money back, at most what was paid.", {"order": "integer", "amount": "number"}, True, _refund),
-        Tool("swap", "Exchange a delivered item for another option.", {"order": "integer", "option": "string"}, True, _exchange),
+        Tool(
+            "move", "Change where a pending order goes.", {"order": "integer", "address": "string"}, True, _set_address
+        ),
+        Tool(
+            "refund", "Pay money back, at most what was paid.", {"order": "integer", "amount": "number"}, True, _refund
+        ),
+        Tool(
+            "swap",
+            "Exchange a delivered item for another option.",
+            {"order": "integer", "option": "string"},
+            True,
+            _exchange,
+        ),
         Tool("coupon", "Use a coupon on an order.", {"order": "integer", "code": "string"}, True, _apply_coupon),
         Tool("person", "Pass the customer on to a person.", {}, True, _hand_over),
     )

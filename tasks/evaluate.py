@@ -1,0 +1,269 @@
+"""Stages 6 and 7: fit the router, evaluate base and routed on a split, gate every adapter, promote what is proven."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from models.embedding import embed
+from models.router import Router
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.events import emit_event
+
+from db import row_id
+from environments.contract import TargetTask
+from models.episodes import Episode
+from models.scripted import NoopPolicy
+from tasks.context import Context, current
+from tasks.gate import GateRules, gate
+from tasks.mine import RETRIES, diagnosis_ids
+from tasks.playing import base_ground, episodes_for, outcomes, play_owed
+from tasks.statistics import align, clustered_interval
+from tasks.synthesize import stored_environment
+from tasks.train import adapter_id, load_trained
+
+# Successful training trajectories that the router keeps per capability.
+EXAMPLES_PER_CAPABILITY = 120
+
+
+def first_prompts(context: Context, tasks: list[TargetTask]) -> tuple[list[list[int]], int]:
+    """The ids of each task's first prompt, and how many leading ones they share."""
+    prompts, shared = [], 0
+    for item in tasks:
+        environment = context.target.environment()
+        first = environment.reset(item)
+        talk = context.base.renderer.start(
+            environment.instructions, environment.tools, environment.examples, first.messages
+        )
+        environment.close()
+        prompts.append(talk.ids)
+        shared = talk.shared
+    return prompts, shared
+
+
+def stored_prompts(context: Context, ids: list[str]) -> dict[str, list[int]]:
+    """The first prompt of stored trajectories: what stands before the first sampled token."""
+    prompts = {}
+    for row in context.store.trajectories(None, with_blobs=True, id=ids):
+        sampled = list(row.sampled_mask or [])
+        prompts[row.id] = [int(i) for i in list(row.token_ids or [])[: sampled.index(True)]]
+    return prompts
+
+
+def common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """How many leading ids all prompts share."""
+    first, last = min(prompts), max(prompts)
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max(0, same)
+
+
+@task(name="route", task_run_name="fit the router", **RETRIES)
+def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
+    """Fit on first observations of successful training trajectories and of tasks that the base solves alone."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        labels: dict[str, str] = {}
+        for capability in capabilities:
+            environment = stored_environment(context, capability)
+            frame = context.store.trajectory_frame(
+                round_id, purpose="training", adapter_id=adapter_id(round_id, capability)
+            )
+            frame = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
+            for r in frame.head(EXAMPLES_PER_CAPABILITY).itertuples():
+                labels[r.id] = capability if r.family in environment.spec.families else ""
+        solved = outcomes(context, diagnosis_ids(round_id))
+        solved = solved[solved["success"]].drop_duplicates("task")
+        labels |= dict.fromkeys(solved["id"], "")
+        prompts = stored_prompts(context, list(labels))
+        shared = common_length(list(prompts.values()))
+        vectors = embed(context.base.policy, [prompts[i] for i in labels], shared)
+        router = Router.fit(vectors, list(labels.values()), list(labels))
+        router.save(context.folder / "router")
+        return {
+            "version": router.version,
+            "examples": len(labels),
+            "labels": {k or "none": v for k, v in Counter(labels.values()).items()},
+        }
+
+    return context.stage("route", work)
+
+
+def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[Any]:
+    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
+    router = Router.load(context.folder / "router")
+    prompts, shared = first_prompts(context, tasks)
+    return [router.decide(vector, allowed) for vector in embed(context.base.policy, prompts, shared)]
+
+
+@task(name="evaluate", task_run_name="evaluate {split}", **RETRIES)
+def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, Any]:
+    """Base and routed on a split with equal seeds. A task that the router leaves to the base is the base's own episode."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        rollout, settings = context.settings.rollout, context.settings
+        tasks = list(context.target.tasks(split))
+        ground = base_ground(context, "evaluation")
+        base_ids = play_owed(
+            context, ground, episodes_for(tasks, rollout.trials, settings.seed), what=f"base on {split}"
+        )
+        for capability in capabilities:
+            load_trained(context, capability)
+        decisions = dict(
+            zip([t.id for t in tasks], decide(context, tasks, capabilities) if capabilities else [], strict=False)
+        )
+        routed = [
+            Episode("", t, settings.seed, k, (decisions[t.id].capability or None) if decisions else None)
+            for t in tasks
+            for k in range(rollout.trials)
+        ]
+        routed_ids = play_routed(context, routed, split)
+        router_version = Router.load(context.folder / "router").version if decisions else "none"
+        context.store.put(
+            "routes",
+            [
+                {
+                    "trajectory_id": i,
+                    "round_id": round_id,
+                    "router_version": router_version,
+                    "capability": d.capability,
+                    "adapter_id": adapter_id(round_id, d.capability) if d.capability else None,
+                    "probabilities": {k or "none": v for k, v in d.probabilities.items()},
+                    "neighbours": list(d.neighbours),
+                    "milliseconds": d.milliseconds,
+                }
+                for i, e in zip(routed_ids, routed, strict=True)
+                if (d := decisions.get(e.task.id))
+            ],
+            replace=True,
+        )
+        noop = play_owed(context, ground, episodes_for(tasks, 1, settings.seed), NoopPolicy(), f"no-op on {split}")
+        result: dict[str, Any] = {"base_ids": base_ids, "routed_ids": routed_ids, "noop_ids": noop}
+        for subject, ids in (("base", base_ids), ("routed", routed_ids), ("noop", noop)):
+            frame = outcomes(context, ids)
+            interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+            result[subject] = {"success": interval.rate, "low": interval.low, "high": interval.high}
+            context.store.put(
+                "evaluations",
+                [
+                    {
+                        "id": row_id(round_id, split, subject),
+                        "round_id": round_id,
+                        "split": split,
+                        "subject": subject,
+                        "n_tasks": len(tasks),
+                        "trials": 1 if subject == "noop" else rollout.trials,
+                        **result[subject],
+                        "detail": frame.groupby("family")["success"].mean().to_dict(),
+                    }
+                ],
+                replace=True,
+            )
+        return result
+
+    return context.stage(f"evaluate:{split}", work)
+
+
+def play_routed(context: Context, episodes: list[Episode], split: str) -> list[str]:
+    """Ids of routed episodes; those without an adapter are the base's trajectories, the others are played by adapter."""
+    ids: dict[int, str] = {}
+    for adapter in sorted({e.adapter or "" for e in episodes}):
+        where = [i for i, e in enumerate(episodes) if (e.adapter or "") == adapter]
+        mine = base_ground(context, "evaluation") if not adapter else _with_adapter(context, adapter)
+        played = play_owed(context, mine, [episodes[i] for i in where], what=f"{adapter or 'base'} on {split}")
+        ids |= dict(zip(where, played, strict=True))
+    return [ids[i] for i in range(len(episodes))]
+
+
+def _with_adapter(context: Context, capability: str) -> Any:
+    return replace(base_ground(context, "evaluation"), adapter_id=adapter_id(context.round.id, capability))
+
+
+@task(name="gate", task_run_name="gate and promote", **RETRIES)
+def gate_and_promote(round_id: str, capabilities: list[str]) -> dict[str, Any]:
+    """Decide on all adapters at once from the validation split; move the alias `champion` to what is proven."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        result = context.store.stage(round_id, "evaluate:validation").row().result or {}
+        base, routed = outcomes(context, result["base_ids"]), outcomes(context, result["routed_ids"])
+        chosen = {
+            r["trajectory_id"]: r["capability"]
+            for r in context.store.rows("routes", trajectory_id=list(result["routed_ids"]))
+        }
+        by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
+        pairs, own = {}, {}
+        for capability in capabilities:
+            mine = routed["task"].map(by_task) == capability
+            other = pd.concat([routed[mine], base[~base["task"].isin(routed[mine]["task"])]])
+            pairs[capability] = align(base, other)
+            own[capability] = stored_environment(context, capability).spec.families
+        s = context.settings.evaluation
+        decisions = gate(pairs, own, GateRules(alpha=s.alpha, margin=s.margin)) if pairs else {}
+        promoted = []
+        for capability, decision in decisions.items():
+            context.store.put(
+                "verdicts",
+                [
+                    {
+                        "round_id": round_id,
+                        "subject": capability,
+                        "capability_id": row_id(round_id, capability),
+                        "verdict": str(decision.verdict),
+                        "points": decision.difference.points,
+                        "p": decision.difference.p,
+                        "p_holm": decision.adjusted_p,
+                        "mde": decision.mde,
+                        "reasons": list(decision.reasons),
+                    }
+                ],
+                replace=True,
+            )
+            _apply(context, capability, str(decision.verdict), decision.promoted)
+            if decision.promoted:
+                promoted.append(capability)
+        create_table_artifact(
+            key="gate",
+            description="Verdicts of the gate on the validation split",
+            table=[
+                {
+                    "capability": c,
+                    "verdict": str(d.verdict),
+                    "points": round(d.difference.points, 1),
+                    "p (Holm)": round(d.adjusted_p, 4),
+                    "reasons": " ".join(d.reasons),
+                }
+                for c, d in decisions.items()
+            ],
+        )
+        return {"promoted": promoted, "verdicts": {c: str(d.verdict) for c, d in decisions.items()}}
+
+    return context.stage("gate", work)
+
+
+def _apply(context: Context, capability: str, verdict: str, promoted: bool) -> None:
+    """Carry a verdict into store and registry. Done again it changes nothing."""
+    identity = adapter_id(context.round.id, capability)
+    row = context.store.row("adapters", id=identity)
+    assert row is not None
+    version = row["registered_version"]
+    context.registry.set_gate(capability, version, verdict)
+    if promoted:
+        champion = context.registry.champion(capability)
+        if champion is None or str(champion.version) != version:
+            context.registry.promote(capability, version)
+        for other in context.store.rows("adapters", registered_model=row["registered_model"], state="champion"):
+            if other["id"] != identity:
+                context.store.set_state("adapters", other["id"], "retired")
+        emit_event(
+            "trace.adapter.promoted",
+            resource={"prefect.resource.id": f"trace.adapter.{capability}"},
+            payload={"version": version},
+        )
+    if row["state"] == "registered":
+        context.store.set_state("adapters", identity, "champion" if promoted else "rejected")

@@ -1,0 +1,205 @@
+"""Stage 5: train one LoRA adapter per capability, register it, prove that it is live, and measure it on fresh seeds."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_link_artifact
+
+from db import row_id
+from errors import AdapterError
+from models.adapter_files import AdapterRecord, export_adapter
+from models.adapters import folder_deltas, liveness
+from models.episodes import Episode, Trajectory
+from models.grpo import StepRecord, TrainingSettings, train_adapter
+from tasks.context import Context, current
+from tasks.mine import RETRIES
+from tasks.playing import Playground, outcomes, play_owed, trajectory_row
+from tasks.statistics import clustered_interval
+from tasks.synthesize import FRESH_SEED, stored_environment
+
+PROBE = "Please cancel order 314."
+
+
+def training_settings(context: Context) -> TrainingSettings:
+    """The trainer's settings, from the round's."""
+    s, t = context.settings, context.settings.train
+    return TrainingSettings(
+        steps=s.training_steps(),
+        groups=t.groups,
+        group_size=t.group_size,
+        rank=t.rank,
+        alpha=t.alpha,
+        learning_rate=t.learning_rate,
+        temperature=t.temperature,
+        max_tokens=s.rollout.max_tokens,
+        upper_layers=t.upper_layers,
+        micro_batch=t.micro_batch,
+        seed=s.seed,
+    )
+
+
+def adapter_id(round_id: str, capability: str) -> str:
+    """Id of a round's adapter for a capability."""
+    return row_id(round_id, "adapter", capability)
+
+
+@task(name="train", task_run_name="train {capability}", **RETRIES)
+def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]:
+    """GRPO on the capability's environment; goes on from the last whole checkpoint."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        environment, settings = stored_environment(context, capability), training_settings(context)
+        identity = adapter_id(round_id, capability)
+        context.store.put(
+            "adapters",
+            [
+                {
+                    "id": identity,
+                    "round_id": round_id,
+                    "capability_id": row_id(round_id, capability),
+                    "environment_id": environment_id,
+                    "base": context.base.identity.base,
+                    "base_revision": context.base.identity.revision,
+                    "state": "training",
+                    "config": asdict(settings),
+                }
+            ],
+        )
+        output = context.folder / "training" / capability
+        ground = Playground(
+            environment.environment,
+            environment.spec.id,
+            "training",
+            settings.temperature,
+            settings.max_tokens,
+            identity,
+        )
+        run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
+
+        def on_step(record: StepRecord) -> None:
+            context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
+            context.registry.log_steps(run, {record.step: step_metrics(record)})
+
+        def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
+            rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
+            context.store.add_trajectories(rows)
+
+        result = train_adapter(
+            environment, context.base.policy, context.base.renderer, settings, output, on_step, on_trajectories
+        )
+        folder = output / "final"
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
+        export_adapter(result.folder, folder)
+        digest, _ = folder_deltas(folder)
+        context.store.set_state(
+            "adapters", identity, "trained", sha256=digest, path=str(folder.relative_to(context.settings.folder))
+        )
+        return {
+            "adapter": identity,
+            "sha256": digest,
+            "verdict": result.verdict,
+            "steps": len(result.records),
+            "run": run,
+        }
+
+    return context.stage(f"train:{capability}", work)
+
+
+def step_metrics(record: StepRecord) -> dict[str, float]:
+    """A step's figures as MLflow metrics."""
+    names = ("reward", "success", "loss", "clip_fraction", "kl", "logprob_gap", "seconds")
+    return {f"train/{n}": float(getattr(record, n)) for n in names} | {
+        f"train/{k}": v for k, v in record.metrics.items()
+    }
+
+
+def load_trained(context: Context, capability: str) -> str:
+    """Make a trained adapter usable in this process under its capability's name; hash checked. Returns the name."""
+    policy = context.base.policy
+    if capability not in policy.adapters:
+        row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
+        assert row is not None
+        digest, deltas = folder_deltas(context.settings.folder / row["path"])
+        if digest != row["sha256"]:
+            raise AdapterError(
+                f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; train it again with --fresh"
+            )
+        policy.load_adapter(capability, digest, deltas)
+    return capability
+
+
+@task(name="register", task_run_name="register {capability}", **RETRIES)
+def register(round_id: str, capability: str, environment_id: str, run: str) -> dict[str, Any]:
+    """Probe, measure on fresh seeds against the base, and register in MLflow as challenger."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        identity, environment = adapter_id(round_id, capability), stored_environment(context, capability)
+        name = load_trained(context, capability)
+        moved = liveness(context.base.policy, context.base.renderer, context.target.environment(), name, PROBE)
+        rollout = context.settings.rollout
+        ground = Playground(
+            environment.environment,
+            environment.spec.id,
+            "evaluation",
+            rollout.temperature,
+            rollout.max_tokens,
+            identity,
+        )
+        fresh = [environment.own_scenario(FRESH_SEED + i) for i in range(context.settings.evaluation.fresh)]
+        sides = {}
+        for side, adapter in (("base", None), ("adapter", name)):
+            ids = play_owed(
+                context,
+                ground,
+                [Episode("", t, context.settings.seed, 0, adapter) for t in fresh],
+                what=f"{capability}: fresh seeds, {side}",
+            )
+            sides[side] = outcomes(context, ids)
+        rates = {
+            side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
+            for side, f in sides.items()
+        }
+        row = context.store.row("adapters", id=identity)
+        assert row is not None
+        record = AdapterRecord(
+            capability,
+            context.base.identity.base,
+            context.base.identity.revision,
+            round_id,
+            {k: str(v) for k, v in row["config"].items()},
+            {"environment": environment_id, "dtype": context.base.identity.dtype},
+        )
+        folder = context.settings.folder / row["path"]
+        registered = context.registry.register(record, folder, run)
+        frame = sides["adapter"][["task", "family", "success", "reward"]]
+        metrics = {
+            "fresh/base_success": rates["base"].rate,
+            "fresh/adapter_success": rates["adapter"].rate,
+            "liveness": moved,
+        }
+        context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
+        context.registry.end_run(run)
+        context.store.set_state(
+            "adapters",
+            identity,
+            "registered",
+            registered_model=registered.name,
+            registered_version=str(registered.version),
+            base_success=rates["base"].rate,
+            adapter_success=rates["adapter"].rate,
+            metrics={"liveness": moved, "adapter_low": rates["adapter"].low, "adapter_high": rates["adapter"].high},
+        )
+        create_link_artifact(
+            key=f"adapter-{capability.replace('_', '-')}",
+            link=context.registry.link(registered),
+            link_text=registered.served_name,
+        )
+        return {"version": str(registered.version), "served_name": registered.served_name, **metrics}
+
+    return context.stage(f"register:{capability}", work)
