@@ -5,7 +5,7 @@
     PYTHONPATH=. python benchmarks/targets.py scorer                     # about four minutes
 
 Columns: tasks; how many the reference solution solves; how many are still solved when the reference's last successful
-write is left out, of how many that have one; how many an agent solves that only apologises. Exceptions are listed below.
+write is left out, of how many that have one; how many an agent solves that only apologises. Exceptions follow below.
 """
 
 from __future__ import annotations
@@ -154,4 +154,4 @@ if __name__ == "__main__":
         elif group.startswith("scorer:"):
             scorer([group.partition(":")[2]])
         else:
-            table(GROUPS[group] if group in GROUPS else [group])
+            table(GROUPS.get(group, (group,)))
