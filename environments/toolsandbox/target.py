@@ -72,11 +72,9 @@ class ToolSandboxEnvironment:
     examples: Sequence[Message] = ()
     max_steps = MAX_STEPS
 
-    def __init__(self, user: str) -> None:
-        self._user = user
-        self._complete: Completion | None = None
-        if user != SCRIPTED:
-            self._complete = litellm_completion(user.removeprefix("litellm:"))
+    def __init__(self, complete: Completion | None = None) -> None:
+        """`complete` plays the user; None is the scripted one."""
+        self._complete = complete
         self.tools: Sequence[Any] = ()
         self.instructions = ""
         self._episode: Episode | None = None
@@ -264,4 +262,7 @@ class ToolSandboxTarget:
         return of_split(self._tasks, split)
 
     def environment(self) -> ToolSandboxEnvironment:
-        return ToolSandboxEnvironment(self.user)
+        """A new environment with the target's user."""
+        return ToolSandboxEnvironment(
+            None if self.user == SCRIPTED else litellm_completion(self.user.removeprefix("litellm:"))
+        )

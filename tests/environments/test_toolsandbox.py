@@ -13,12 +13,12 @@ import pytest
 from environments.contract import SPLITS, Action, TargetTask, ToolCall
 from environments.toolsandbox import describe
 from environments.validate import no_op, oracle, play
-from errors import TargetError
+from errors import ProviderError, TargetError
 
 _missing = describe()[0].missing
 if not _missing:
     try:
-        from environments.toolsandbox.target import ToolSandboxTarget, scripted_facts
+        from environments.toolsandbox.target import ToolSandboxEnvironment, ToolSandboxTarget, scripted_facts
     except TargetError as error:
         _missing = str(error)
 pytestmark = pytest.mark.skipif(bool(_missing), reason=f"ToolSandbox is absent: {_missing}")
@@ -135,6 +135,27 @@ def test_building_leaves_the_global_generator_alone(target: Any) -> None:
     before = random.getstate()
     data.scenarios()
     assert random.getstate() == before
+
+
+def test_a_model_plays_the_user_and_its_failure_is_attributed(named: dict[str, TargetTask]) -> None:
+    seen: list[Any] = []
+
+    def replies(messages: Any, tools: Any) -> tuple[str, tuple[ToolCall, ...]]:
+        """Stands for a provider: answers once, then fails, then ends the conversation."""
+        seen.append((list(messages), list(tools)))
+        if len(seen) == 2:
+            raise ProviderError("the provider is overloaded", transient=True)
+        return ("Sure.", ()) if len(seen) == 1 else ("", (ToolCall("end_conversation", {}, "x"),))
+
+    environment = ToolSandboxEnvironment(replies)
+    environment.reset(named["wifi_off"])
+    assert environment.step(Action(content="Shall I?")).messages[0].content == "Sure."
+    assert seen[0][0][-1] == {"role": "user", "content": "Shall I?"}
+    assert seen[0][0][-2]["role"] == "assistant"
+    assert seen[0][1][0]["function"]["name"] == "end_conversation"
+    with pytest.raises(ProviderError, match="overloaded"):
+        environment.step(Action(content="And now?"))
+    assert environment.step(Action(content="Bye")).done
 
 
 def test_unknown_scenario_and_variant(target: Any) -> None:
