@@ -5,13 +5,13 @@ import time
 
 import pytest
 from pydantic import BaseModel
-from scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, trickling, truncated
 
 from db import open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.analyst import Analyst, AnalystSettings, Question, most_tokens
 from models.analyst_store import StoredReplies, StoredSpend
 from models.completion import bad_release
+from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, trickling, truncated
 
 
 class Word(BaseModel):

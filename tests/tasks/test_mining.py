@@ -3,10 +3,8 @@ HTTP with the scripted server and the real store."""
 
 import json
 import re
-import sys
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,7 @@ from errors import LabelError, ProviderError
 from models.analyst import Analyst, AnalystSettings, Answer
 from models.analyst_store import StoredReplies, StoredSpend
 from tasks.mining import MinedCapability, MiningSettings, Transcript, agreement, discover, judge_fit, label, mine
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
+from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
 CONTEXT = "## Policy\nBe careful.\n## Tools\nget_order, cancel_order"
 
