@@ -70,6 +70,10 @@ class _Cache:
             grown.append(fresh)
         (self.k, self.v), self.room = grown, room
 
+    def clear(self) -> None:
+        """Drop all buffers."""
+        self.k, self.v, self.room = [], [], 0
+
     def copy(self, source: int, destination: int, length: int) -> None:
         """Overwrite one slot by another."""
         for buffer in (*self.k, *self.v):
@@ -256,6 +260,14 @@ class LocalPolicy:
                     self._slots[slot] = self._slots[last]
                 self._slots.pop()
                 return
+
+    def free_buffers(self) -> None:
+        """Give the memory of keys and values back; only while nothing is in flight. It is taken again when needed."""
+        if self._active or self._queue:
+            raise PolicyError("free_buffers while turns are in flight; finish them first")
+        self._slots.clear()
+        self._prefixes.clear()
+        self._cache.clear()
 
     @torch.inference_mode()
     def poll(self) -> list[Generation]:

@@ -106,11 +106,12 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
     context = current(round_id)
 
     def work() -> dict[str, Any]:
-        rollout, settings = context.settings.rollout, context.settings
+        settings = context.settings
+        trials = settings.evaluation.trials
         tasks = list(context.target.tasks(split))
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(
-            context, ground, episodes_for(tasks, rollout.trials, settings.seed), what=f"base on {split}"
+            context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}"
         )
         for capability in capabilities:
             load_trained(context, capability)
@@ -120,7 +121,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
         routed = [
             Episode("", t, settings.seed, k, (decisions[t.id].capability or None) if decisions else None)
             for t in tasks
-            for k in range(rollout.trials)
+            for k in range(trials)
         ]
         routed_ids = play_routed(context, routed, split)
         router_version = Router.load(context.folder / "router").version if decisions else "none"
@@ -157,7 +158,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
                         "split": split,
                         "subject": subject,
                         "n_tasks": len(tasks),
-                        "trials": 1 if subject == "noop" else rollout.trials,
+                        "trials": 1 if subject == "noop" else trials,
                         **result[subject],
                         "detail": frame.groupby("family")["success"].mean().to_dict(),
                     }
