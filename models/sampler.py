@@ -266,6 +266,21 @@ class LocalPolicy:
             self.release(request.session)
         return [done[request.session] for request in requests]
 
+    @torch.inference_mode()
+    def forward_rows(self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> torch.Tensor:
+        """Last hidden states (N, hidden) of the base model for the tokens of `rows`, laid flat, each row after the
+        shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
+        counts = [len(row) for row in rows]
+        if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
+            raise PolicyError(f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row")
+        self._use(None)
+        shared = self._prefix(None, tuple(prefix))
+        cache = _Cache(self.model.config, len(rows), self._cache.like)
+        cache.reserve(max(counts))
+        batch = _RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
+        positions = [len(prefix) + j for count in counts for j in range(count)]
+        return self._forward([i for row in rows for i in row], positions, batch)
+
     # --- scheduling -------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[int]:
