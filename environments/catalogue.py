@@ -107,7 +107,8 @@ def load_target(name: str, user: str | None = None) -> Target:
         except (ImportError, AttributeError) as error:
             raise TargetError(f"entry point {name!r} ({points[name].value}) does not load: {error}") from error
     module, colon, attribute = name.partition(":")
-    if colon and attribute and "." in module:
+    ours = {builtin.partition(":")[0] for builtin in builders}
+    if colon and attribute and module not in ours:
         return _checked(name, _from_path(name))
     known = [*builders, *points]
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

@@ -153,11 +153,6 @@ class _RowsPass:
         return out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.flat]
 
 
-def _tensor(out: torch.Tensor | tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The hidden states in what a decoder layer returns."""
-    return out if isinstance(out, torch.Tensor) else out[0]
-
-
 class LocalPolicy:
     """Token policy on a transformers causal language model in this process.
 
@@ -304,34 +299,19 @@ class LocalPolicy:
         return torch.log_softmax(logits, dim=-1)
 
     @torch.inference_mode()
-    def hidden_means(self, prompts: Sequence[Sequence[int]], shared: int, layers: range) -> torch.Tensor:
-        """(n, hidden): the base's hidden states after each of `layers`, averaged over them and over the tokens that
-        follow the shared prefix. Only while nothing is in flight."""
-        if self._active or self._queue:
-            raise PolicyError("hidden_means while turns are in flight; finish them first")
-        for session in [row.session for row in self._slots]:
-            self.release(session)
+    def forward_rows(self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> torch.Tensor:
+        """Last hidden states (N, hidden) of the base model for the tokens of `rows`, laid flat, each row after the
+        shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
+        counts = [len(row) for row in rows]
+        if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
+            raise PolicyError(f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row")
         self._use(None)
-        shared = min([shared, *(len(p) - 1 for p in prompts)])
-        prefix = self._prefix(None, tuple(prompts[0][:shared])) if prompts else None
-        seen: list[torch.Tensor] = []
-        decoder = self.twin.model.model.layers
-        hooks = [decoder[i].register_forward_hook(lambda _m, _i, out: seen.append(_tensor(out))) for i in layers if i < len(decoder)]
-        means = []
-        try:
-            for start in range(0, len(prompts), self.rows):
-                suffixes = [list(p[shared:]) for p in prompts[start : start + self.rows]]
-                counts = [len(s) for s in suffixes]
-                self._cache.reserve(max(counts))
-                batch = _RowsPass(self._cache, list(range(len(suffixes))), [0] * len(suffixes), counts, prefix)
-                seen.clear()
-                self._forward([i for s in suffixes for i in s], [shared + j for c in counts for j in range(c)], batch)
-                flat = torch.stack([h.reshape(-1, h.shape[-1]) for h in seen]).mean(dim=0)
-                means += [part.mean(dim=0) for part in flat.split(counts)]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.stack(means)
+        shared = self._prefix(None, tuple(prefix))
+        cache = _Cache(self.model.config, len(rows), self._cache.like)
+        cache.reserve(max(counts))
+        batch = _RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
+        positions = [len(prefix) + j for count in counts for j in range(count)]
+        return self._forward([i for row in rows for i in row], positions, batch)
 
     # --- scheduling -------------------------------------------------------------------------------------------
 
