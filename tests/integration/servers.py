@@ -41,7 +41,7 @@ def status(url: str, host: str | None = None) -> int:
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=5) as answer:
+        with opener.open(request, timeout=20) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as problem:
         return problem.code
@@ -56,7 +56,7 @@ def running(
     log: Path,
     ready: Callable[[], bool],
     *,
-    seconds: float = 120,
+    seconds: float = 240,
 ) -> Iterator[None]:
     """`command` in a process group of its own, from when `ready()` is true to the end of the block."""
     with log.open("wb") as out:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import yaml
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.db.postgres_server import binaries, running_postgres
 from tests.integration.servers import clean_environment, free_port, running, status
@@ -26,15 +27,15 @@ def postgres() -> Iterator[str]:
     with running_postgres() as url:
         with psycopg.connect(f"{url}/postgres", autocommit=True) as connection:
             connection.execute("CREATE DATABASE trace")
-            info = connection.info
+        info = conninfo_to_dict(url)
         subprocess.run(
             [str(ROOT / "docker" / "postgres" / "10-databases.sh")],
             env={
                 "PATH": f"{binaries()}:{os.environ['PATH']}",
-                "POSTGRES_USER": info.user,
-                "PGHOST": info.host,
-                "PGPORT": str(info.port),
-                "PGPASSWORD": info.password,
+                "POSTGRES_USER": str(info["user"]),
+                "PGHOST": str(info["host"]),
+                "PGPORT": str(info["port"]),
+                "PGPASSWORD": str(info["password"]),
                 "PGDATABASE": "postgres",
             },
             check=True,
@@ -83,8 +84,10 @@ def test_prefect_command_runs_on_its_own_database(postgres: str, tmp_path: Path)
         PREFECT_SERVER_API_PORT=str(port),
     )
     command = [sys.executable, "-m", *(part.replace("0.0.0.0", "127.0.0.1") for part in service["command"])]
-    with running(command, environment, tmp_path / "log", lambda: status(f"http://127.0.0.1:{port}/api/health") == 200):
-        assert status(f"http://127.0.0.1:{port}/api/ready") == 200
+    # Ready, not merely healthy: it answers from its database.
+    ready = f"http://127.0.0.1:{port}/api/ready"
+    with running(command, environment, tmp_path / "log", lambda: status(ready) == 200):
+        assert status(f"http://127.0.0.1:{port}/api/health") == 200
     with psycopg.connect(f"{postgres}/prefect") as connection:
         row = connection.execute("SELECT count(*) FROM alembic_version").fetchone()
     assert row == (1,)
