@@ -21,25 +21,26 @@ from tasks.playing import Playground, outcomes, play_owed
 # Calibration seeds count down from here: training counts up from 0, fresh evaluation from FRESH.
 CALIBRATION_SEED = -1
 FRESH_SEED = 5_000_000
+# Success of the base from which a family counts as mastered: nothing to train there, much to forget.
+MASTERED = 0.5
 
 
 def compose(context: Context, capability: str, version: int = 1) -> ComposedEnvironment:
     """The environment of a capability.
 
-    Its families need the capability and otherwise only what the base has shown; retention families are all others in
-    which the base has any success. A family is never in both.
+    Its families need the capability, are not mastered, and otherwise need only what the base has shown; retention
+    families are all others in which the base has any success. A family is never in both.
     """
     generators = context.target
     assert isinstance(generators, Generators)
     frame = outcomes(context, diagnosis_ids(context.round.id))
     success = frame.groupby("family")["success"].mean().to_dict()
     families = generators.families()
-    shown = {c for name, needs in families.items() if success.get(name, 0.0) >= 0.5 for c in needs}
-    own = tuple(
-        sorted(n for n, needs in families.items() if capability in needs and set(needs) - {capability} <= shown)
-    )
-    own = own or tuple(sorted(n for n, needs in families.items() if capability in needs))
-    retention = tuple(sorted(n for n in families if capability not in families[n] and success.get(n, 0.0) > 0))
+    shown = {c for name, needs in families.items() if success.get(name, 0.0) >= MASTERED for c in needs}
+    needing = sorted(n for n, needs in families.items() if capability in needs and success.get(n, 0.0) < MASTERED)
+    alone = [n for n in needing if set(families[n]) - {capability} <= shown]
+    own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
+    retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
     share = context.settings.calibration.retention_share if retention else 0.0
     spec = CompositionSpec(context.round.target, context.round.data_hash, capability, own, retention, share, version)
     return ComposedEnvironment(context.target, spec)

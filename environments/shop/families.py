@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.shop.world import ITEMS, STATUSES, Database, address, new_database
+from environments.shop.world import ITEMS, STATUSES, TOWNS, Database, new_database
 
 # Capabilities, in the words of the checks.
 LOOK_UP_ORDER = "look_up_order"
@@ -219,14 +219,10 @@ def payment_method(rng: random.Random, db: Database) -> Scenario:
 
 def move_pending(rng: random.Random, db: Database) -> Scenario:
     """Send a pending order to another address."""
-    n, to = _pick(rng, db, "pending"), address(rng)
+    n = _pick(rng, db, "pending")
+    to = rng.choice([town for town in TOWNS if town != db["orders"][n]["address"]])
     ask = rng.choice(
-        [
-            "Move order {n} to {a}.",
-            "Please move order {n} to {a}.",
-            "Send order {n} to {a}.",
-            "Can you move order {n} to {a}?",
-        ]
+        ["Move order {n} to {a}.", "Please move order {n} to {a}.", "Can you move order {n} to {a}?", "I want to move order {n} to {a}."]
     )
     steps = [_call("move", order=int(n), address=to), _say(f"Order {n} goes to {to}.")]
     return Scenario(db, ask.format(n=n, a=to), steps)
