@@ -59,7 +59,8 @@ check: install ## Lint and type-check everything, Dockerfile and compose files i
 	@$(BIN)/ruff format -q --check . || { echo "error: 'make format' would change files" >&2; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/hadolint docker/Dockerfile
-	@POSTGRES_PASSWORD=lint $(BIN)/compose-lint docker/compose.yaml
+	@# Its advice (digests, memory limits) is the deployer's to take; what it rates high or critical fails.
+	@advice=$$($(BIN)/compose-lint docker/compose.yaml 2>&1) || { echo "$$advice" >&2; exit 1; }
 	@$(BIN)/python -m pytest -q --durations=0 tests/test_repository.py
 
 format: install ## Format the code

