@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +28,9 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, str]:
 
 def _typed(word: str, kind: str) -> Any:
     """The word as the JSON type `kind`, or as it is if it is none."""
+    kinds: Mapping[str, Callable[[str], Any]] = {"integer": int, "number": _number}
     try:
-        return {"integer": int, "number": _number}.get(kind, str)(word)
+        return kinds.get(kind, str)(word)
     except ValueError:
         return word
 
@@ -108,7 +109,7 @@ class JsonCalls:
         return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
 
 
-FORMATS = {"compact": CompactCalls, "json": JsonCalls}
+FORMATS: Mapping[str, type[CompactCalls] | type[JsonCalls]] = {"compact": CompactCalls, "json": JsonCalls}
 
 
 @dataclass

@@ -135,7 +135,7 @@ class _RowsPass:
             keys, values = keys[: self.rows, :, : self.total], values[: self.rows, :, : self.total]
         else:
             keys, values = keys[self.slots, :, : self.total], values[self.slots, :, : self.total]
-        heads, n, dim = q.shape
+        heads, _, dim = q.shape
         if self.width == 1:
             padded = q.transpose(0, 1).unsqueeze(2)
         else:
@@ -160,7 +160,8 @@ class LocalPolicy:
         config = model.config
         if config._attn_implementation != NAME:
             raise PolicyError(
-                f"the model was loaded with attention {config._attn_implementation!r}; load it with {NAME!r} to sample from it"
+                f"the model was loaded with attention {config._attn_implementation!r}; "
+                f"load it with {NAME!r} to sample from it"
             )
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
@@ -234,8 +235,9 @@ class LocalPolicy:
         need = len(request.prompt) + request.sampling.max_tokens
         if need > self.context:
             raise ContextOverflow(
-                f"session {request.session!r} needs {len(request.prompt)} prompt + {request.sampling.max_tokens} new tokens, "
-                f"the model's context is {self.context}; shorten the instructions or use a model with a longer context"
+                f"session {request.session!r} needs {len(request.prompt)} prompt + "
+                f"{request.sampling.max_tokens} new tokens, the model's context is {self.context}; "
+                "shorten the instructions or use a model with a longer context"
             )
         # At least the last token is the row's own: its hidden state is what the first draw needs.
         self._queue.append(replace(request, shared=min(request.shared, len(request.prompt) - 1)))

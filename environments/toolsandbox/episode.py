@@ -3,7 +3,7 @@
 ToolSandbox keeps its context in a process-wide variable and redirects stdout while a tool runs. So every use happens
 under one lock with this episode's context swapped in and read back: any number of episodes interleave in one process.
 
-The only code that reaches ToolSandbox's interpreter is built here from a tool's name, which must be one that is offered,
+The only code that reaches ToolSandbox's interpreter is built here from a tool's name, which must be one on offer,
 and from the `repr` of JSON values. Nothing that a model wrote is ever run as code.
 """
 
