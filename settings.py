@@ -27,7 +27,7 @@ class _Part(BaseModel):
 class RolloutSettings(_Part):
     """How tasks of the target are played, in diagnosis and evaluation alike."""
 
-    trials: int = Field(2, ge=1, description="episodes per task, each with its own seed")
+    trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
     temperature: float = Field(0.3, ge=0, le=2)
     max_tokens: int = Field(32, ge=1, description="longest turn")
     rows: int = Field(64, ge=1, description="episodes computed at once")
@@ -65,6 +65,8 @@ class TrainSettings(_Part):
     steps: int = Field(0, ge=0)
     groups: int = Field(6, ge=1)
     group_size: int = Field(8, ge=2)
+    collections: int = Field(3, ge=1, description="how often groups with equal rewards are replaced")
+    solved: float = Field(0.95, gt=0, le=1, description="mean success over two steps at which training ends early")
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
@@ -76,6 +78,7 @@ class TrainSettings(_Part):
 class EvaluationSettings(_Part):
     """Section 7 of the method."""
 
+    trials: int = Field(2, ge=1, description="episodes per held-out task")
     margin: float = Field(2.0, ge=0, description="points another family may fall by")
     alpha: float = Field(0.05, gt=0, lt=1)
     fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")

@@ -3,8 +3,7 @@
     python -m benchmarks.sandbox
 
 Bounds: a start in at most 300 ms, at most 1 ms per step over the in-process call, at least 200 steps/s per core.
-The process exits with 1 when one is missed. Medians of `ROUNDS` repetitions; the level is the
-strongest that works here.
+The process exits with 1 when one is missed. Medians; the level is the strongest that works here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class InProcess(SandboxedModule):
 
 
 def seconds_per_step(module: SandboxedModule) -> tuple[float, float]:
-    """(wall, processor of this process) seconds of a `step` over the oracle's episodes; oracle and score not timed."""
+    """(wall, processor of this process) seconds of one `step`, over the oracle's episodes."""
     environment = module.environment()
     tasks = [module.scenario(seed) for seed in range(EPISODES)]
     wall = processor = 0.0

@@ -41,6 +41,7 @@ INSTALL = (
 )
 # User tasks `user_task_0` ... and injection tasks of each suite in v1.2.2, so that splits are known without an import.
 SUITES: Mapping[str, int] = {"workspace": 40, "travel": 20, "banking": 16, "slack": 21}
+INJECTIONS: Mapping[str, int] = {"workspace": 14, "travel": 7, "banking": 9, "slack": 5}
 ADAPTER_VERSION = 1
 # Longest reference: 18 calls. agentdojo itself stops its agents after 15 rounds of calls.
 MAX_STEPS = 40
@@ -69,7 +70,8 @@ def _load_suite(name: str) -> Suite:
     except ImportError as error:
         raise TargetError(f"agentdojo does not import: {error}; {INSTALL}") from error
     official = get_suites(SUITES_VERSION)[name]
-    if set(official.user_tasks) != {f"user_task_{number}" for number in range(SUITES[name])}:
+    same = set(official.user_tasks) == {f"user_task_{number}" for number in range(SUITES[name])}
+    if not same or len(official.injection_tasks) != INJECTIONS[name]:
         raise TargetError(f"agentdojo's suite {name!r} holds other tasks than those of {VERSION}; {INSTALL}")
     # The attack wants to address a pipeline's model by name; this variant then uses no names at all.
     pipeline = GroundTruthPipeline(None)
@@ -348,15 +350,17 @@ class AgentDojoTarget:
 
 
 def describe() -> list[TargetInfo]:
-    """The four suites, whether the package is there or not; imports nothing of it."""
-    lines = []
-    for suite in SUITES:
-        target = f"agentdojo:{suite}"
-        try:
-            data_hash = _data_hash(suite, False)
-        except TargetError as error:
-            lines.append(TargetInfo(target, LICENCE, missing=str(error), how_to_get=INSTALL))
-        else:
-            tasks = [TargetTask(name, split, "", 0) for name, split in _splits(suite).items()]
-            lines.append(TargetInfo(target, LICENCE, split_counts(tasks), data_hash, "none"))
-    return lines
+    """The four suites, plain and attacked, whether the package is there or not; imports nothing of it."""
+    return [_describe(suite, attacked) for attacked in (False, True) for suite in SUITES]
+
+
+def _describe(suite: str, attacked: bool) -> TargetInfo:
+    target = f"agentdojo:{suite}" + (":attacked" if attacked else "")
+    try:
+        data_hash = _data_hash(suite, attacked)
+    except TargetError as error:
+        return TargetInfo(target, LICENCE, missing=str(error), how_to_get=INSTALL)
+    tasks = [TargetTask(name, split, "", 0) for name, split in _splits(suite).items()]
+    factor = INJECTIONS[suite] if attacked else 1
+    counts = {split: count * factor for split, count in split_counts(tasks).items()}
+    return TargetInfo(target, LICENCE, counts, data_hash, "none")

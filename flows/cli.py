@@ -261,6 +261,7 @@ def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
     _logging()
     try:
         app()

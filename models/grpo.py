@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 from peft import LoraConfig
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from environments.contract import Environment, TargetTask
@@ -60,6 +60,7 @@ class TrainingSettings:
     max_tokens: int = 32
     upper_layers: int | None = 15
     micro_batch: int = 24
+    solved: float = 0.95
     seed: int = 0
 
 
@@ -162,6 +163,7 @@ class EpisodeGRPO(GRPOTrainer):
 
     def __init__(self, *args: Any, source: Rollouts, **kwargs: Any) -> None:
         self.source = source
+        self._kl_step = -1
         super().__init__(*args, rollout_func=source.rollout, **kwargs)
 
     def _causal(self, model: Any) -> Any:
@@ -185,7 +187,9 @@ class EpisodeGRPO(GRPOTrainer):
             min=1
         )
         self._metrics["train"]["logprob_gap"].append(gap.item())
-        self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
+        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
+            self._kl_step = self.state.global_step
+            self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
         return loss
 
     @torch.no_grad()
@@ -304,6 +308,7 @@ class Rollouts:
             kept.append(spare.pop(0))  # fills the batch; its advantages are 0
         # Episodes lost to the infrastructure may leave too few groups: informative ones then count twice.
         kept = (kept * s.groups)[: s.groups]
+        self.policy.free_buffers()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
         self.last = [t for group in kept for t in group]
         return self.last
@@ -360,6 +365,11 @@ class _Steps(TrainerCallback):
         self.began = time.perf_counter()
         self.verdict = ""
 
+    def ended(self, records: Sequence[StepRecord]) -> bool:
+        """Whether training is over before its last step: misspecified, or solved in two steps running."""
+        solved = len(records) > 1 and sum(r.success for r in records[-2:]) / 2 >= self.rollouts.settings.solved
+        return solved or bool(misspecified(records))
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return
@@ -384,7 +394,7 @@ class _Steps(TrainerCallback):
         self.records.append(record)
         self.on_step(record)
         self.verdict = misspecified(self.records)
-        if self.verdict:
+        if self.ended(self.records):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -494,7 +504,8 @@ def train_adapter(
             callbacks=[callback],
             source=rollouts,
         )
-        if not (resume and len(records) >= settings.steps):
+        trainer.remove_callback(PrinterCallback)
+        if not (resume and (len(records) >= settings.steps or callback.ended(records))):
             trainer.train(resume_from_checkpoint=str(resume[0]) if resume else None)
         elif resume:
             trainer._load_from_checkpoint(str(resume[0]))

@@ -70,6 +70,10 @@ class _Cache:
             grown.append(fresh)
         (self.k, self.v), self.room = grown, room
 
+    def clear(self) -> None:
+        """Drop all buffers."""
+        self.k, self.v, self.room = [], [], 0
+
     def copy(self, source: int, destination: int, length: int) -> None:
         """Overwrite one slot by another."""
         for buffer in (*self.k, *self.v):
@@ -254,6 +258,14 @@ class LocalPolicy:
                 self._slots.pop()
                 return
 
+    def free_buffers(self) -> None:
+        """Give the memory of keys and values back; only while nothing is in flight. It is taken again when needed."""
+        if self._active or self._queue:
+            raise PolicyError("free_buffers while turns are in flight; finish them first")
+        self._slots.clear()
+        self._prefixes.clear()
+        self._cache.clear()
+
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
         """Compute until at least one turn is finished; [] when nothing is in flight."""
@@ -287,6 +299,21 @@ class LocalPolicy:
         self._active -= 1
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
+
+    @torch.inference_mode()
+    def forward_rows(self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> torch.Tensor:
+        """Last hidden states (N, hidden) of the base model for the tokens of `rows`, laid flat, each row after the
+        shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
+        counts = [len(row) for row in rows]
+        if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
+            raise PolicyError(f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row")
+        self._use(None)
+        shared = self._prefix(None, tuple(prefix))
+        cache = _Cache(self.model.config, len(rows), self._cache.like)
+        cache.reserve(max(counts))
+        batch = _RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
+        positions = [len(prefix) + j for count in counts for j in range(count)]
+        return self._forward([i for row in rows for i in row], positions, batch)
 
     # --- scheduling -------------------------------------------------------------------------------------------
 

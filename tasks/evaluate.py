@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from models.embedding import embed
-from models.router import Router
+from models.embedding import embed, openings
+from models.router import RouteDecision, Router
+from models.router_measures import choose_mode
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
-from environments.contract import TargetTask
+from environments.contract import Generators, TargetTask
 from models.episodes import Episode
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
@@ -28,21 +29,6 @@ from tasks.train import adapter_id, load_trained
 
 # Successful training trajectories that the router keeps per capability.
 EXAMPLES_PER_CAPABILITY = 120
-
-
-def first_prompts(context: Context, tasks: list[TargetTask]) -> tuple[list[list[int]], int]:
-    """The ids of each task's first prompt, and how many leading ones they share."""
-    prompts, shared = [], 0
-    for item in tasks:
-        environment = context.target.environment()
-        first = environment.reset(item)
-        talk = context.base.renderer.start(
-            environment.instructions, environment.tools, environment.examples, first.messages
-        )
-        environment.close()
-        prompts.append(talk.ids)
-        shared = talk.shared
-    return prompts, shared
 
 
 def stored_prompts(context: Context, ids: list[str]) -> dict[str, list[int]]:
@@ -82,10 +68,10 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
         prompts = stored_prompts(context, list(labels))
         shared = common_length(list(prompts.values()))
         vectors = embed(context.base.policy, [prompts[i] for i in labels], shared)
-        router = Router.fit(vectors, list(labels.values()), list(labels))
+        router = choose(context, Router.fit(vectors, list(labels.values()), list(labels)), capabilities)
         router.save(context.folder / "router")
         return {
-            "version": router.version,
+            "version": router.version, "mode": router.mode,
             "examples": len(labels),
             "labels": {k or "none": v for k, v in Counter(labels.values()).items()},
         }
@@ -93,11 +79,25 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
     return context.stage("route", work)
 
 
-def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[Any]:
+def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
+    """The router in the mode that the settings name; `auto` is whichever is more often right on validation."""
+    mode = context.settings.router
+    if mode != "auto":
+        return router.with_mode(mode)
+    assert isinstance(context.target, Generators)
+    families, base = context.target.families(), context.base
+    tasks = list(context.target.tasks("validation"))
+    truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
+    given = openings(context.target.environment, base.renderer, tasks)
+    return router.with_mode(choose_mode(router, base.policy, base.renderer, list(zip(given, truth, strict=True))).mode)
+
+
+def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
     """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
-    router = Router.load(context.folder / "router")
-    prompts, shared = first_prompts(context, tasks)
-    return [router.decide(vector, allowed) for vector in embed(context.base.policy, prompts, shared)]
+    base = context.base
+    given = openings(context.target.environment, base.renderer, tasks)
+    decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
+    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
 
 
 @task(name="evaluate", task_run_name="evaluate {split}", **RETRIES)
@@ -106,11 +106,12 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
     context = current(round_id)
 
     def work() -> dict[str, Any]:
-        rollout, settings = context.settings.rollout, context.settings
+        settings = context.settings
+        trials = settings.evaluation.trials
         tasks = list(context.target.tasks(split))
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(
-            context, ground, episodes_for(tasks, rollout.trials, settings.seed), what=f"base on {split}"
+            context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}"
         )
         for capability in capabilities:
             load_trained(context, capability)
@@ -120,7 +121,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
         routed = [
             Episode("", t, settings.seed, k, (decisions[t.id].capability or None) if decisions else None)
             for t in tasks
-            for k in range(rollout.trials)
+            for k in range(trials)
         ]
         routed_ids = play_routed(context, routed, split)
         router_version = Router.load(context.folder / "router").version if decisions else "none"
@@ -157,7 +158,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
                         "split": split,
                         "subject": subject,
                         "n_tasks": len(tasks),
-                        "trials": 1 if subject == "noop" else rollout.trials,
+                        "trials": 1 if subject == "noop" else trials,
                         **result[subject],
                         "detail": frame.groupby("family")["success"].mean().to_dict(),
                     }

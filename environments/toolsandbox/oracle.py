@@ -7,6 +7,7 @@ making each true gives a solution.
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +21,8 @@ from environments.contract import Action, ToolCall
 # What a call without arguments in a milestone needs to be accepted: any criterion that finds something.
 _BROAD: Mapping[str, Mapping[str, Any]] = {
     "search_contacts": {"is_self": False},
-    "search_messages": {"creation_timestamp_lowerbound": 0.0},
-    "search_reminder": {"creation_timestamp_lowerbound": 0.0},
+    "search_messages": {"creation_timestamp_lowerbound": 400_000_000.0},  # 1982; it refuses dates before 1980
+    "search_reminder": {"creation_timestamp_lowerbound": 400_000_000.0},
 }
 _SETTERS = {
     "cellular": "set_cellular_service_status",
@@ -41,10 +42,19 @@ _WRITABLE = {
 
 
 def order(matcher: MilestoneMatcher) -> list[int]:
-    """Milestones in a topological order, ties by index, which is how their authors wrote them."""
+    """Milestones in a topological order: settings as early as possible, then by index, as their authors wrote them.
+
+    Guardrails compare whole tables between milestones, so a setting that is changed late (Wi-Fi switched on between a
+    clock reading and its use) breaks them.
+    """
     if networkx.number_of_nodes(matcher.milestone_dag) == 0:
         return []
-    return [int(node) for node in networkx.lexicographical_topological_sort(matcher.milestone_dag)]
+
+    def rank(node: int) -> tuple[bool, int]:
+        first = constraints(matcher.milestones[node])[0]
+        return first.database_namespace != DatabaseNamespace.SETTING, node
+
+    return [int(node) for node in networkx.lexicographical_topological_sort(matcher.milestone_dag, key=rank)]
 
 
 def measure_name(constraint: Any) -> str:
@@ -66,17 +76,20 @@ def is_spoken(milestone: Milestone) -> bool:
     )
 
 
-def actions(milestone: Milestone, traces: Mapping[int, Sequence[str]], context: ExecutionContext) -> list[Action]:
-    """The actions that reach a milestone in the present state; none when it is reached already.
+def actions(
+    milestones: Sequence[Milestone], index: int, traces: Mapping[int, Sequence[str]], context: ExecutionContext
+) -> list[Action]:
+    """The actions that reach milestone `index` in the present state; none when it is reached already.
 
     `traces` are the tool traces (JSON) of the calls made for earlier milestones, by milestone.
     """
+    milestone = milestones[index]
     wanted = constraints(milestone)
     first = wanted[0]
     if first.database_namespace == DatabaseNamespace.SANDBOX:
         if is_spoken(milestone):
             return [Action(content=_sentence(wanted, traces))]
-        return [_call_of_trace(wanted, traces)]
+        return [_call_of_trace(wanted, traces, milestones)]
     return _writes(first, context)
 
 
@@ -101,13 +114,27 @@ def _sentence(wanted: Sequence[Any], traces: Mapping[int, Sequence[str]]) -> str
     return max(texts, key=len)
 
 
-def _call_of_trace(wanted: Sequence[Any], traces: Mapping[int, Sequence[str]]) -> Action:
+def _broad(name: str, milestones: Sequence[Milestone]) -> dict[str, Any]:
+    """Arguments for a call whose milestone names none."""
+    if name != "datetime_info_to_timestamp":
+        return dict(_BROAD.get(name, {}))
+    tables = [item.target_dataframe for milestone in milestones for item in constraints(milestone)]
+    stamps = [table["reminder_timestamp"][0] for table in tables if "reminder_timestamp" in table.columns]
+    if not stamps:
+        return {}
+    when = datetime.datetime.fromtimestamp(stamps[0])
+    return {unit: getattr(when, unit) for unit in ("year", "month", "day", "hour", "minute", "second")}
+
+
+def _call_of_trace(
+    wanted: Sequence[Any], traces: Mapping[int, Sequence[str]], milestones: Sequence[Milestone]
+) -> Action:
     trace = json.loads(wanted[0].target_dataframe["tool_trace"][0])
     trace = trace[0] if isinstance(trace, list) else trace
     name, arguments = trace["tool_name"], dict(trace["arguments"])
     for item in wanted:
         arguments |= _filled(item, traces)
-    return Action(tool_calls=(ToolCall(name, arguments or dict(_BROAD.get(name, {}))),))
+    return Action(tool_calls=(ToolCall(name, arguments or _broad(name, milestones)),))
 
 
 def _writes(constraint: Any, context: ExecutionContext) -> list[Action]:

@@ -9,6 +9,7 @@ reached with a similarity of at least 0.5.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,15 +41,29 @@ PERFECT = 1.0 - 1e-6
 MAX_STEPS = 30
 # ToolSandbox runs n parallel calls in all n! orders; more than this are carried out one after another.
 MAX_PARALLEL = 3
+NOTHING_TO_DO = "I'm sorry, I cannot do that with what I have."
 _TASK_MARK = "given the following task you (User A) want User B to complete:"
+# The instruction tells the user what the answer is, so that it can recognise it.
+_ANSWER = re.compile(r"(?:It should|Christmas Day is)\b.*?Do not leak this information\.")
+_OTHER = (
+    (r"After User B did so, ask User B to", "After that, please"),
+    (r"Ask User B (?:to )?", "Please "),
+    (r"User B", "you"),
+)
 
 
 def scripted_facts(instruction: str) -> list[str]:
-    """What the scripted user knows: the task at the end of ToolSandbox's instruction, said in the first person."""
-    task = instruction.partition(_TASK_MARK)[2] or instruction
-    for mark in ("(User A's)", "(User A)", "(User B's)", "(User B)"):
-        task = task.replace(mark, "")
-    return [in_first_person(" ".join(task.replace("User B", "you").split()))]
+    """What the scripted user tells: the task at the end of ToolSandbox's instruction, in the first person, without the
+    answer, which the instruction holds but forbids to leak."""
+    task = _ANSWER.sub("", instruction.partition(_TASK_MARK)[2] or instruction)
+    if "leak" in task:
+        task = task.partition(".")[0] + "."
+    task = re.sub(r"(?<!your )\(User A's\)", "your", task)
+    task = re.sub(r" ?\(User A(?:'s)?\)", "", task)
+    task = in_first_person(" ".join(task.split())).replace("asked I ", "asked me ")
+    for pattern, words in _OTHER:
+        task = re.sub(pattern, words, task)
+    return [task]
 
 
 class ToolSandboxEnvironment:
@@ -57,11 +72,9 @@ class ToolSandboxEnvironment:
     examples: Sequence[Message] = ()
     max_steps = MAX_STEPS
 
-    def __init__(self, user: str) -> None:
-        self._user = user
-        self._complete: Completion | None = None
-        if user != SCRIPTED:
-            self._complete = litellm_completion(user.removeprefix("litellm:"))
+    def __init__(self, complete: Completion | None = None) -> None:
+        """`complete` plays the user; None is the scripted one."""
+        self._complete = complete
         self.tools: Sequence[Any] = ()
         self.instructions = ""
         self._episode: Episode | None = None
@@ -86,7 +99,7 @@ class ToolSandboxEnvironment:
         self._offered: Action | None = None
         self._traces: dict[int, tuple[str, ...]] = {}
         self._working, self._calls, self._errors, self._done = -1, 0, 0, False
-        self._spoken = "I'm sorry, I cannot do that with what I have."
+        self._said_nothing = True
         return Observation(tuple(Message("user", text) for role, text in view if role == "user"))
 
     def _running(self) -> Episode:
@@ -145,23 +158,23 @@ class ToolSandboxEnvironment:
         return () if reply is None else (Message("user", reply),)
 
     def oracle(self) -> Action | None:
-        """What the next milestone needs (see environments.toolsandbox.oracle); then the last words again until the
-        user leaves."""
+        """What the next milestone needs (see environments.toolsandbox.oracle); then a word until the user leaves."""
         episode = self._running()
         if self._done:
             return None
         while not self._pending:
             if not self._plan:
-                return Action(content=self._spoken)
+                self._said_nothing, nothing = False, self._said_nothing
+                return Action(content=NOTHING_TO_DO if nothing else "That is all.")
             self._working = self._plan.pop(0)
-            self._pending = actions(self._milestones[self._working], self._traces, episode.context)
+            self._pending = actions(self._milestones, self._working, self._traces, episode.context)
         action = self._pending[0]
         if action.tool_calls:
             call = action.tool_calls[0]
             name, number = episode.agent_name(call.name), f"call_{self._calls}"
             action = Action(tool_calls=(ToolCall(name, json.loads(json.dumps(dict(call.arguments))), number),))
         else:
-            self._spoken = action.content
+            self._said_nothing = False
         self._offered = action
         return action
 
@@ -249,4 +262,7 @@ class ToolSandboxTarget:
         return of_split(self._tasks, split)
 
     def environment(self) -> ToolSandboxEnvironment:
-        return ToolSandboxEnvironment(self.user)
+        """A new environment with the target's user."""
+        return ToolSandboxEnvironment(
+            None if self.user == SCRIPTED else litellm_completion(self.user.removeprefix("litellm:"))
+        )

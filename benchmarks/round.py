@@ -1,0 +1,84 @@
+"""The whole round on the embedded default, for several seeds, against what it must reach.
+
+    python -m benchmarks.round --seeds 0 1 2            # three rounds, about 15 minutes each on two cores
+    python -m benchmarks.round --seeds 0 --twice        # the same seed twice: same capabilities, same trajectory ids
+
+Each round runs in a process and a folder of its own, as a newcomer's would. Prints one line per requirement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from db import open_store
+
+
+def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
+    """One round; the figures of `trace-agent status --json`."""
+    command = [sys.executable, "-m", "flows.cli"]
+    subprocess.run([*command, "improve", "--seed", str(seed), "--home", str(home), "--profile", profile], check=True)
+    shown = subprocess.run([*command, "status", "--json", "--home", str(home)], check=True, capture_output=True, text=True)
+    figures: dict[str, Any] = json.loads(shown.stdout)
+    return figures
+
+
+def stored(home: Path) -> tuple[list[str], set[str]]:
+    """Selected capabilities and trajectory ids of a home's store."""
+    store = open_store(f"sqlite:///{home / 'trace.db'}")
+    names = {r["id"]: r["name"] for r in store.rows("capabilities")}
+    chosen = [names[r["capability_id"]] for r in sorted(store.rows("selections", selected=True), key=lambda r: r["rank"])]
+    return chosen, set(store.query("SELECT id FROM trajectories WHERE purpose <> 'training'")["id"])
+
+
+def requirements(f: dict[str, Any]) -> list[tuple[str, bool, str]]:
+    """What the round must reach: name, whether it did, the figure."""
+    trained = [c for c in f["capabilities"] if c["adapter_success"] is not None]
+    gains = [100 * (c["adapter_success"] - c["base_success"]) for c in trained]
+    strong = {n: 100 * (v["routed"] - v["base"]) for n, v in f["families"].items() if v["base"] > 0.8}
+    d = f["difference"] or {"points": 0.0, "p": 1.0}
+    return [
+        ("at most 15 minutes", f["seconds"]["total"] <= 900, f"{f['seconds']['total'] / 60:.1f} min"),
+        ("at most 6 GiB", f["peak_gib"] <= 6, f"{f['peak_gib']:.1f} GiB"),
+        ("at least two capabilities trained", len(trained) >= 2, ", ".join(c["name"] for c in trained)),
+        ("each adapter at least +30 points", bool(gains) and min(gains) >= 30, ", ".join(f"{g:+.0f}" for g in gains)),
+        ("routed at least +15 points on test", d["points"] >= 15, f"{d['points']:+.1f}"),
+        ("p < 0.05", d["p"] < 0.05, f"{d['p']:.4f}"),
+        ("no strong family falls by more than 5", not strong or min(strong.values()) >= -5, str({k: round(v, 1) for k, v in strong.items()})),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--twice", action="store_true")
+    options = parser.parse_args()
+    good = True
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = run(seed, Path(folder) / "a", options.profile)
+            base, routed = figures["base"]["success"], figures["routed"]["success"]
+            print(f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %, router {100 * figures['router']['accuracy']:.0f} %")
+            for c in figures["capabilities"]:
+                if c["verdict"] not in ("not-selected", "over-budget"):
+                    print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
+            for name, reached, figure in requirements(figures):
+                good &= reached
+                print(f"  {'reached' if reached else 'MISSED ':<8} {name}: {figure}", flush=True)
+            if options.twice:
+                run(seed, Path(folder) / "b", options.profile)
+                a, b = stored(Path(folder) / "a"), stored(Path(folder) / "b")
+                same = a == b
+                good &= same
+                print(f"  {'reached' if same else 'MISSED ':<8} the same seed twice: {a[0]} / {b[0]}, {len(a[1] ^ b[1])} trajectory ids differ")
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

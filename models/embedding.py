@@ -1,0 +1,153 @@
+"""What a router sees of a task: its first observation, and the base model's hidden states over it.
+
+The vector is the mean over the first observation's own tokens and over a range of middle layers, where a small model
+holds what a request is about; the last layers hold the next token. The shared prefix (instructions and examples) is
+computed once and kept by the policy. Not covered: policies outside this process, which do not show hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from environments.contract import Environment, TargetTask
+from errors import ConfigurationError, PolicyError
+from models.renderer import Renderer
+from models.sampler import LocalPolicy
+
+# Decoder layers whose outputs are averaged, counted from 1, and the depth of the model that they were measured with.
+LAYERS = (8, 25)
+MEASURED_DEPTH = 30
+# Tokens of own per forward pass; bounds the memory of one pass.
+TOKENS_PER_PASS = 1024
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A task as it begins: the first turn's prompt, how many of its ids all tasks share, and the first
+    observation's text (for the label prompt)."""
+
+    prompt: tuple[int, ...]
+    shared: int
+    text: str
+
+
+def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
+    """Reset `environment` to `task` and render its first observation."""
+    first = environment.reset(task)
+    start = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+    return Opening(tuple(start.ids), start.shared, "\n".join(m.content for m in first.messages))
+
+
+def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:
+    """The openings of `tasks`, each from an environment of its own."""
+    found = []
+    for task in tasks:
+        environment = make()
+        found.append(opening(environment, renderer, task))
+        environment.close()
+    return found
+
+
+def layer_range(depth: int, layers: tuple[int, int] = LAYERS) -> tuple[int, int]:
+    """First and last decoder layer (from 1, both included) to average for a model of `depth` layers.
+
+    A model that is too shallow for `layers` gives the same share of its own depth.
+    """
+    first, last = layers
+    if not 1 <= first <= last:
+        raise ConfigurationError(f"layers {layers} are no range; give first and last layer, 1 <= first <= last")
+    if last <= depth:
+        return first, last
+    scale = depth / max(MEASURED_DEPTH, last)
+    first, last = max(1, round(first * scale)), max(1, round(last * scale))
+    return first, last
+
+
+class _LayerMean:
+    """Forward hooks that average the outputs of decoder layers `first` to `last` over the last pass made."""
+
+    def __init__(self, decoder: Any, first: int, last: int) -> None:
+        self.count, self.total = last - first + 1, torch.empty(0)
+        modules = decoder.layers[first - 1 : last]
+        self.handles = [m.register_forward_hook(self._begin if i == 0 else self._add) for i, m in enumerate(modules)]
+
+    def _begin(self, module: Any, inputs: Any, output: Any) -> None:
+        # Starting anew at the first layer drops what a pass over the prefix added just before.
+        self.total = _states(output).float()
+
+    def _add(self, module: Any, inputs: Any, output: Any) -> None:
+        self.total = self.total + _states(output).float()
+
+    def __enter__(self) -> _LayerMean:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """(N, hidden) for the N flat tokens of the last pass."""
+        return self.total / self.count
+
+
+def _states(output: Any) -> torch.Tensor:
+    """The (N, hidden) states of a decoder layer's output, which is a tensor or a tuple that begins with one."""
+    states: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return states[0]
+
+
+def embed(
+    policy: LocalPolicy, prompts: Sequence[Sequence[int]], shared: int, layers: tuple[int, int] = LAYERS
+) -> np.ndarray:
+    """Vectors (n, hidden), float32, of `prompts`, whose first `shared` ids are equal.
+
+    Hidden states of the base model without any adapter, averaged over the ids after the shared ones and over decoder
+    layers `layers` (adapted by `layer_range`). Raises `PolicyError` if the prompts differ within the shared ids.
+    """
+    if not prompts:
+        return np.zeros((0, int(policy.model.config.hidden_size)), dtype=np.float32)
+    prefix = tuple(prompts[0][:shared])
+    odd = next((i for i, prompt in enumerate(prompts) if tuple(prompt[:shared]) != prefix), None)
+    if odd is not None:
+        raise PolicyError(
+            f"prompt {odd} differs from prompt 0 within the {shared} shared ids; embed one target at a time"
+        )
+    own = [list(prompt[shared:]) for prompt in prompts]
+    first, last = layer_range(int(policy.model.config.num_hidden_layers), layers)
+    # Rows of like length together: a pass is as wide as its longest row.
+    order = sorted(range(len(own)), key=lambda i: len(own[i]))
+    vectors: dict[int, np.ndarray] = {}
+    with _LayerMean(policy.twin.model.model, first, last) as states, torch.inference_mode():
+        for batch in _batches(order, own):
+            policy.forward_rows([own[i] for i in batch], prefix)
+            parts = states.mean.split([len(own[i]) for i in batch])
+            vectors |= {i: part.mean(dim=0).cpu().numpy() for i, part in zip(batch, parts, strict=True)}
+    return np.stack([vectors[i] for i in range(len(own))])
+
+
+def embed_openings(policy: LocalPolicy, given: Sequence[Opening], layers: tuple[int, int] = LAYERS) -> np.ndarray:
+    """Vectors (n, hidden) of openings; those with different shared prefixes are embedded apart."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for index, one in enumerate(given):
+        groups.setdefault(one.prompt[: one.shared], []).append(index)
+    vectors = np.zeros((len(given), int(policy.model.config.hidden_size)), dtype=np.float32)
+    for prefix, members in groups.items():
+        vectors[members] = embed(policy, [given[i].prompt for i in members], len(prefix), layers)
+    return vectors
+
+
+def _batches(order: Sequence[int], rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Indices in `order`, cut where padding to the longest row would pass `TOKENS_PER_PASS`."""
+    batches: list[list[int]] = []
+    for index in order:
+        if batches and (len(batches[-1]) + 1) * len(rows[index]) <= TOKENS_PER_PASS:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,0 +1,65 @@
+"""How well a router decides, and which mode it should decide by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from errors import ConfigurationError
+from models.embedding import Opening, embed_openings
+from models.renderer import Renderer
+from models.router import RouteDecision, Router
+from models.router_labels import label_probabilities
+from models.sampler import LocalPolicy
+
+# How much more accurate than retrieval a mode with label probabilities must be on validation to be chosen.
+MARGIN = 0.02
+
+
+@dataclass(frozen=True)
+class ModeChoice:
+    """The mode chosen on validation, and every mode's accuracy there."""
+
+    mode: str
+    accuracies: dict[str, float]
+
+
+def accuracy(decisions: Sequence[RouteDecision], truth: Sequence[str]) -> float:
+    """Share of decisions whose capability is the true one. Raises `ConfigurationError` on none or unequal numbers."""
+    _paired(decisions, truth)
+    return sum(d.capability == t for d, t in zip(decisions, truth, strict=True)) / len(truth)
+
+
+def confusion(decisions: Sequence[RouteDecision], truth: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Labels ("" last) and counts (labels, labels): true class by row, decided class by column."""
+    _paired(decisions, truth)
+    labels = tuple(sorted({*truth, *(d.capability for d in decisions)}, key=lambda name: (not name, name)))
+    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    for decision, true in zip(decisions, truth, strict=True):
+        counts[labels.index(true), labels.index(decision.capability)] += 1
+    return labels, counts
+
+
+def choose_mode(
+    router: Router, policy: LocalPolicy, renderer: Renderer, rows: Sequence[tuple[Opening, str]], margin: float = MARGIN
+) -> ModeChoice:
+    """Retrieval, unless label probabilities earn their place on validation `rows` (opening, true class): another mode
+    must be more accurate by over `margin`."""
+    given, truth = [opening for opening, _ in rows], [label for _, label in rows]
+    if not rows:
+        raise ConfigurationError("no validation rows; the mode cannot be chosen: keep retrieval")
+    vectors = embed_openings(policy, given, router.layers)
+    label = label_probabilities(policy, renderer, router.candidates, [one.text for one in given])
+    modes = ("retrieval", "both", "label")
+    accuracies = {mode: accuracy(router.with_mode(mode).decide(vectors, label), truth) for mode in modes}
+    best = max(modes, key=lambda mode: accuracies[mode])
+    return ModeChoice(best if accuracies[best] > accuracies["retrieval"] + margin else "retrieval", accuracies)
+
+
+def _paired(decisions: Sequence[RouteDecision], truth: Sequence[str]) -> None:
+    if not truth or len(decisions) != len(truth):
+        raise ConfigurationError(
+            f"{len(decisions)} decisions against {len(truth)} true classes; give one each, at least one"
+        )
