@@ -306,7 +306,9 @@ class LocalPolicy:
         shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
         counts = [len(row) for row in rows]
         if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
-            raise PolicyError(f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row")
+            raise PolicyError(
+                f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row"
+            )
         self._use(None)
         shared = self._prefix(None, tuple(prefix))
         cache = _Cache(self.model.config, len(rows), self._cache.like)
