@@ -146,8 +146,9 @@ class Settings(BaseSettings):
         if steps < 1:
             need = math.ceil(self.selection.most * batch / 0.36)
             raise ConfigurationError(
-                f"budget {self.budget} cannot fill one batch of {self.train.groups} groups x {self.train.group_size} rollouts for "
-                f"{self.selection.most} capabilities; give at least {need}, or fewer capabilities or smaller groups"
+                f"budget {self.budget} cannot fill one batch of {self.train.groups} groups x "
+                f"{self.train.group_size} rollouts for {self.selection.most} capabilities; "
+                f"give at least {need}, or fewer capabilities or smaller groups"
             )
         return steps
 

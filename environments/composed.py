@@ -120,8 +120,8 @@ class DenseEnvironment:
 def call_credit(reference: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
     """Credit in [0, 1] for `made` against `reference`.
 
-    Each reference call takes the best unused call of the same tool: one part for the tool, one per argument, right parts
-    count +1, wrong and missing ones -1. A superfluous call costs as much as a right tool earns.
+    Each reference call takes the best unused call of the same tool: one part for the tool, one per argument; right
+    parts count +1, wrong and missing ones -1. A superfluous call costs as much as a right tool earns.
     """
     left = list(made)
     earned, possible = 0.0, 0

@@ -42,7 +42,7 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
         or config.get("modules_to_save")
     ):
         raise AdapterError(
-            f"{folder.name} is not a plain LoRA (no DoRA, bias or saved modules); train one with models.grpo.lora_config"
+            f"{folder.name} is not a plain LoRA (no DoRA, bias, saved modules); train one with models.grpo.lora_config"
         )
     try:
         weights = load_file(folder / "adapter_model.safetensors")
@@ -83,6 +83,7 @@ def liveness(policy: Any, renderer: Any, environment: Any, adapter: str, probe: 
     moved = float((base - adapted).abs().max())
     if not moved > 1e-4:
         raise AdapterError(
-            f"adapter {adapter!r} is not live: it changes no log-probability of the probe by more than {moved:.1e}; train it again"
+            f"adapter {adapter!r} is not live: it changes no log-probability of the probe by more than {moved:.1e}; "
+            "train it again"
         )
     return moved

@@ -131,7 +131,8 @@ def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact",
     except (OSError, ValueError) as problem:
         first = str(problem).splitlines()[0][:200]
         raise ConfigurationError(
-            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder with safetensors, or a known id"
+            f"base model {name!r} cannot be loaded: {first}; "
+            f"give {EMBEDDED!r}, a folder with safetensors, or a known id"
         ) from problem
     if torch.cuda.is_available():
         model = model.to("cuda")

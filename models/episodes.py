@@ -6,6 +6,7 @@ has no reward: it is owed again. Only what the agent did counts as its failure.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +24,16 @@ from environments.contract import (
     content_hash,
 )
 from errors import EnvironmentFault, PolicyError, TraceError
+from models.deadline import DeadlinePassed, within
 from models.policy import Generation, PolicyIdentity, Request, Sampling, ScriptedPolicy, TokenPolicy
 from models.renderer import Conversation, Renderer
 
 P = ParamSpec("P")
 T = TypeVar("T")
+logger = logging.getLogger("trace.models")
+
+# Longest call into an environment, in seconds: room for a simulated user behind a slow provider.
+STEP_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,12 @@ class _Playing:
 
 
 class Player:
-    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments."""
+    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments.
+
+    Each call into an environment has `step_seconds`; one that takes longer ends its episode with an `EnvironmentFault`
+    that names the limit (what can be interrupted, and where, stands in `models/deadline.py`). Nothing that an
+    environment raises or returns reaches the caller: its episode carries it as an error, the others go on.
+    """
 
     def __init__(
         self,
@@ -100,8 +111,10 @@ class Player:
         renderer: Renderer | None,
         sampling: Sampling,
         window: int = 64,
+        step_seconds: float = STEP_SECONDS,
     ) -> None:
         self.make, self.policy, self.renderer, self.sampling, self.window = make, policy, renderer, sampling, window
+        self.step_seconds = step_seconds
         self.environment_seconds = 0.0
 
     def play(self, episodes: Iterable[Episode]) -> Iterator[Trajectory]:
@@ -116,9 +129,13 @@ class Player:
 
     def _begin(self, episode: Episode) -> tuple[_Playing, Observation]:
         began = time.perf_counter()
-        environment = self.make()
+        environment = self._guarded("make", self.make)
         playing = _Playing(episode, environment, began)
-        first = _guarded(environment.reset, episode.task)
+        try:
+            first = _observed(self._guarded("reset", environment.reset, episode.task), "reset")
+        except TraceError:
+            self._close(environment)
+            raise
         playing.messages.extend(first.messages)
         self._spent(playing, began)
         return playing, first
@@ -131,7 +148,7 @@ class Player:
 
     def _act(self, playing: _Playing, action: Action, sampled: int) -> Observation:
         since = time.perf_counter()
-        observation = _guarded(playing.environment.step, action)
+        observation = _observed(self._guarded("step", playing.environment.step, action), "step")
         seconds = self._spent(playing, since)
         playing.messages.append(action.as_message())
         playing.messages.extend(observation.messages)
@@ -143,11 +160,11 @@ class Player:
         if problem is None:
             since = time.perf_counter()
             try:
-                score = _checked(_guarded(playing.environment.score))
+                score = _checked(self._guarded("score", playing.environment.score))
             except EnvironmentFault as fault:
                 problem, termination = fault, Termination.ERROR
             self._spent(playing, since)
-        playing.environment.close()
+        self._close(playing.environment)
         episode = playing.episode
         return Trajectory(
             episode,
@@ -161,6 +178,28 @@ class Player:
             str(problem) if problem else "",
             problem.boundary if problem else "",
         )
+
+    def _guarded(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call into an environment; what it raises becomes an `EnvironmentFault` (what is a `TraceError` stays)."""
+        try:
+            return within(self.step_seconds, call, *args, **kwargs)
+        except TraceError:
+            raise
+        except DeadlinePassed:
+            raise EnvironmentFault(
+                f"the environment's {name} did not return within {self.step_seconds} s; make it faster or allow more"
+            ) from None
+        except Exception as problem:  # a user's environment may raise anything; the round must not end for it
+            raise EnvironmentFault(
+                f"the environment's {name} raised {type(problem).__name__}: {problem}; mend the environment"
+            ) from problem
+
+    def _close(self, environment: Environment) -> None:
+        """Let go of an environment. Its episode is over and scored, so a failure here is only logged."""
+        try:
+            self._guarded("close", environment.close)
+        except TraceError as problem:
+            logger.warning("%s", problem)
 
     def _failed(self, episode: Episode, problem: TraceError) -> Trajectory:
         """An episode that could not even begin."""
@@ -179,7 +218,8 @@ class Player:
                 if len(playing.steps) >= playing.environment.max_steps:
                     return self._end(playing, Termination.MAX_STEPS)
                 seed = episode.seed * 1_000_003 + len(playing.steps)
-                action = policy.act(playing.environment, playing.messages, seed)
+                # An oracle asks the environment, so what is raised there is the environment's too.
+                action = self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
                 observation = self._act(playing, action, 0)
         except TraceError as problem:
             return self._end(playing, Termination.ERROR, problem)
@@ -193,13 +233,17 @@ class Player:
             for episode in islice(episodes, self.window - len(open_ones)):
                 try:
                     playing, first = self._begin(episode)
-                    environment = playing.environment
+                except TraceError as problem:
+                    yield self._failed(episode, problem)
+                    continue
+                environment = playing.environment
+                try:
                     playing.conversation = renderer.start(
                         environment.instructions, environment.tools, environment.examples, first.messages
                     )
                     policy.submit(self._request(playing))
                 except TraceError as problem:
-                    yield self._failed(episode, problem)
+                    yield self._end(playing, Termination.ERROR, problem)
                 else:
                     open_ones[episode.key] = playing
             if not open_ones:
@@ -242,20 +286,27 @@ class Player:
         return None
 
 
-def _guarded(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call into an environment; whatever it raises becomes an `EnvironmentFault` (what is a `TraceError` stays)."""
-    try:
-        return call(*args, **kwargs)
-    except TraceError:
-        raise
-    except Exception as problem:  # a user's environment may raise anything; the round must not end for it
-        raise EnvironmentFault(f"the environment raised {type(problem).__name__}: {problem}") from problem
+def _observed(observation: Observation, name: str) -> Observation:
+    """Refuse an observation outside the contract."""
+    if not isinstance(observation, Observation):
+        kind = type(observation).__name__
+        raise EnvironmentFault(f"{name}() returned {kind}; return environments.contract.Observation")
+    for message in observation.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):
+            raise EnvironmentFault(f"{name}() gave {message!r:.80} as a message; give contract.Message with a text")
+        try:
+            message.content.encode()
+        except UnicodeEncodeError as problem:
+            raise EnvironmentFault(f"{name}() gave a text that is not Unicode ({problem}); clean it") from None
+    return observation
 
 
 def _checked(score: Score) -> Score:
     """Refuse a score outside the contract."""
     if not isinstance(score, Score):
         raise EnvironmentFault(f"score() returned {type(score).__name__}; return environments.contract.Score")
+    if isinstance(score.reward, bool) or not isinstance(score.reward, int | float):
+        raise EnvironmentFault(f"score() gave reward {score.reward!r:.80}; a reward is a number")
     if not 0.0 <= score.reward <= 1.0:  # also catches NaN
         raise EnvironmentFault(f"score() gave reward {score.reward}; rewards lie in [0, 1]")
     return score

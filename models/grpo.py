@@ -145,7 +145,7 @@ def token_logprobs(
     where = [start + p - shared - 1 for start, row in zip(starts, wanted, strict=False) for p in row]
     targets = torch.tensor([rows[i][p] for i, row in enumerate(wanted) for p in row], device=device)
     logits = causal.lm_head(hidden[torch.tensor(where, device=device)]).float() / temperature
-    # logits are (tokens, vocabulary), the largest tensor of the pass: nothing of their size is made but what autograd needs.
+    # logits are (tokens, vocabulary), the largest tensor of the pass: only what autograd needs is made of their size.
     chosen = logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
     entropy = torch.cat([_entropy(part) for part in logits.detach().split(128)])
     lengths = [len(row) for row in wanted]
@@ -180,7 +180,8 @@ class EpisodeGRPO(GRPOTrainer):
         loss = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
             raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step}; lower the learning rate and start this adapter again"
+                f"the loss is {loss.item()} at step {self.state.global_step}; "
+                "lower the learning rate and start this adapter again"
             )
         gap = ((self._logps - inputs["sampling_per_token_logps"]).abs() * self._mask).sum() / self._mask.sum().clamp(
             min=1
@@ -193,7 +194,7 @@ class EpisodeGRPO(GRPOTrainer):
 
     @torch.no_grad()
     def _kl_to_base(self, model: Any, inputs: Any, rows: int = 8) -> float:
-        """Mean KL(policy || base) per sampled token on the first rows, by the estimator exp(d) - d - 1, d = base - policy."""
+        """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
         mask = self._mask
         self._mask = mask[:rows]
         policy = self._logps[:rows]
@@ -215,7 +216,7 @@ class EpisodeGRPO(GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (those are masked in the loss)."""
+        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (masked in the loss)."""
         total = input_ids.shape[1]
         rows, wanted = [], []
         for ids, seen, mask in zip(input_ids, attention_mask, self._mask, strict=True):
@@ -300,8 +301,8 @@ class Rollouts:
         self.dropped = len(spare)
         if not kept:
             raise TrainingError(
-                f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: every group's rewards are equal; "
-                "make the reward denser or the scenarios more varied"
+                f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: "
+                "every group's rewards are equal; make the reward denser or the scenarios more varied"
             )
         while len(kept) < s.groups and spare:
             kept.append(spare.pop(0))  # fills the batch; its advantages are 0
@@ -320,7 +321,8 @@ class Rollouts:
         trajectories = self.collect(step)
         if len(prompts) != len(trajectories):
             raise TrainingError(
-                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; make them equal"
+                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; "
+                "make them equal"
             )
         self.shared = min(t.conversation.shared for t in trajectories)
         out: dict[str, Any] = {
@@ -343,7 +345,7 @@ class Rollouts:
 
 
 def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
-    """LoRA on the seven projections of the upper layers. Only what vLLM can load: no DoRA, no bias, no saved modules."""
+    """LoRA on the seven projections of the upper layers, as vLLM can load it: no DoRA, bias or saved modules."""
     upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
     return LoraConfig(
         r=settings.rank,
@@ -447,7 +449,8 @@ def train_adapter(
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`.
 
-    The base model is left as it was found. Raises `TrainingError` when the loss is not finite or nothing is informative.
+    The base model is left as it was found. Raises `TrainingError` when the loss is not finite or nothing is
+    informative.
     """
     from datasets import Dataset
     from peft import get_peft_model

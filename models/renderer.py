@@ -8,12 +8,13 @@ template, read off by rendering marked messages; a template that rewrites earlie
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.contract import Action, Message, ToolCall, content_hash
+from environments.contract import Action, Message, ToolCall, canonical_json, content_hash
 from errors import ConfigurationError
 
 CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
@@ -28,14 +29,17 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, str]:
 
 def _typed(word: str, kind: str) -> Any:
     """The word as the JSON type `kind`, or as it is if it is none."""
+    kinds: Mapping[str, Callable[[str], Any]] = {"integer": int, "number": _number}
     try:
-        return {"integer": int, "number": _number}.get(kind, str)(word)
+        return kinds.get(kind, str)(word)
     except ValueError:
         return word
 
 
 def _number(word: str) -> int | float:
     value = float(word)
+    if not math.isfinite(value):
+        raise ValueError(f"{word} is not a JSON number")
     return int(value) if value.is_integer() else value
 
 
@@ -102,13 +106,14 @@ class JsonCalls:
         for index, body in enumerate(found):
             try:
                 call = json.loads(body)
+                canonical_json(call).encode()  # NaN and lone surrogates are not JSON that can be stored
                 calls.append(ToolCall(str(call["name"]), dict(call.get("arguments") or {}), f"call_{index}"))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 return Action(malformed=text.strip())
         return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
 
 
-FORMATS = {"compact": CompactCalls, "json": JsonCalls}
+FORMATS: Mapping[str, type[CompactCalls] | type[JsonCalls]] = {"compact": CompactCalls, "json": JsonCalls}
 
 
 @dataclass

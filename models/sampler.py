@@ -139,7 +139,7 @@ class _RowsPass:
             keys, values = keys[: self.rows, :, : self.total], values[: self.rows, :, : self.total]
         else:
             keys, values = keys[self.slots, :, : self.total], values[self.slots, :, : self.total]
-        heads, n, dim = q.shape
+        heads, _, dim = q.shape
         if self.width == 1:
             padded = q.transpose(0, 1).unsqueeze(2)
         else:
@@ -164,7 +164,8 @@ class LocalPolicy:
         config = model.config
         if config._attn_implementation != NAME:
             raise PolicyError(
-                f"the model was loaded with attention {config._attn_implementation!r}; load it with {NAME!r} to sample from it"
+                f"the model was loaded with attention {config._attn_implementation!r}; "
+                f"load it with {NAME!r} to sample from it"
             )
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
@@ -238,8 +239,9 @@ class LocalPolicy:
         need = len(request.prompt) + request.sampling.max_tokens
         if need > self.context:
             raise ContextOverflow(
-                f"session {request.session!r} needs {len(request.prompt)} prompt + {request.sampling.max_tokens} new tokens, "
-                f"the model's context is {self.context}; shorten the instructions or use a model with a longer context"
+                f"session {request.session!r} needs {len(request.prompt)} prompt + "
+                f"{request.sampling.max_tokens} new tokens, the model's context is {self.context}; "
+                "shorten the instructions or use a model with a longer context"
             )
         # At least the last token is the row's own: its hidden state is what the first draw needs.
         self._queue.append(replace(request, shared=min(request.shared, len(request.prompt) - 1)))
@@ -304,7 +306,9 @@ class LocalPolicy:
         shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
         counts = [len(row) for row in rows]
         if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
-            raise PolicyError(f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row")
+            raise PolicyError(
+                f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row"
+            )
         self._use(None)
         shared = self._prefix(None, tuple(prefix))
         cache = _Cache(self.model.config, len(rows), self._cache.like)

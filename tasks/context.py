@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from db import Round, Store, open_store
 from environments.catalogue import load_target
+
+from db import Round, Store, open_store
 from environments.contract import Target
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, load_base
@@ -100,7 +101,8 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
         raise ConfigurationError(
-            f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; start another with --fresh"
+            f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; "
+            "start another with --fresh"
         )
     current = found or store.start_round(
         settings.target, target.data_hash, settings.seed, settings.profile, config, code_version

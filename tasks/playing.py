@@ -20,7 +20,7 @@ FLUSH = 16
 
 @dataclass(frozen=True)
 class Playground:
-    """Where episodes are played and how they are stored. `environment` names the target or the synthesized environment."""
+    """Where episodes are played and how they are stored. `environment` names target or synthesized environment."""
 
     make: Any
     environment: str

@@ -62,10 +62,16 @@ def synthesize(round_id: str, capability: str) -> dict[str, Any]:
 
     def work() -> dict[str, Any]:
         if not isinstance(context.target, Generators):
-            reason = f"target {context.round.target!r} has no generators to compose scenarios from; the llm synthesizer writes environments for such targets"
+            reason = (
+                f"target {context.round.target!r} has no generators to compose scenarios from; "
+                "the llm synthesizer writes environments for such targets"
+            )
             return {"accepted": False, "reasons": [reason], "environment": None}
         if not any(capability in needs for needs in context.target.families().values()):
-            reason = f"no family of {context.round.target!r} is tagged with {capability!r}, so nothing can be composed for it"
+            reason = (
+                f"no family of {context.round.target!r} is tagged with {capability!r}, "
+                "so nothing can be composed for it"
+            )
             return {"accepted": False, "reasons": [reason], "environment": None}
         environment = compose(context, capability)
         spec = environment.spec
@@ -162,7 +168,10 @@ def calibrate(round_id: str, capability: str, environment_id: str) -> dict[str, 
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:
-    """Figures over groups (one array per seed): means, spread, shares of uniform and informative groups, interval of success."""
+    """Figures over groups (one array per seed).
+
+    Means, spread, shares of uniform and of informative groups, and the interval of success.
+    """
     flat, won = np.concatenate(rewards), np.concatenate(wins)
     low, high = wilson_interval(int(won.sum()), len(won))
     return {
@@ -190,7 +199,8 @@ def judge(figures: dict[str, float], rule: dict[str, Any]) -> tuple[bool, str]:
             wrong.append(f"{100 * figures[name]:.0f} % of groups are {label}, at most {100 * rule['uniform']:.0f} %")
     if figures["informative"] < rule["informative"]:
         wrong.append(
-            f"only {100 * figures['informative']:.0f} % of groups are informative, {100 * rule['informative']:.0f} % needed"
+            f"only {100 * figures['informative']:.0f} % of groups are informative, "
+            f"{100 * rule['informative']:.0f} % needed"
         )
     if not wrong:
         return True, "within the band"

@@ -129,7 +129,8 @@ def load_trained(context: Context, capability: str) -> str:
         digest, deltas = folder_deltas(context.settings.folder / row["path"])
         if digest != row["sha256"]:
             raise AdapterError(
-                f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; train it again with --fresh"
+                f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; "
+                "train it again with --fresh"
             )
         policy.load_adapter(capability, digest, deltas)
     return capability

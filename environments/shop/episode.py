@@ -132,9 +132,7 @@ class ShopEnvironment:
             detail = f"{step['call']} {step['arguments']}"
             checks.append(Check(f"{index}:{step['call']}", CAPABILITY_OF_TOOL[step["call"]], True, hit, detail))
         for fact in self._facts:
-            checks.append(
-                Check(f"told:{fact['text']}", fact["why"], True, self._told(fact), f"told {fact['text']}")
-            )
+            checks.append(Check(f"told:{fact['text']}", fact["why"], True, self._told(fact), f"told {fact['text']}"))
         for step in self._reference:
             if step.get("why"):
                 asked = self._next > 0
@@ -142,7 +140,11 @@ class ShopEnvironment:
         expected = [(s["call"], s["arguments"]) for s in reference if TOOLS[s["call"]].writes]
         stray = [n for n, a, ok in self._calls if ok and TOOLS[n].writes and (n, a) not in expected]
         wrote = bool(stray)
-        checks.append(Check("nothing_else_written", AVOID_UNREQUESTED, True,
+        checks.append(
+            Check(
+                "nothing_else_written",
+                AVOID_UNREQUESTED,
+                True,
                 not wrote,
                 f"wrote {stray}" if wrote else "no unrequested write",
             )
@@ -153,9 +155,11 @@ class ShopEnvironment:
         return Score(1.0 if success else 0.5 * share * (not wrote), success, tuple(checks))
 
     def _told(self, fact: Mapping[str, Any]) -> bool:
-        """Whether a message stated the fact after a tool had, and nothing that contradicts it. Guessing is not telling."""
+        """Whether a message stated the fact after a tool had, and nothing against it. Guessing is not telling."""
         return any(
-            says(text, fact["text"]) and says(learnt, fact["text"]) and not any(says(text, other) for other in fact["instead_of"])
+            says(text, fact["text"])
+            and says(learnt, fact["text"])
+            and not any(says(text, other) for other in fact["instead_of"])
             for text, learnt in self._said
         )
 

@@ -43,8 +43,12 @@ CAPABILITY_OF_TOOL: Mapping[str, str] = {
 
 @dataclass
 class Scenario:
-    """A drawn task. `reference` are steps [{"call": name, "arguments": {...}, "optional"?} | {"say": text, "why": capability}];
-    `customer` is the first line, then [{"when": "any" | "asked", "line": text}]; `facts` are [{"text", "why", "instead_of"}]."""
+    """A drawn task.
+
+    `opening` is the customer's first line, `replies` the later ones: [{"when": "any" | "asked", "line": text}].
+    `reference` are steps: {"call": name, "arguments": {...}, "optional"?} or {"say": text, "why": capability}.
+    `facts` have to be told: [{"text", "why", "instead_of"}].
+    """
 
     database: Database
     opening: str

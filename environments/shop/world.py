@@ -7,6 +7,7 @@ did wrong comes back as a line that begins with "error:".
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ def _set_address(db: Database, order: Any, address: Any) -> str:
 
 def _refund(db: Database, order: Any, amount: Any) -> str:
     found = _order(db, order)
-    if not isinstance(amount, int | float) or isinstance(amount, bool) or amount <= 0:
+    if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 < amount < math.inf:
         raise ToolError(f"amount {amount} is not a positive number")
     if found["refunded"] + amount > found["paid"]:
         raise ToolError(f"paid only {found['paid'] - found['refunded']}")
