@@ -18,6 +18,9 @@ FAULTS = (
 # A reward this high counts as a win whatever `success` says: training follows the reward.
 FULL_REWARD = 0.95
 
+# So many faults settle that an environment is broken: more would only cost a deadline each.
+ENOUGH_FAULTS = 3
+
 # Environment (oracles only may ask it), messages so far, random numbers -> action, or None to stop.
 SimplePolicy = Callable[[Environment, Sequence[Message], random.Random], Action | None]
 
@@ -67,6 +70,20 @@ def play(
         return Played(None, b"", steps, f"success is {score.success!r}, not a bool")
     shown = [message.as_dict() for message in messages if message.role != "assistant"]
     return Played(score, _bytes([shown, asdict(score)]), steps)
+
+
+def play_all(
+    environment: Environment, tasks: Sequence[TargetTask], policy: SimplePolicy, *, past_the_end: bool = False
+) -> list[Played]:
+    """Play each task with its own seed, in order; stops at `ENOUGH_FAULTS` faults, so the list may be shorter."""
+    played: list[Played] = []
+    faults = 0
+    for task in tasks:
+        played.append(play(environment, task, policy, seed=task.seed, past_the_end=past_the_end))
+        faults += bool(played[-1].error)
+        if faults >= ENOUGH_FAULTS:
+            break
+    return played
 
 
 def _bytes(value: object) -> bytes:

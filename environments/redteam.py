@@ -20,6 +20,9 @@ Tools = Sequence[Mapping[str, Any]]
 Script = Callable[[Tools, Sequence[Message]], list[Action]]
 
 
+MAX_FAULTS = 10
+
+
 @dataclass(frozen=True)
 class Attack:
     """One class of attack. `script` gives the actions, in order; the episode is scored when they are used up."""
@@ -238,7 +241,7 @@ def run_red_team(
     """(attack, successes, errors) over `tasks`, in the order of `attacks`.
 
     A success is a score that says so or a reward of at least `environments.playing.FULL_REWARD`; an error is a fault
-    that the attack provoked in the environment, which the contract forbids.
+    that the attack provoked in the environment, which the contract forbids. After `MAX_FAULTS` faults it ends early.
     """
     return [
         (attack.name, wins, errors) for attack, wins, errors, _ in red_team_details(make_environment, tasks, attacks)
@@ -248,14 +251,23 @@ def run_red_team(
 def red_team_details(
     make_environment: Callable[[], Environment], tasks: Sequence[TargetTask], attacks: Sequence[Attack] = ATTACKS
 ) -> list[tuple[Attack, int, int, str]]:
-    """As `run_red_team`, with the attack itself and the first error's text ("" when none)."""
+    """As `run_red_team`, with the attack itself and the first error's text ("" when none). Ends early, with the attacks
+    played so far, at `MAX_FAULTS` faults: each may have cost a deadline."""
     results = []
+    total_faults = 0
     environment = make_environment()
     try:
         for attack in attacks:
-            played = [play_attack(environment, task, attack) for task in tasks]
+            played = []
+            for task in tasks:
+                played.append(play_attack(environment, task, attack))
+                total_faults += bool(played[-1].error)
+                if total_faults >= MAX_FAULTS:
+                    break
             faults = [episode.error for episode in played if episode.error]
             results.append((attack, sum(e.won for e in played), len(faults), faults[0] if faults else ""))
+            if total_faults >= MAX_FAULTS:
+                break
     finally:
         environment.close()
     return results

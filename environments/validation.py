@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from environments.contract import Action, Environment, Message, TargetTask, ToolCall, content_hash
-from environments.playing import FAULTS, SimplePolicy, play
+from environments.playing import ENOUGH_FAULTS, FAULTS, SimplePolicy, play, play_all
 from environments.redteam import red_team_details
 
 MakeEnvironment = Callable[[], Environment]
@@ -123,6 +123,9 @@ def validate_environment(
     figures["limits"] = asdict(limits)
     determinism, trouble = _determinism(make_environment, make_twin or make_environment, tasks[: limits.replayed])
     figures["determinism"], reasons = determinism, [*reasons, *trouble]
+    if determinism["faults"]:
+        # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
+        return ValidationVerdict(False, tuple(reasons), figures)
     figures["policies"], trouble = _policies(make_environment, tasks, limits, wrong or {})
     reasons += trouble
     figures["red_team"], trouble = _red_team(make_environment, tasks[: limits.attack_seeds])
@@ -175,24 +178,30 @@ def _determinism(
     """Same seed, same actions, twice: forwards in one environment, backwards in its twin."""
     first, second = make(), make_twin()
     policies: dict[str, SimplePolicy] = {"oracle": oracle_policy, "random": random_policy}
-    differing = []
+    differing: list[str] = []
+    broken: list[str] = []
+    compared = 0
     try:
         for name, policy in policies.items():
-            there = [play(first, task, policy, seed=task.seed) for task in tasks]
-            back = [play(second, task, policy, seed=task.seed) for task in reversed(tasks)]
+            there = play_all(first, tasks, policy)
+            if sum(bool(episode.error) for episode in there) >= ENOUGH_FAULTS:
+                fault = next(episode.error for episode in there if episode.error)
+                broken = [f"{name}: {ENOUGH_FAULTS} episodes ended in a fault of the environment: {fault}"]
+                break
+            back = play_all(second, list(reversed(tasks[: len(there)])), policy)
+            pairs = zip(tasks[len(there) - len(back) :], there[len(there) - len(back) :], reversed(back), strict=False)
+            compared += len(back)
             differing += [
-                f"{name}/seed {task.seed}"
-                for task, a, b in zip(tasks, there, reversed(back), strict=True)
-                if (a.transcript, a.error) != (b.transcript, b.error)
+                f"{name}/seed {task.seed}" for task, a, b in pairs if (a.transcript, a.error) != (b.transcript, b.error)
             ]
     finally:
         first.close()
         second.close()
-    figures = {"episodes": len(tasks) * len(policies), "differing": len(differing), "examples": differing[:5]}
-    reasons = []
+    figures = {"episodes": compared, "differing": len(differing), "examples": differing[:5], "faults": bool(broken)}
+    reasons = broken
     if differing:
-        share = f"{len(differing)} of {figures['episodes']}"
-        reasons.append(f"determinism: {share} episodes differed when replayed, e.g. {differing[0]}")
+        share = f"{len(differing)} of {compared}"
+        reasons = [f"determinism: {share} episodes differed when replayed, e.g. {differing[0]}", *broken]
     return figures, reasons
 
 
@@ -216,9 +225,13 @@ def _policies(
         figures["oracle"] = row = _measure(environment, tasks, oracle_policy)
         if row["success_rate"] < limits.oracle:
             reasons.append(_reason("oracle", row, f"at least {limits.oracle:g} is needed"))
+        if row["errors"] >= ENOUGH_FAULTS:
+            rows = []
         for name, policy, bound in rows:
             # The replayed solution is right on its own scenario, so it is measured on the others.
             figures[name] = row = _measure(environment, tasks[1:] if name == "constant_replay" else tasks, policy)
+            if row["errors"] >= ENOUGH_FAULTS:
+                break
             if row["win_rate"] > bound:
                 reasons.append(_reason(name, row, f"at most {bound:g} is allowed"))
         reasons += [
@@ -232,7 +245,7 @@ def _policies(
 
 
 def _measure(environment: Environment, tasks: Sequence[TargetTask], policy: SimplePolicy) -> dict[str, Any]:
-    played = [play(environment, task, policy, seed=task.seed) for task in tasks]
+    played = play_all(environment, tasks, policy)
     scores = [episode.score for episode in played if episode.score is not None]
     successes, wins = sum(score.success for score in scores), sum(episode.won for episode in played)
     errors = [episode.error for episode in played if episode.error]

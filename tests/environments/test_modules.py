@@ -1,6 +1,7 @@
 """Ten modules, written by hand as a model might write them: five sound, five flawed in one way each."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,12 @@ def test_deeply_nested_source_is_refused_not_crashed_on():
 def test_a_module_that_never_loads_is_a_sandbox_error():
     with pytest.raises(SandboxError, match="ZeroDivisionError"):
         SandboxedModule("1 / 0")
+
+
+def test_a_module_that_hangs_is_given_up_on_quickly():
+    source = EXAMPLE.read_text().replace('    arguments = call["arguments"]\n', "    while True:\n        pass\n", 1)
+    started = time.monotonic()
+    verdict = validate_module(source)
+    assert time.monotonic() - started < 30
+    assert not verdict.accepted
+    assert "deadline" in "".join(verdict.reasons)
