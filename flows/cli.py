@@ -1,4 +1,4 @@
-"""The command line `trace-agent`. Heavy libraries are imported by the commands that need them, so that looking is fast."""
+"""The command line `trace-agent`. Commands import the heavy libraries that they need, so that looking is fast."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
     keep = ("number", "id", "target", "seed", "profile", "state", "seconds", "reason")
     table = [{k: r[k] for k in keep} for r in rows]
     lines = [
-        f"{r['number']:>4}  {r['id'][:12]}  {r['target']:<14} seed {r['seed']:<5} {r['profile']:<8} {r['state']:<12} {r['reason'][:60]}"
+        f"{r['number']:>4}  {r['id'][:12]}  {r['target']:<14} seed {r['seed']:<5} {r['profile']:<8} "
+        f"{r['state']:<12} {r['reason'][:60]}"
         for r in rows
     ]
     _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
@@ -188,7 +189,8 @@ def targets(as_json: AsJson = False) -> None:
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
         lines.append(
-            f"{r['name']:<22} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} {r.get('missing') or r.get('licence') or ''}"
+            f"{r['name']:<22} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r.get('missing') or r.get('licence') or ''}"
         )
     _print(rows, as_json, "\n".join(lines))
 

@@ -15,9 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from environments.catalogue import load_target
-
 from db import Round, Store, open_store
+from environments.catalogue import load_target
 from environments.contract import Target
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, load_base

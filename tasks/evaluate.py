@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from models.embedding import embed, openings
-from models.router import RouteDecision, Router
-from models.router_measures import choose_mode
 from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
 from environments.contract import Generators, TargetTask
+from models.embedding import embed, openings
 from models.episodes import Episode
+from models.router import RouteDecision, Router
+from models.router_measures import choose_mode
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
 from tasks.gate import GateRules, gate
@@ -71,7 +71,8 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
         router = choose(context, Router.fit(vectors, list(labels.values()), list(labels)), capabilities)
         router.save(context.folder / "router")
         return {
-            "version": router.version, "mode": router.mode,
+            "version": router.version,
+            "mode": router.mode,
             "examples": len(labels),
             "labels": {k or "none": v for k, v in Counter(labels.values()).items()},
         }
@@ -102,7 +103,7 @@ def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> lis
 
 @task(name="evaluate", task_run_name="evaluate {split}", **RETRIES)
 def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, Any]:
-    """Base and routed on a split with equal seeds. A task that the router leaves to the base is the base's own episode."""
+    """Base and routed on a split with equal seeds. What the router leaves to the base is the base's own episode."""
     context = current(round_id)
 
     def work() -> dict[str, Any]:
@@ -110,9 +111,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
         trials = settings.evaluation.trials
         tasks = list(context.target.tasks(split))
         ground = base_ground(context, "evaluation")
-        base_ids = play_owed(
-            context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}"
-        )
+        base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")
         for capability in capabilities:
             load_trained(context, capability)
         decisions = dict(
@@ -171,7 +170,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
 
 
 def play_routed(context: Context, episodes: list[Episode], split: str) -> list[str]:
-    """Ids of routed episodes; those without an adapter are the base's trajectories, the others are played by adapter."""
+    """Ids of routed episodes: the base's own where no adapter was chosen, the others played by adapter."""
     ids: dict[int, str] = {}
     for adapter in sorted({e.adapter or "" for e in episodes}):
         where = [i for i, e in enumerate(episodes) if (e.adapter or "") == adapter]

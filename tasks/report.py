@@ -234,9 +234,9 @@ def _router(context: Context, test: dict[str, Any], served: list[str]) -> Router
 
 
 def _tokens(context: Context) -> dict[str, int]:
-    """Sampled and prompt tokens by purpose."""
+    """Sampled tokens by purpose."""
     frame = context.store.query(
-        "SELECT purpose, SUM(sampled_tokens) AS sampled, SUM(prompt_tokens) AS prompt FROM trajectories WHERE round_id = :r GROUP BY purpose",
+        "SELECT purpose, SUM(sampled_tokens) AS sampled FROM trajectories WHERE round_id = :r GROUP BY purpose",
         r=context.round.id,
     )
     tokens = {r.purpose: int(r.sampled) for r in frame.itertuples()}

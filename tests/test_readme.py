@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from environments.catalogue import load_target
-from models.scripted import NoopPolicy, OraclePolicy
 from models.episodes import Episode, Player
 from models.policy import Sampling
+from models.scripted import NoopPolicy, OraclePolicy
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 

@@ -226,7 +226,12 @@ def move_pending(rng: random.Random, db: Database) -> Scenario:
     n = _pick(rng, db, "pending")
     to = rng.choice([town for town in TOWNS if town != db["orders"][n]["address"]])
     ask = rng.choice(
-        ["Move order {n} to {a}.", "Please move order {n} to {a}.", "Can you move order {n} to {a}?", "I want to move order {n} to {a}."]
+        [
+            "Move order {n} to {a}.",
+            "Please move order {n} to {a}.",
+            "Can you move order {n} to {a}?",
+            "I want to move order {n} to {a}.",
+        ]
     )
     steps = [_call("move", order=int(n), address=to), _say(f"Order {n} goes to {to}.")]
     return Scenario(db, ask.format(n=n, a=to), steps)
