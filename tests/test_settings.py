@@ -65,14 +65,14 @@ def test_what_is_wrong_is_said_with_its_value(settings_folder: Path, given: dict
 
 def test_a_broken_file_and_a_broken_variable(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("trace.toml").write_text("budget = \n")
-    with pytest.raises(ConfigurationError, match="trace.toml cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"trace\.toml cannot be read"):
         load_settings()
     Path("trace.toml").write_text("budgets = 3\n")
     with pytest.raises(ConfigurationError, match="budgets"):
         load_settings()
     Path("trace.toml").unlink()
     monkeypatch.setenv("TRACE_ROLLOUT", "not json")
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match="rollout"):
         load_settings()
 
 

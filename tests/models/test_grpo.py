@@ -15,6 +15,7 @@ from peft import get_peft_model
 
 from environments.contract import Action, Message, Observation, Score, TargetTask
 from errors import TrainingError
+from models.adapter_files import export_adapter
 from models.adapters import folder_deltas, lora_deltas
 from models.episodes import Trajectory
 from models.grpo import (
@@ -149,6 +150,12 @@ def weights(policy: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 
 
+def exported(source: Path, folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """Digest and deltas of a trained adapter, as the registry keeps it."""
+    export_adapter(source, folder)
+    return folder_deltas(folder)
+
+
 def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     before = weights(policy)
@@ -160,7 +167,7 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
 
     one = train_adapter(Source(), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append, on_trajectories)
     assert [r.step for r in one.records] == [1]
-    digest, deltas = folder_deltas(one.folder)
+    digest, deltas = exported(one.folder, tmp_path / "one")
     assert max(float(d.abs().max()) for d in deltas.values()) > 0
     assert all(".2." in name or ".1." in name for name in deltas)  # the upper two of three layers
     two = train_adapter(Source(), policy, renderer, SMALL, tmp_path, steps.append, on_trajectories)
@@ -168,14 +175,15 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
     assert [r.step for r in two.records] == [1, 2]
     assert {step for step, _ in played} == {0, 1}
     assert len(set(played)) == len(played)
-    assert folder_deltas(two.folder)[0] != digest
+    second, _ = exported(two.folder, tmp_path / "two")
+    assert second != digest
     for step in steps:
         assert step.logprob_gap < 1e-3  # what the trainer computes is what the sampler drew from
         assert math.isfinite(step.loss)
     assert steps[0].kl == pytest.approx(0.0, abs=1e-5)  # the adapter begins as the base
     three = train_adapter(Source(), policy, renderer, SMALL, tmp_path, steps.append)
     assert len(steps) == 2  # nothing was owed
-    assert folder_deltas(three.folder)[0] == folder_deltas(two.folder)[0]
+    assert exported(three.folder, tmp_path / "three")[0] == second
     after = weights(policy)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
