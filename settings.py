@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
 
 from errors import ConfigurationError
 
@@ -167,6 +173,8 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(
             f"setting {where} = {first.get('input')!r}: {first['msg']}; correct it and start again"
         ) from None
+    except SettingsError as problem:
+        raise ConfigurationError(f"{problem}; correct that variable and start again") from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
     if settings.selection.required > settings.selection.runs:

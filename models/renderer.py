@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from environments.contract import Action, Message, ToolCall, canonical_json, content_hash
@@ -148,6 +149,10 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
         self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
+        special = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
+        names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
+        self._spelled = re.compile(f"(?={'|'.join(names)})" if names else "(?!)")
         self._start, self._between = self._separators()
         closing = self._encode(self._between["assistant", "user"], special=True)
         self.end_id = closing[0]
@@ -198,8 +203,24 @@ class Renderer:
             ) from problem
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not special)
+        """Ids of separators (`special`) or of contents, where special tokens that are spelled out stay text.
+
+        A Unigram vocabulary holds special tokens as ordinary words too, so contents that come out with one are cut
+        within its name.
+        """
+        if special:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        ids = self._encode_plain(text)
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        cuts = [0, *(m.start() + 1 for m in self._spelled.finditer(text)), len(text)]
+        ids = [i for a, b in pairwise(cuts) for i in self._encode_plain(text[a:b])]
+        if not self._special_ids.isdisjoint(ids):
+            raise ConfigurationError("the tokenizer turns plain text into special tokens; use another tokenizer")
         return ids
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     @property
     def fingerprint(self) -> str:

@@ -38,7 +38,8 @@ CORPUS = [
 
 
 def _wrapped(tokenizer: Tokenizer, special: list[str], template: str) -> PreTrainedTokenizerFast:
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=special)
+    unknown = "<unk>" if "<unk>" in special else None
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=special, unk_token=unknown)
     fast.chat_template = template
     return fast
 

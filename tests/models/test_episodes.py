@@ -213,7 +213,7 @@ def test_an_opening_longer_than_the_context_is_a_policy_error(tiny_model: Any) -
 def test_an_agent_that_fills_its_context_is_scored(tiny_model: Any) -> None:
     policy, renderer = tiny_model
     task = TargetTask("changed", "test", "plain", 0)
-    more = giving("step", Observation((Message("user", "order 512 " * 60),)))
+    more = giving("step", Observation((Message("user", "order 512 " * 150),)))
     (trajectory,) = play_all(
         Player(lambda: Plain({"changed": more}), policy, renderer, Sampling(1.0, 8)), [Episode("k", task)]
     )

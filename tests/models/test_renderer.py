@@ -91,11 +91,8 @@ def test_ids_sampled_are_ids_trained_on(renderer: Renderer) -> None:
 def test_an_observation_cannot_forge_a_turn(renderer: Renderer) -> None:
     plain = renderer.start("Answer.", TOOLS, (), [Message("user", "hello")])
     forged = renderer.start("Answer.", TOOLS, (), [Message("user", "".join(WORDS) + CHATML)])
-    special = set(renderer.tokenizer.all_special_ids) | {renderer.end_id}
+    special = (set(renderer.tokenizer.all_special_ids) | {renderer.end_id}) - {renderer.tokenizer.unk_token_id}
     count = [sum(i in special for i in talk.ids) for talk in (plain, forged)]
-    # An unknown character becomes the unknown token, which opens and closes nothing.
-    unknown = renderer.tokenizer.unk_token_id
-    count[1] -= forged.ids.count(unknown) if unknown is not None and unknown in special else 0
     assert count[1] == count[0]
 
 

@@ -1,0 +1,159 @@
+"""Stages are done once, calibration is judged by its figures, and what is stored is found by its id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from errors import ConfigurationError, EnvironmentFault
+from settings import load_settings
+from tasks import context as contexts
+from tasks.context import Context, current, forget, open_context, registry_name
+from tasks.stored import find_row
+from tasks.synthesize import calibration_figures, judge
+
+RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
+
+
+def groups(*shares: float, samples: int = 8) -> tuple[list[Any], list[Any]]:
+    """Rewards and wins of one group per share of successes."""
+    wins = [np.arange(samples) < round(s * samples) for s in shares]
+    return [w.astype(float) for w in wins], wins
+
+
+def test_figures_of_groups() -> None:
+    figures = calibration_figures(*groups(0.0, 0.5, 0.5, 1.0))
+    assert figures["mean_reward"] == figures["success_rate"] == 0.5
+    assert (figures["all_success"], figures["all_zero"], figures["informative"]) == (0.25, 0.25, 0.5)
+    assert figures["std_reward"] == 0.5
+    assert 0.3 < figures["low"] < 0.5 < figures["high"] < 0.7
+
+
+def test_near_misses_count_for_groups_and_not_for_success() -> None:
+    rewards = [np.array([0.0, 0.2, 0.0, 0.4])]
+    figures = calibration_figures(rewards, [np.zeros(4, dtype=bool)])
+    assert (figures["informative"], figures["all_zero"], figures["success_rate"]) == (1.0, 0.0, 0.0)
+    assert figures["low"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ((0.25, 0.5, 0.5), ""),
+        ((0.75, 0.75, 0.875), "outside"),
+        ((0.125, 0.125, 0.125), "outside"),
+        ((0.5, 0.5, 1.0, 0.0, 0.0), "all-zero"),
+        ((0.25, 0.25, 0.25, 1.0, 1.0), "all-success"),
+        ((1.0, 0.0, 0.0, 0.0), "informative"),
+    ],
+)
+def test_the_band(shares: tuple[float, ...], words: str) -> None:
+    accepted, reason = judge(calibration_figures(*groups(*shares)), RULE)
+    assert accepted is (not words)
+    assert words in reason
+
+
+def test_the_band_is_inclusive() -> None:
+    figures = calibration_figures(*groups(0.25, 0.5, 0.5))
+    for value in (RULE["low"], RULE["high"]):
+        assert judge(figures | {"mean_reward": value, "success_rate": value}, RULE)[0]
+
+
+def test_informative_groups_alone_are_accepted_only_where_asked_and_never_silently() -> None:
+    rewards = [np.array([0.0, 0.2, 0.0, 0.4]), np.array([0.0, 0.0, 0.3, 0.1])]
+    figures = calibration_figures(rewards, [np.zeros(4, dtype=bool)] * 2)
+    assert not judge(figures, RULE)[0]
+    accepted, reason = judge(figures, RULE | {"informative_alone": True})
+    assert accepted
+    assert "informative groups alone" in reason
+    assert "outside" in reason
+    easy = calibration_figures(*groups(0.875, 0.75))
+    assert not judge(easy, RULE | {"informative_alone": True})[0]  # nothing lacks what succeeds
+
+
+def test_registry_names() -> None:
+    assert registry_name("shop") == "shop"
+    assert registry_name("tau2:retail") == "tau2-retail"
+    assert registry_name("my.package:make/it") == "my-package-make-it"
+
+
+@pytest.fixture
+def context(settings_folder: Path) -> Any:
+    opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    yield opened
+    forget(opened.round.id)
+
+
+def test_a_stage_is_done_once(context: Context) -> None:
+    calls: list[int] = []
+
+    def work() -> dict[str, Any]:
+        calls.append(1)
+        return {"figure": 7}
+
+    assert context.stage("rollout", work) == {"figure": 7}
+    assert context.stage("rollout", work) == {"figure": 7}
+    assert calls == [1]
+
+
+def test_a_stage_that_failed_is_done_again(context: Context) -> None:
+    def fails() -> dict[str, Any]:
+        raise EnvironmentFault("no")
+
+    with pytest.raises(EnvironmentFault):
+        context.stage("contrast", fails)
+    stage = context.store.stage(context.round.id, "contrast")
+    assert not stage.finished
+    assert "no" in str(stage.row().error)
+    assert context.stage("contrast", lambda: {"second": True}) == {"second": True}
+
+
+def test_a_stage_whose_process_died_is_taken_over(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = context.store.stage(context.round.id, "train:x")
+    assert dead.claim(owner="dead", lease_seconds=0.5)  # and no heartbeat follows
+    slept: list[float] = []
+    real = contexts.time.sleep
+    monkeypatch.setattr(contexts.time, "sleep", lambda seconds: (slept.append(seconds), real(0.3)))
+    assert context.stage("train:x", lambda: {"by": "the second"}) == {"by": "the second"}
+    assert slept
+
+
+def test_the_same_settings_find_the_same_round(context: Context, settings_folder: Path) -> None:
+    home = settings_folder / "home"
+    context.stage("rollout", lambda: {"figure": 7})
+    again = open_context(load_settings(profile="smoke", home=home))
+    assert again.round.id == context.round.id
+    assert again.stage("rollout", lambda: {"figure": 8}) == {"figure": 7}
+    assert open_context(load_settings(profile="smoke", home=home, seed=1)).round.id != context.round.id
+    assert open_context(load_settings(profile="smoke", home=home), fresh=True).round.id != context.round.id
+    assert current(context.round.id).round.id == context.round.id
+
+
+def test_another_process_opens_a_round_by_its_id(
+    context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(context.round.id)
+    monkeypatch.setenv("TRACE_HOME", str(settings_folder / "home"))
+    opened = current(context.round.id)
+    assert opened is not context
+    assert opened.settings.identity() == context.settings.identity()
+
+
+def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        name, data_hash, licence = "shop", "f" * 16, "none"
+
+    monkeypatch.setattr(contexts, "load_target", lambda name: Changed())
+    with pytest.raises(ConfigurationError, match="--fresh"):
+        open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+
+
+def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:
+    found = find_row(context.store, context.round.id[:8])
+    assert found is not None
+    assert found[0] == "rounds"
+    assert found[1]["id"] == context.round.id
+    assert find_row(context.store, "nothing-like-it") is None

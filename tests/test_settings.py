@@ -1,0 +1,105 @@
+"""Settings: where they come from, and one clear sentence for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError
+from settings import PROFILES, Settings, load_settings, writable_folder
+
+
+def test_defaults_are_the_laptop_profile(settings_folder: Path) -> None:
+    settings = load_settings()
+    assert (settings.profile, settings.target, settings.base_model) == ("laptop", "shop", "smollm2-135m")
+    assert settings.training_steps() >= 1
+    assert settings.folder.is_absolute()
+    assert settings.database_url == f"sqlite:///{settings.folder / 'trace.db'}"
+
+
+@pytest.mark.parametrize("profile", sorted(p.stem for p in PROFILES.glob("*.toml")))
+def test_every_profile_is_sound(settings_folder: Path, profile: str) -> None:
+    assert load_settings(profile=profile).profile == profile
+
+
+def test_the_caller_beats_the_environment_beats_the_file_beats_the_profile(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = load_settings().budget
+    Path("trace.toml").write_text(f"budget = {profile + 1}\nseed = 5\n[rollout]\ntrials = 3\n")
+    assert (load_settings().budget, load_settings().seed, load_settings().rollout.trials) == (profile + 1, 5, 3)
+    monkeypatch.setenv("TRACE_BUDGET", str(profile + 2))
+    monkeypatch.setenv("TRACE_ROLLOUT__TRIALS", "4")
+    assert (load_settings().budget, load_settings().rollout.trials) == (profile + 2, 4)
+    assert load_settings(budget=profile + 3).budget == profile + 3
+
+
+def test_profile_named_by_the_environment(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACE_PROFILE", "smoke")
+    assert load_settings() == load_settings(profile="smoke")
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"profile": "huge"}, "'huge'.*laptop"),
+    ({"budget": 0}, "budget = 0"),
+    ({"budget": 5}, "budget 5 cannot fill.*at least"),
+    ({"budget": "many"}, "budget = 'many'"),
+    ({"seed": -1}, "seed = -1"),
+    ({"dtype": "int8"}, "dtype = 'int8'"),
+    ({"calls": "xml"}, "calls = 'xml'"),
+    ({"rollout": {"temperature": 3}}, "rollout.temperature = 3"),
+    ({"rollout": {"speed": 3}}, "rollout.speed"),
+    ({"colour": "red"}, "colour"),
+    ({"selection": {"required": 9, "runs": 3}}, "required = 9 of only 3"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), WRONG)
+def test_what_is_wrong_is_said_with_its_value(settings_folder: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        load_settings(**given)
+
+
+def test_a_broken_file_and_a_broken_variable(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("trace.toml").write_text("budget = \n")
+    with pytest.raises(ConfigurationError, match=r"trace\.toml cannot be read"):
+        load_settings()
+    Path("trace.toml").write_text("budgets = 3\n")
+    with pytest.raises(ConfigurationError, match="budgets"):
+        load_settings()
+    Path("trace.toml").unlink()
+    monkeypatch.setenv("TRACE_ROLLOUT", "not json")
+    with pytest.raises(ConfigurationError, match="rollout"):
+        load_settings()
+
+
+def test_the_budget_it_asks_for_suffices(settings_folder: Path) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(budget=5)
+    need = int(str(raised.value).split("at least ")[1].split(",")[0])
+    assert load_settings(budget=need).training_steps() == 1
+    with pytest.raises(ConfigurationError):
+        load_settings(budget=need - 1)
+
+
+def test_identity_leaves_places_out(settings_folder: Path) -> None:
+    one, other = (Settings(home=Path(p), database=d) for p, d in (("a", ""), ("b", "postgresql://x/y")))
+    assert one.identity() == other.identity()
+    assert one.identity() != Settings(seed=1).identity()
+
+
+def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
+    assert writable_folder(tmp_path / "new" / "one").is_dir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        writable_folder(tmp_path / "file" / "below")
+    if os.getuid() == 0:
+        with pytest.raises(ConfigurationError, match="/proc/trace-agent cannot be written"):
+            writable_folder(Path("/proc/trace-agent"))
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            writable_folder(tmp_path / "locked" / "below")
