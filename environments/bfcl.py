@@ -11,7 +11,6 @@ except that BFCL also rewrites `name(` inside string arguments when a function i
 
 from __future__ import annotations
 
-import ast
 import copy
 import importlib
 import inspect
@@ -30,6 +29,7 @@ from environments.adapter import (
     folder_hash,
     of_split,
     package_folder,
+    parse_call,
     seed_of,
     split_all,
     split_counts,
@@ -166,18 +166,6 @@ class Services:
     def named(self, name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Positional arguments under their names."""
         return dict(inspect.signature(self._methods[name]).bind(*positional, **arguments).arguments)
-
-
-def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """A reference call, e.g. `sort('a.txt')`, taken apart without running it. Raises TargetError when it is not one."""
-    try:
-        node = ast.parse(text, mode="eval").body
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            named = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
-            return node.func.id, [ast.literal_eval(item) for item in node.args], named
-    except (SyntaxError, ValueError) as error:
-        raise TargetError(f"BFCL reference call {text!r} cannot be read: {error}; {INSTALL}") from error
-    raise TargetError(f"BFCL reference call {text!r} is not a call of one function; {INSTALL}")
 
 
 @dataclass

@@ -166,5 +166,5 @@ class ComposedEnvironment:
         rng = random.Random(f"{self.spec.id}:own:{seed}")
         return self.generators.generate(rng.choice(self.spec.families), rng.randrange(10**9))
 
-    def environment(self) -> DenseEnvironment:
+    def environment(self) -> Environment:
         return DenseEnvironment(self.target.environment(), self.target.environment())

@@ -28,13 +28,13 @@ from tasks.train import register, train
 class ImproveParameters(BaseModel):
     """What a person sets for a round; everything else comes from the profile, `trace.toml` and the environment."""
 
-    target: str | None = Field(None, description="what to improve on, such as shop or tau2:retail")
-    profile: str | None = Field(None, description="laptop, gpu, smoke or dry")
-    seed: int | None = Field(None, ge=0, description="another seed is another round")
-    budget: int | None = Field(None, ge=1, description="rollouts of the round; derives the rest")
-    base_model: str | None = Field(None, description="the embedded model, a folder, or a Hugging Face id")
-    home: Path | None = Field(None, description="folder of the embedded store, registry and reports")
-    fresh: bool = Field(False, description="start another round instead of resuming")
+    target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
+    profile: str | None = Field(default=None, description="laptop, gpu, smoke or dry")
+    seed: int | None = Field(default=None, ge=0, description="another seed is another round")
+    budget: int | None = Field(default=None, ge=1, description="rollouts of the round; derives the rest")
+    base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
+    home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
+    fresh: bool = Field(default=False, description="start another round instead of resuming")
 
 
 def code_version() -> str:

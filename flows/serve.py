@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import serve
 from prefect.schedules import Cron
 
@@ -11,9 +13,8 @@ from flows.improve import ImproveParameters, improve
 def serve_schedule(cron: str, target: str | None, profile: str | None) -> None:
     """Serve the deployment `improve` until stopped; one round at a time."""
     parameters = {"params": ImproveParameters(target=target, profile=profile).model_dump(exclude_none=True)}
-    serve(
-        improve.to_deployment(
-            name="improve", schedules=[Cron(cron, timezone="UTC")], parameters=parameters, concurrency_limit=1
-        ),
-        limit=1,
+    # The annotation of to_deployment allows for async callers; here it is the deployment itself.
+    deployment: Any = improve.to_deployment(
+        name="improve", schedules=[Cron(cron, timezone="UTC")], parameters=parameters, concurrency_limit=1
     )
+    serve(deployment, limit=1)

@@ -135,7 +135,7 @@ def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact",
             f"give {EMBEDDED!r}, a folder with safetensors, or a known id"
         ) from problem
     if torch.cuda.is_available():
-        model = model.to("cuda")
+        model = torch.nn.Module.to(model, "cuda")
     model.requires_grad_(False)
     renderer = Renderer(tokenizer, calls)
     revision = (

@@ -136,7 +136,8 @@ def embed_openings(policy: LocalPolicy, given: Sequence[Opening], layers: tuple[
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, one in enumerate(given):
         groups.setdefault(one.prompt[: one.shared], []).append(index)
-    vectors = np.zeros((len(given), int(policy.model.config.hidden_size)), dtype=np.float32)
+    shape: Any = policy.model.config
+    vectors = np.zeros((len(given), int(shape.hidden_size)), dtype=np.float32)
     for prefix, members in groups.items():
         vectors[members] = embed(policy, [given[i].prompt for i in members], len(prefix), layers)
     return vectors

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,14 +26,20 @@ from trl import GRPOConfig, GRPOTrainer
 from environments.contract import Environment, TargetTask
 from errors import TrainingError
 from models.adapters import lora_deltas
-from models.attention import attend_padded
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Renderer
 from models.sampler import LocalPolicy
+from models.training_pass import token_logprobs
+from models.training_records import (
+    COMPLETE,
+    StepRecord,
+    TrainingSettings,
+    last_whole_checkpoint,
+    misspecified,
+)
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-COMPLETE = "complete.json"
 
 
 class ScenarioSource(Protocol):
@@ -43,128 +49,14 @@ class ScenarioSource(Protocol):
     def environment(self) -> Environment: ...
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`."""
-
-    steps: int = 8
-    groups: int = 6
-    group_size: int = 8
-    collections: int = 3
-    rank: int = 16
-    alpha: int = 32
-    learning_rate: float = 1e-3
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    temperature: float = 0.7
-    max_tokens: int = 32
-    upper_layers: int | None = 15
-    micro_batch: int = 24
-    solved: float = 0.95
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """Figures of one optimizer step. `success` and `reward` are means over the rollouts that were kept."""
-
-    step: int
-    reward: float
-    success: float
-    loss: float
-    clip_fraction: float
-    kl: float
-    logprob_gap: float
-    seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
-
-
-class _Suffixes:
-    """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
-
-    def __init__(self, counts: Sequence[int], prefix: _Prefix | None, device: torch.device) -> None:
-        count = torch.tensor(counts)
-        self.prefix, self.rows, self.width = prefix, len(counts), int(count.max())
-        row = torch.repeat_interleave(torch.arange(self.rows), count)
-        within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-        self.flat = (row * self.width + within).to(device)
-        self.hidden = (
-            torch.ones(self.width, self.width, dtype=torch.bool, device=device).triu(1).expand(self.rows, -1, -1)
-        )
-
-    def _padded(self, x: torch.Tensor) -> torch.Tensor:
-        """(heads, N, dim) -> (rows, heads, width, dim), zeros behind the end of a row."""
-        heads, _, dim = x.shape
-        out = x.new_zeros(self.rows * self.width, heads, dim).index_copy(0, self.flat, x.transpose(0, 1))
-        return out.view(self.rows, self.width, heads, dim).transpose(1, 2)
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
-        out = attend_padded(self._padded(q), self._padded(k), self._padded(v), self.hidden, prefix, scaling)
-        return out.transpose(1, 2).reshape(self.rows * self.width, q.shape[0], q.shape[2])[self.flat]
-
-
-class _Prefix:
-    """Forward pass with gradient of the shared prefix."""
-
-    def __init__(self) -> None:
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        self.k.append(k)
-        self.v.append(v)
-        n = q.shape[1]
-        hidden = torch.ones(1, n, n, dtype=torch.bool, device=q.device).triu(1)
-        return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
-
-
-def token_logprobs(
-    causal: Any, rows: Sequence[Sequence[int]], shared: int, wanted: Sequence[Sequence[int]], temperature: float
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Log-probability and entropy (nats) of chosen tokens of each row.
-
-    `causal` has `.model` and `.lm_head`; `rows` are whole sequences whose first `shared` ids are equal; `wanted` are
-    positions (> shared) of the tokens to score. Returns per row two tensors as long as its `wanted`.
-    """
-    device = next(causal.parameters()).device
-    prefix = None
-    if shared:
-        prefix = _Prefix()
-        ids = torch.tensor([list(rows[0][:shared])], device=device)
-        causal.model(
-            input_ids=ids, position_ids=torch.arange(shared, device=device)[None], use_cache=False, shared=prefix
-        )
-    # The last token of a row predicts nothing that is wanted.
-    suffixes = [list(row[shared:-1]) for row in rows]
-    batch = _Suffixes([len(s) for s in suffixes], prefix, device)
-    flat = torch.tensor([[i for s in suffixes for i in s]], device=device)
-    positions = torch.tensor([[shared + j for s in suffixes for j in range(len(s))]], device=device)
-    hidden = causal.model(input_ids=flat, position_ids=positions, use_cache=False, shared=batch).last_hidden_state[0]
-    starts = torch.tensor([0, *[len(s) for s in suffixes]]).cumsum(0).tolist()
-    where = [start + p - shared - 1 for start, row in zip(starts, wanted, strict=False) for p in row]
-    targets = torch.tensor([rows[i][p] for i, row in enumerate(wanted) for p in row], device=device)
-    logits = causal.lm_head(hidden[torch.tensor(where, device=device)]).float() / temperature
-    # logits are (tokens, vocabulary), the largest tensor of the pass: only what autograd needs is made of their size.
-    chosen = logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
-    entropy = torch.cat([_entropy(part) for part in logits.detach().split(128)])
-    lengths = [len(row) for row in wanted]
-    return list(zip(chosen.split(lengths), entropy.split(lengths), strict=True))
-
-
-def _entropy(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of each row."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
 class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts. `collect` gives a batch of trajectories for a step."""
 
     def __init__(self, *args: Any, source: Rollouts, **kwargs: Any) -> None:
         self.source = source
         self._kl_step = -1
-        super().__init__(*args, rollout_func=source.rollout, **kwargs)
+        kwargs["rollout_func"] = source.rollout
+        super().__init__(*args, **kwargs)
 
     def _causal(self, model: Any) -> Any:
         return self.accelerator.unwrap_model(model).get_base_model()
@@ -403,23 +295,6 @@ class _Steps(TrainerCallback):
         (folder / COMPLETE).write_text(json.dumps([asdict(r) for r in self.records]))
 
 
-def misspecified(records: Sequence[StepRecord], window: int = 3) -> str:
-    """Why training must stop because reward and success part ways; "" while they do not.
-
-    Reward up by 0.2 with success flat (less than 0.05 up), both as means over `window` steps at the ends.
-    """
-    if len(records) < 2 * window:
-        return ""
-
-    def mean(part: Sequence[StepRecord], name: str) -> float:
-        return sum(getattr(r, name) for r in part) / len(part)
-
-    up = {name: mean(records[-window:], name) - mean(records[:window], name) for name in ("reward", "success")}
-    if up["reward"] >= 0.2 and up["success"] < 0.05:
-        return f"reward-misspecified: reward rose by {up['reward']:.2f} while success rose by {up['success']:.2f}"
-    return ""
-
-
 @dataclass(frozen=True)
 class TrainingResult:
     """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason."""
@@ -427,15 +302,6 @@ class TrainingResult:
     folder: Path
     records: tuple[StepRecord, ...]
     verdict: str
-
-
-def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
-    """The newest checkpoint that was written to its end, with the records up to it."""
-    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
-    for folder in folders:
-        if (folder / COMPLETE).is_file():
-            return folder, [StepRecord(**r) for r in json.loads((folder / COMPLETE).read_text())]
-    return None
 
 
 def train_adapter(
@@ -461,7 +327,8 @@ def train_adapter(
     rows = settings.groups * settings.group_size
     micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
     torch.manual_seed(settings.seed)
-    peft = get_peft_model(policy.model, lora_config(settings, policy.model.config.num_hidden_layers))
+    shape: Any = policy.model.config
+    peft = get_peft_model(policy.model, lora_config(settings, shape.num_hidden_layers))
     callback = _Steps(rollouts, on_step, records)
     config = GRPOConfig(
         output_dir=str(output),
@@ -510,7 +377,7 @@ def train_adapter(
         elif resume:
             trainer._load_from_checkpoint(str(resume[0]))
         folder = output / "adapter"
-        peft.save_pretrained(folder, safe_serialization=True)
+        peft.save_pretrained(str(folder), safe_serialization=True)
     finally:
         peft.unload()
         if "training" in policy.adapters:

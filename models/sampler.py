@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from errors import ContextOverflow, PolicyError
-from models.attention import NAME, attend_padded
+from models.attention import NAME
+from models.kv_cache import KeyValueCache, PrefixPass, RowsPass
 from models.packed import SamplerTwin
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
@@ -41,116 +42,6 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     request: Request | None = None
     draws: np.random.Generator | None = None
-
-
-class _Cache:
-    """Keys and values of all rows: per layer (slots, Hkv, T, D), slot by slot; grows in T."""
-
-    def __init__(self, config: object, slots: int, like: torch.Tensor) -> None:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # type: ignore[attr-defined]
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
-        self.layers, self.shape = config.num_hidden_layers, (slots, heads, 0, dim)  # type: ignore[attr-defined]
-        self.like = like
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
-        self.room = 0
-
-    def reserve(self, length: int) -> None:
-        """Make room for `length` tokens per row."""
-        if length <= self.room:
-            return
-        slots, heads, _, dim = self.shape
-        room = max(64, -(-length * 3 // 2 // 32) * 32)
-        grown: list[list[torch.Tensor]] = []
-        for old in (self.k, self.v):
-            # Zeros, not empty memory: a masked weight of 0 times a stray NaN would still be NaN.
-            fresh = [self.like.new_zeros(slots, heads, room, dim) for _ in range(self.layers)]
-            for new, prior in zip(fresh, old, strict=False):
-                new[:, :, : self.room] = prior
-            grown.append(fresh)
-        (self.k, self.v), self.room = grown, room
-
-    def clear(self) -> None:
-        """Drop all buffers."""
-        self.k, self.v, self.room = [], [], 0
-
-    def copy(self, source: int, destination: int, length: int) -> None:
-        """Overwrite one slot by another."""
-        for buffer in (*self.k, *self.v):
-            buffer[destination, :, :length] = buffer[source, :, :length]
-
-    def swap(self, a: int, b: int, length: int) -> None:
-        """Exchange two slots."""
-        for buffer in (*self.k, *self.v):
-            held = buffer[a, :, :length].clone()
-            buffer[a, :, :length] = buffer[b, :, :length]
-            buffer[b, :, :length] = held
-
-
-class _PrefixPass:
-    """Forward pass of one sequence whose keys and values become a shared prefix."""
-
-    def __init__(self) -> None:
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        self.k.append(k.contiguous())
-        self.v.append(v.contiguous())
-        n = q.shape[1]
-        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)[None]
-        return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
-
-
-class _RowsPass:
-    """Forward pass of new tokens of several rows, laid flat. Stores their keys and values, then attends.
-
-    `slots` (R,) rows of the cache, `starts` tokens stored per row, `counts` new tokens per row.
-    """
-
-    def __init__(
-        self,
-        cache: _Cache,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        counts: Sequence[int],
-        prefix: _PrefixPass | None,
-    ) -> None:
-        self.cache, self.prefix = cache, prefix
-        device = cache.like.device
-        count, start = torch.tensor(counts), torch.tensor(starts)
-        self.rows, self.width = len(slots), int(count.max())
-        self.total = int((start + count).max())
-        self.contiguous = list(slots) == list(range(len(slots)))
-        slot = torch.tensor(slots)
-        row = torch.repeat_interleave(torch.arange(self.rows), count)
-        within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-        self.slot_of, self.at = slot[row].to(device), (start[row] + within).to(device)
-        self.flat = (row * self.width + within).to(device)
-        self.slots = slot.to(device)
-        reach = start[:, None] + torch.arange(self.width)[None, :]  # last key that query (row, j) may see
-        self.hidden = (torch.arange(self.total)[None, None, :] > reach[:, :, None]).to(device)
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        keys, values = self.cache.k[layer], self.cache.v[layer]
-        keys[self.slot_of, :, self.at] = k.transpose(0, 1)
-        values[self.slot_of, :, self.at] = v.transpose(0, 1)
-        if self.contiguous:
-            keys, values = keys[: self.rows, :, : self.total], values[: self.rows, :, : self.total]
-        else:
-            keys, values = keys[self.slots, :, : self.total], values[self.slots, :, : self.total]
-        heads, _, dim = q.shape
-        if self.width == 1:
-            padded = q.transpose(0, 1).unsqueeze(2)
-        else:
-            padded = q.new_zeros(self.rows * self.width, heads, dim)
-            padded[self.flat] = q.transpose(0, 1)
-            padded = padded.view(self.rows, self.width, heads, dim).transpose(1, 2)
-        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
-        out = attend_padded(padded, keys, values, self.hidden, prefix, scaling)
-        if self.width == 1:
-            return out.squeeze(2)
-        return out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.flat]
 
 
 class LocalPolicy:
@@ -179,8 +70,8 @@ class LocalPolicy:
         self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
         self._current: str | None = None
         like = next(model.parameters())
-        self._cache = _Cache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
-        self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], _PrefixPass] = OrderedDict()
+        self._cache = KeyValueCache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
+        self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], PrefixPass] = OrderedDict()
         self._slots: list[_Row] = []  # slot i of the cache; the first `_active` are sampling, the rest wait for a turn
         self._active = 0
         self._queue: deque[Request] = deque()
@@ -311,9 +202,9 @@ class LocalPolicy:
             )
         self._use(None)
         shared = self._prefix(None, tuple(prefix))
-        cache = _Cache(self.model.config, len(rows), self._cache.like)
+        cache = KeyValueCache(self.model.config, len(rows), self._cache.like)
         cache.reserve(max(counts))
-        batch = _RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
+        batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [len(prefix) + j for count in counts for j in range(count)]
         return self._forward([i for row in rows for i in row], positions, batch)
 
@@ -395,12 +286,12 @@ class LocalPolicy:
             self.twin.merge(self._adapter(adapter)[1] if adapter is not None else {})
             self._current = adapter
 
-    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> _PrefixPass | None:
+    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> PrefixPass | None:
         if not ids:
             return None
         key = (adapter, ids)
         if key not in self._prefixes:
-            shared = _PrefixPass()
+            shared = PrefixPass()
             self._forward(ids, range(len(ids)), shared)
             self._prefixes[key] = shared
             while len(self._prefixes) > PREFIXES_KEPT:
@@ -426,7 +317,7 @@ class LocalPolicy:
         prefix = self._prefix(rows[0].adapter, rows[0].prefix)
         offset = len(rows[0].prefix)
         starts, counts = [len(r.ids) for r in rows], [len(r.todo) for r in rows]
-        batch = _RowsPass(self._cache, slots, starts, counts, prefix)
+        batch = RowsPass(self._cache, slots, starts, counts, prefix)
         ids = [i for r in rows for i in r.todo]
         positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
         hidden = self._forward(ids, positions, batch)

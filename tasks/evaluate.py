@@ -35,12 +35,13 @@ def stored_prompts(context: Context, ids: list[str]) -> dict[str, list[int]]:
     """The first prompt of stored trajectories: what stands before the first sampled token."""
     prompts = {}
     for row in context.store.trajectories(None, with_blobs=True, id=ids):
-        sampled = list(row.sampled_mask or [])
-        prompts[row.id] = [int(i) for i in list(row.token_ids or [])[: sampled.index(True)]]
+        if row.sampled_mask is not None and row.token_ids is not None:
+            first = [bool(m) for m in row.sampled_mask].index(True)
+            prompts[row.id] = [int(i) for i in row.token_ids[:first]]
     return prompts
 
 
-def common_length(prompts: Sequence[Sequence[int]]) -> int:
+def common_length(prompts: Sequence[list[int]]) -> int:
     """How many leading ids all prompts share."""
     first, last = min(prompts), max(prompts)
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))

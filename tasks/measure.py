@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from settings import load_settings
 from tasks.progress import track
 from tasks.statistics import clustered_interval
 
-SCRIPTED = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
+SCRIPTED: dict[str, Callable[[], ScriptedPolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 
 
 def measure(target: str, split: str, policy: str, trials: int, seed: int) -> list[dict[str, Any]]:

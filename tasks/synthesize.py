@@ -51,7 +51,7 @@ def stored_environment(context: Context, capability: str) -> ComposedEnvironment
     row = context.store.rows(
         "synthesized_environments", round_id=context.round.id, capability_id=row_id(context.round.id, capability)
     )[-1]
-    spec = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"].items()}
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"].items()}
     return ComposedEnvironment(context.target, CompositionSpec(**spec))
 
 

@@ -1,0 +1,72 @@
+"""What a training is told and what it leaves: settings, a record per step, and which checkpoints are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+COMPLETE = "complete.json"
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`."""
+
+    steps: int = 8
+    groups: int = 6
+    group_size: int = 8
+    collections: int = 3
+    rank: int = 16
+    alpha: int = 32
+    learning_rate: float = 1e-3
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    temperature: float = 0.7
+    max_tokens: int = 32
+    upper_layers: int | None = 15
+    micro_batch: int = 24
+    solved: float = 0.95
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Figures of one optimizer step. `success` and `reward` are means over the rollouts that were kept."""
+
+    step: int
+    reward: float
+    success: float
+    loss: float
+    clip_fraction: float
+    kl: float
+    logprob_gap: float
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def misspecified(records: Sequence[StepRecord], window: int = 3) -> str:
+    """Why training must stop because reward and success part ways; "" while they do not.
+
+    Reward up by 0.2 with success flat (less than 0.05 up), both as means over `window` steps at the ends.
+    """
+    if len(records) < 2 * window:
+        return ""
+
+    def mean(part: Sequence[StepRecord], name: str) -> float:
+        return sum(getattr(r, name) for r in part) / len(part)
+
+    up = {name: mean(records[-window:], name) - mean(records[:window], name) for name in ("reward", "success")}
+    if up["reward"] >= 0.2 and up["success"] < 0.05:
+        return f"reward-misspecified: reward rose by {up['reward']:.2f} while success rose by {up['success']:.2f}"
+    return ""
+
+
+def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
+    """The newest checkpoint that was written to its end, with the records up to it."""
+    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    for folder in folders:
+        if (folder / COMPLETE).is_file():
+            return folder, [StepRecord(**r) for r in json.loads((folder / COMPLETE).read_text())]
+    return None
