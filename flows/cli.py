@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli_tools import add_commands
 
 # Quiet and offline by default; set before the libraries that read them are imported.
 QUIET = {
@@ -257,6 +258,7 @@ def _stage_command(name: str) -> None:
 
 for _name in STAGES:
     _stage_command(_name)
+add_commands(app)
 
 
 def main() -> None:

@@ -1,0 +1,70 @@
+"""Commands beside the round: measure a target, select from published labels, play and validate written environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (evaluate, select, play, validate):
+        app.command()(command)
+
+
+def evaluate(
+    target: Annotated[str, typer.Option(help="Such as shop or tau2:retail.")],
+    split: str = "test",
+    policy: Annotated[str, typer.Option(help="noop, oracle, random, or a base model.")] = "noop",
+    trials: int = 1,
+    seed: int = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Success of a policy on a split, with its interval, and always the no-op row."""
+    from tasks.measure import measure
+
+    rows = measure(target, split, policy, trials, seed)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for r in rows:
+        typer.echo(
+            f"{r['policy']:<14} {100 * r['success']:5.1f} % [{100 * r['low']:.1f}, {100 * r['high']:.1f}]  "
+            f"reward {r['reward']:.3f}  {r['episodes']} episodes of {r['tasks']} tasks, {r['errors']} errors"
+        )
+
+
+def select(
+    candidates: Annotated[Path, typer.Option(help="JSON file with the candidate capabilities.")],
+    runs: Annotated[Path, typer.Option(help="Folder with one JSON file per labelling run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Select capabilities from published labelling runs."""
+    from tasks.published import published_selection
+
+    result = published_selection(candidates, runs)
+    typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else "\n".join(result.table()))
+
+
+def play(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")], seed: int = 0) -> None:
+    """Play a written environment by hand, in the sandbox."""
+    from environments.module_files import load_module, play_by_hand
+
+    module: Any = load_module(environment)
+    try:
+        play_by_hand(module.environment(), module.scenario(seed), input, typer.echo)
+    finally:
+        module.close()
+
+
+def validate(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")]) -> None:
+    """Judge a written environment again, without a model; exit 1 when it is refused."""
+    from environments.module_files import validate_file, verdict_lines
+
+    verdict = validate_file(environment)
+    typer.echo("\n".join(verdict_lines(verdict)))
+    if not verdict.accepted:
+        raise typer.Exit(1)

@@ -1,0 +1,62 @@
+"""What the tests share: a quiet environment, the embedded model, a tiny random model, a Prefect database of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import QUIET
+
+# Set before the libraries that read them are imported by any test module.
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> tuple[Any, Any]:
+    """(policy, renderer) of the embedded model; loaded once a session. Tests leave no adapter and no session behind."""
+    from models.base import load_base
+
+    base = load_base()
+    return base.policy, base.renderer
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> Any:
+    """A byte-level tokenizer of 400 words with ChatML's template."""
+    from tests.tokenizers_trained import chatml_tokenizer
+
+    return chatml_tokenizer()
+
+
+@pytest.fixture
+def tiny_model(tiny_tokenizer: Any) -> tuple[Any, Any]:
+    """(policy, renderer) on a random Llama of 3 layers in fp32: for the engine, without a real model."""
+    from tests.tokenizers_trained import tiny_policy
+
+    return tiny_policy(tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def prefect() -> Iterator[None]:
+    """A Prefect database of the test session's own, for tests that call flows or tasks."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture
+def settings_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder without any TRACE_ variable: settings come from the profile alone."""
+    for name in [n for n in os.environ if n.startswith("TRACE_") and n != "TRACE_CACHE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,247 @@
+"""Environments that fail, lie or never end: their own episode is an error, the others go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Message, Observation, Score, TargetTask, Termination
+from environments.shop.target import target
+from errors import ContextOverflow, PolicyError, SandboxError
+from models.episodes import Episode, Player, Trajectory, play_all, trajectory_id
+from models.policy import PolicyIdentity, Sampling
+from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
+
+Change = Callable[["Plain"], None]
+
+
+class Plain:
+    """An environment that ends after two turns; `changes` by task id make it misbehave."""
+
+    tools: Sequence[Any] = ()
+    instructions = "Answer."
+    examples: Sequence[Message] = ()
+    max_steps = 4
+
+    def __init__(self, changes: dict[str, Change]) -> None:
+        self.changes, self.turns, self.closed = changes, 0, False
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.changes.get(task.id, lambda _: None)(self)
+        return self.on_reset()
+
+    def on_reset(self) -> Any:
+        return Observation((Message("user", "hello"),))
+
+    def step(self, action: Action) -> Any:
+        self.turns += 1
+        return Observation((Message("user", "and?"),), done=self.turns == 2)
+
+    def score(self) -> Any:
+        return Score(0.5, False)
+
+    def oracle(self) -> Action | None:
+        return Action(content="Hello.")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def boom(*_: Any) -> Any:
+    raise KeyError("boom")
+
+
+def giving(name: str, value: Any) -> Change:
+    return lambda environment: setattr(environment, name, lambda *_: value)
+
+
+def raising(name: str, problem: Callable[..., Any] = boom) -> Change:
+    return lambda environment: setattr(environment, name, problem)
+
+
+def sandbox_died(*_: Any) -> Any:
+    raise SandboxError("the sandbox died; start it again")
+
+
+def played(change: Change, step_seconds: float = 30.0, policy: Any = None) -> tuple[Trajectory, list[Trajectory]]:
+    """The trajectory of the changed episode, and those of the two sound ones around it."""
+    tasks = [TargetTask(name, "test", "plain", 0) for name in ("before", "changed", "after")]
+    player = Player(
+        lambda: Plain({"changed": change}), policy or NoopPolicy(), None, Sampling(), step_seconds=step_seconds
+    )
+    first, changed, last = play_all(player, [Episode(t.id, t) for t in tasks])
+    return changed, [first, last]
+
+
+FAULTS = {
+    "reset raises": (raising("on_reset"), "reset raised KeyError"),
+    "step raises": (raising("step"), "step raised KeyError"),
+    "score raises": (raising("score"), "score raised KeyError"),
+    "reset gives nothing": (giving("on_reset", None), "NoneType"),
+    "step gives a text": (giving("step", "done"), "returned str"),
+    "step gives no messages": (giving("step", Observation(({"role": "user"},))), "contract.Message"),  # type: ignore[arg-type]
+    "step gives bytes": (giving("step", Observation((Message("user", b"x"),))), "contract.Message"),  # type: ignore[arg-type]
+    "step gives half a character": (giving("step", Observation((Message("user", "\ud800"),))), "not Unicode"),
+    "score gives a number": (giving("score", 1.0), "returned float"),
+    "reward is NaN": (giving("score", Score(float("nan"), True)), "nan"),
+    "reward is 2": (giving("score", Score(2.0, True)), "reward 2.0"),
+    "reward is negative": (giving("score", Score(-0.1, False)), "-0.1"),
+    "reward is a text": (giving("score", Score("1", True)), "a reward is a number"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_environment_costs_its_own_episode(name: str) -> None:
+    change, words = FAULTS[name]
+    changed, others = played(change)
+    assert changed.score is None  # an error is never a reward of 0
+    assert changed.termination is Termination.ERROR
+    assert changed.boundary == "environment"
+    assert words in changed.error
+    assert all(t.score is not None and t.termination is Termination.DONE for t in others)
+
+
+def test_boundary_is_the_errors_own() -> None:
+    changed, others = played(raising("step", sandbox_died))
+    assert (changed.boundary, changed.score) == ("sandbox", None)
+    assert all(t.score for t in others)
+
+
+def test_an_environment_that_cannot_be_made() -> None:
+    task = TargetTask("t", "test", "plain", 0)
+    (trajectory,) = play_all(Player(boom, NoopPolicy(), None, Sampling()), [Episode("t", task)])
+    assert (trajectory.boundary, trajectory.score) == ("environment", None)
+
+
+def test_an_oracle_that_raises_and_a_close_that_raises() -> None:
+    changed, others = played(raising("oracle"), policy=OraclePolicy())
+    assert (changed.boundary, changed.score) == ("environment", None)
+    assert all(t.score for t in others)
+    changed, _ = played(raising("close"))
+    assert changed.score is not None  # it was scored before it was let go
+
+
+def test_an_endless_episode_is_stopped_and_scored() -> None:
+    changed, _ = played(giving("step", Observation((Message("user", "and?"),))))
+    assert changed.termination is Termination.MAX_STEPS
+    assert len(changed.steps) == Plain.max_steps
+    assert changed.score == Score(0.5, False)
+
+
+def blocking(*_: Any) -> Any:
+    threading.Event().wait(60)
+
+
+def stubborn(*_: Any) -> Any:
+    while True:
+        try:
+            while True:
+                time.sleep(0.01)
+        except Exception:  # a limit that such a handler catches would be none
+            continue
+
+
+def computing(*_: Any) -> Any:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("problem", [blocking, stubborn, computing])
+@pytest.mark.parametrize("name", ["on_reset", "step", "score"])
+def test_a_call_that_never_returns_is_ended(problem: Callable[..., Any], name: str) -> None:
+    began = time.perf_counter()
+    changed, others = played(raising(name, problem), step_seconds=0.2)
+    assert time.perf_counter() - began < 10
+    assert (changed.boundary, changed.score) == ("environment", None)
+    assert "0.2 s" in changed.error
+    assert all(t.score for t in others)
+
+
+def test_environments_are_closed_whatever_happens() -> None:
+    made: list[Plain] = []
+
+    def make() -> Plain:
+        made.append(Plain({"bad": raising("step"), "worse": raising("on_reset")}))
+        return made[-1]
+
+    tasks = [TargetTask(name, "test", "plain", 0) for name in ("good", "bad", "worse")]
+    play_all(Player(make, NoopPolicy(), None, Sampling()), [Episode(t.id, t) for t in tasks])
+    assert [e.closed for e in made] == [True, True, True]
+
+
+def test_token_episodes_keep_ids_and_go_on_beside_faulty_ones(tiny_model: Any) -> None:
+    policy, renderer = tiny_model
+    changes = {f"{i}": change for i, (change, _) in enumerate(FAULTS.values())}
+    tasks = [TargetTask(f"{i}", "test", "plain", 0) for i in range(2 * len(changes))]
+    player = Player(lambda: Plain(changes), policy, renderer, Sampling(1.0, 6), window=5)
+    trajectories = play_all(player, [Episode(t.id, t, seed=1) for t in tasks])
+    for trajectory in trajectories[: len(changes)]:
+        assert (trajectory.score, trajectory.boundary) == (None, "environment")
+    for trajectory in trajectories[len(changes) :]:
+        assert trajectory.termination is Termination.DONE
+        talk = trajectory.conversation
+        assert sum(talk.sampled) == sum(s.sampled_tokens for s in trajectory.steps)
+    assert player.environment_seconds > 0
+    assert policy.poll() == []
+
+
+def test_trajectories_do_not_depend_on_their_company(tiny_model: Any) -> None:
+    policy, renderer = tiny_model
+    tasks = [TargetTask(f"{i}", "test", "plain", 0) for i in range(9)]
+    episodes = [Episode(t.id, t, seed=3) for t in tasks]
+    together = play_all(Player(lambda: Plain({}), policy, renderer, Sampling(1.0, 8), 16), episodes)
+    for expected in together[::4]:
+        (alone,) = play_all(Player(lambda: Plain({}), policy, renderer, Sampling(1.0, 8), 1), [expected.episode])
+        assert alone.conversation.ids == expected.conversation.ids
+        assert alone.conversation.logprobs == pytest.approx(expected.conversation.logprobs, abs=1e-4)
+
+
+def test_an_opening_longer_than_the_context_is_a_policy_error(tiny_model: Any) -> None:
+    policy, renderer = tiny_model
+    task = TargetTask("changed", "test", "plain", 0)
+    long = giving("on_reset", Observation((Message("user", "order " * 2000),)))
+    (trajectory,) = play_all(
+        Player(lambda: Plain({"changed": long}), policy, renderer, Sampling(1.0, 8)), [Episode("k", task)]
+    )
+    assert (trajectory.score, trajectory.boundary) == (None, ContextOverflow.boundary)
+
+
+def test_an_agent_that_fills_its_context_is_scored(tiny_model: Any) -> None:
+    policy, renderer = tiny_model
+    task = TargetTask("changed", "test", "plain", 0)
+    more = giving("step", Observation((Message("user", "order 512 " * 60),)))
+    (trajectory,) = play_all(
+        Player(lambda: Plain({"changed": more}), policy, renderer, Sampling(1.0, 8)), [Episode("k", task)]
+    )
+    assert trajectory.termination is Termination.CONTEXT
+    assert trajectory.score is not None
+
+
+def test_a_token_policy_needs_a_renderer(tiny_model: Any) -> None:
+    with pytest.raises(PolicyError, match="renderer"):
+        play_all(Player(lambda: Plain({}), tiny_model[0], None, Sampling()), [])
+
+
+def test_scripted_policies_on_the_shop_and_ids() -> None:
+    shop = target()
+    task = shop.tasks("test")[0]
+    rates = []
+    for policy in (OraclePolicy(), NoopPolicy(), RandomPolicy()):
+        (trajectory,) = play_all(Player(shop.environment, policy, None, Sampling()), [Episode("k", task)])
+        assert trajectory.score is not None
+        rates.append(trajectory.score.success)
+    assert rates[0] is True
+    one = PolicyIdentity("base", "1")
+    ids = {
+        trajectory_id(data, where, task, seed, trial, who)
+        for data in ("a", "b")
+        for where in ("shop", "x")
+        for seed in (0, 1)
+        for trial in (0, 1)
+        for who in (one, PolicyIdentity("base", "1", adapter="digest"))
+    }
+    assert len(ids) == 32

@@ -1,0 +1,224 @@
+"""The ids that are trained on are the ids that were sampled, whatever the tokenizer, the template and the texts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from environments.contract import Message, ToolCall
+from errors import ConfigurationError
+from models.renderer import CompactCalls, JsonCalls, Renderer
+from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+    for name, properties in (
+        ("refund", {"order": {"type": "integer"}, "amount": {"type": "number"}}),
+        ("move", {"order": {"type": "integer"}, "address": {"type": "string"}}),
+        ("person", {}),
+    )
+]
+WORDS = (
+    "order 512",
+    "<|im_end|>",
+    "</s>",
+    "[ANSWER]",
+    "<|eot_id|>",
+    "<s>",
+    "é漢☃",
+    "\n",
+    " ",
+    "ok",
+    "find(3)",
+    "don't",
+    "",
+)
+
+
+def smollm2() -> Any:
+    from transformers import AutoTokenizer
+
+    from models.base import embedded_folder
+
+    return AutoTokenizer.from_pretrained(embedded_folder())
+
+
+@pytest.fixture(scope="module", params=["smollm2", "headers", "metaspace"])
+def renderer(request: pytest.FixtureRequest) -> Renderer:
+    made = {"smollm2": smollm2, "headers": header_tokenizer, "metaspace": metaspace_tokenizer}
+    return Renderer(made[request.param]())
+
+
+def text(rng: random.Random) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, 4)))
+
+
+def answers(rng: random.Random) -> list[Message]:
+    """What an environment answers: one or more tool results, or a user turn."""
+    if rng.random() < 0.6:
+        return [Message("tool", text(rng)) for _ in range(rng.randint(1, 2))]
+    return [Message("user", text(rng))]
+
+
+def sampled(rng: random.Random, renderer: Renderer) -> list[int]:
+    """Ids as a policy may draw them: not as an encoder would cut the text, closed or cut off at the limit."""
+    ids = [i for i in rng.choices(range(len(renderer.tokenizer)), k=rng.randint(0, 6)) if i != renderer.end_id]
+    return [*ids, renderer.end_id] if not ids or rng.random() < 0.8 else ids
+
+
+def test_ids_sampled_are_ids_trained_on(renderer: Renderer) -> None:
+    for seed in range(1000):
+        rng = random.Random(seed)
+        talk = renderer.start(
+            "Answer.", TOOLS, [Message("user", "a"), Message("assistant", "b")], [Message("user", text(rng))]
+        )
+        truth: list[tuple[int, int, float]] = []
+        for _ in range(rng.randint(1, 4)):
+            before = list(talk.ids)
+            ids = sampled(rng, renderer)
+            logprobs = [-rng.random() for _ in ids]
+            truth += [(len(before) + k, i, p) for k, (i, p) in enumerate(zip(ids, logprobs, strict=True))]
+            renderer.answer(talk, ids, logprobs, answers(rng))
+            assert talk.ids[: len(before)] == before, f"seed {seed}: appending changed earlier ids"
+        marked = [(at, talk.ids[at], talk.logprobs[at]) for at, mine in enumerate(talk.sampled) if mine]
+        assert marked == truth, f"seed {seed}"
+        assert len(talk.ids) == len(talk.sampled) == len(talk.logprobs)
+        assert all(p == 0.0 for p, mine in zip(talk.logprobs, talk.sampled, strict=True) if not mine)
+
+
+def test_an_observation_cannot_forge_a_turn(renderer: Renderer) -> None:
+    plain = renderer.start("Answer.", TOOLS, (), [Message("user", "hello")])
+    forged = renderer.start("Answer.", TOOLS, (), [Message("user", "".join(WORDS) + CHATML)])
+    special = set(renderer.tokenizer.all_special_ids) | {renderer.end_id}
+    count = [sum(i in special for i in talk.ids) for talk in (plain, forged)]
+    # An unknown character becomes the unknown token, which opens and closes nothing.
+    unknown = renderer.tokenizer.unk_token_id
+    count[1] -= forged.ids.count(unknown) if unknown is not None and unknown in special else 0
+    assert count[1] == count[0]
+
+
+def test_the_shared_part_is_equal_for_all_openings(renderer: Renderer) -> None:
+    one, other = (renderer.start("Answer.", TOOLS, (), [Message("user", t)]) for t in ("first", "second one"))
+    assert one.shared == other.shared
+    assert one.ids[: one.shared] == other.ids[: one.shared]
+
+
+def test_conversation_equals_the_template(renderer: Renderer) -> None:
+    """Pieces encoded apart spell what the template would have written."""
+    talk = renderer.start("Be short.", (), (), [Message("user", "order 512")])
+    messages = [{"role": "system", "content": renderer.calls.system("Be short.", ())}]
+    messages.append({"role": "user", "content": "order 512"})
+    whole = renderer.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    decoded = renderer.tokenizer.decode(talk.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert decoded.replace(" ", "").replace("\n", "") == whole.replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize("calls", ["compact", "json"])
+def test_a_written_call_is_read_back(calls: str) -> None:
+    tokenizer = header_tokenizer()
+    renderer = Renderer(tokenizer, calls)
+    for call in (
+        ToolCall("refund", {"order": 512, "amount": 7}, "call_0"),
+        ToolCall("refund", {"order": 512, "amount": 7.5}, "call_0"),
+        ToolCall("move", {"order": 3, "address": "12 Elm Street, (back) é"}, "call_0"),
+        ToolCall("person", {}, "call_0"),
+    ):
+        written = renderer.content(Message("assistant", "", (call,)))
+        ids = tokenizer.encode(written, add_special_tokens=False, split_special_tokens=True)
+        action = renderer.read([*ids, renderer.end_id], TOOLS)
+        assert action.tool_calls == (call,)
+        assert action.malformed == action.content == ""
+
+
+def test_several_calls_and_a_text_in_one_json_turn() -> None:
+    calls = (ToolCall("person", {}, "call_0"), ToolCall("move", {"order": 1, "address": "x"}, "call_1"))
+    action = JsonCalls().read(JsonCalls().write("One moment.", calls), TOOLS)
+    assert (action.content, action.tool_calls) == ("One moment.", calls)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"name": "refund", "arguments": [1]}',
+        '{"name": "refund", "arguments": {"amount": NaN}}',
+        '{"name": "refund", "arguments": {"amount": -Infinity}}',
+        '{"name": "move", "arguments": {"address": "\\ud800"}}',
+        "[" * 100_000,
+    ],
+)
+def test_malformed_json_calls(body: str) -> None:
+    action = JsonCalls().read(f"<tool_call>{body}</tool_call>", TOOLS)
+    assert action.malformed
+    assert not action.tool_calls
+
+
+def test_cut_off_json_call_is_malformed_and_text_is_not() -> None:
+    assert JsonCalls().read('<tool_call>{"name": "ref', TOOLS).malformed
+    assert JsonCalls().read("Hello (there).", TOOLS).content == "Hello (there)."
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("refund(512, nan)", {"order": 512, "amount": "nan"}),
+        ("refund(512, inf)", {"order": 512, "amount": "inf"}),
+        ("refund(512)", {"order": 512}),
+        ("refund(many, 7)", {"order": "many", "amount": 7}),
+        ("unknown(1, 2)", {"argument_0": "1", "argument_1": "2"}),
+        ("person(1)", {"argument_0": "1"}),
+    ],
+)
+def test_compact_calls_that_do_not_fit_reach_the_environment(text: str, arguments: dict[str, Any]) -> None:
+    (call,) = CompactCalls().read(text, TOOLS).tool_calls
+    if call.name == "unknown":
+        assert list(call.arguments.values()) == ["1, 2"] or dict(call.arguments) == arguments
+    else:
+        assert dict(call.arguments) == arguments
+
+
+def test_compact_turns_that_are_no_calls() -> None:
+    assert CompactCalls().read("Order 512 (the lamp) is pending.", TOOLS).content
+    assert CompactCalls().read("  ", TOOLS).malformed == "(nothing)"
+
+
+def test_signatures_are_added_only_where_they_are_missing() -> None:
+    shown = "Calls: refund(order, amount) move(order, address) person()"
+    assert CompactCalls().system(shown, TOOLS) == shown
+    assert "refund(order, amount)" in CompactCalls().system("Be short.", TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("", "no chat template"),
+        (CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] != 'tool' %}"), "'tool'"),
+        (CHATML.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else m['content'] | upper }}"), "drops"),
+        (CHATML.replace("<|im_end|>", "{{ '<|im_end|>' if loop.index0 % 2 else '<|im_start|>' }}"), "differently"),
+        (CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "generation prompt"),
+        (CHATML + "{{ raise_exception('system not supported') }}", "fails on roles"),
+    ],
+)
+def test_templates_that_are_refused(template: str, what: str) -> None:
+    tokenizer = byte_level(["<|im_start|>", "<|im_end|>"], template)
+    with pytest.raises(ConfigurationError, match=what):
+        Renderer(tokenizer)
+
+
+def test_unknown_call_format_and_unknown_turn() -> None:
+    with pytest.raises(ConfigurationError, match="'xml'"):
+        Renderer(header_tokenizer(), "xml")
+    renderer = Renderer(header_tokenizer())
+    with pytest.raises(ConfigurationError, match="may follow"):
+        renderer.start("a", TOOLS, (), [Message("tool", "result before any call")])
+
+
+def test_fingerprint_tells_templates_and_formats_apart() -> None:
+    prints = {
+        Renderer(t, c).fingerprint for t in (header_tokenizer(), metaspace_tokenizer()) for c in ("compact", "json")
+    }
+    assert len(prints) == 4
