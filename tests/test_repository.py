@@ -6,6 +6,7 @@ import re
 import subprocess
 import sysconfig
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,32 @@ def test_dependency_is_pinned_within_its_range(requirement: Requirement) -> None
     pin = pins().get(canonicalize_name(requirement.name))
     assert pin is not None, f"{requirement.name} has no line in constraints.txt"
     assert requirement.specifier.contains(pin), f"constraints.txt pins {requirement.name}=={pin}, outside {requirement}"
+
+
+def test_everything_that_comes_along_is_pinned() -> None:
+    """Follows the requirements of what is installed: a package without a pin would be another one next month."""
+    pinned, seen, wrong = pins(), set(), []
+    owed = [(requirement, "pyproject.toml") for requirement in requirements()]
+    while owed:
+        requirement, wanted_by = owed.pop()
+        name = str(canonicalize_name(requirement.name))
+        pin = pinned.get(name)
+        if pin is None or not requirement.specifier.contains(pin, prereleases=True):
+            wrong.append(f"{wanted_by} wants {requirement}, pinned: {pin}")
+        if (name, frozenset(requirement.extras)) in seen:
+            continue
+        seen.add((name, frozenset(requirement.extras)))
+        try:
+            wants = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            # The extra `targets` comes with `make install-targets`, after which it is followed like the rest.
+            continue
+        for further in map(Requirement, wants):
+            extras = requirement.extras | {""}
+            if further.marker is None or any(further.marker.evaluate({"extra": extra}) for extra in extras):
+                owed.append((further, name))
+    assert wrong == []
+    assert len(seen) > 150
 
 
 def test_nothing_is_pinned_twice() -> None:
