@@ -23,7 +23,9 @@ def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
     """One round; the figures of `trace-agent status --json`."""
     command = [sys.executable, "-m", "flows.cli"]
     subprocess.run([*command, "improve", "--seed", str(seed), "--home", str(home), "--profile", profile], check=True)
-    shown = subprocess.run([*command, "status", "--json", "--home", str(home)], check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [*command, "status", "--json", "--home", str(home)], check=True, capture_output=True, text=True
+    )
     figures: dict[str, Any] = json.loads(shown.stdout)
     return figures
 
@@ -32,7 +34,9 @@ def stored(home: Path) -> tuple[list[str], set[str]]:
     """Selected capabilities and trajectory ids of a home's store."""
     store = open_store(f"sqlite:///{home / 'trace.db'}")
     names = {r["id"]: r["name"] for r in store.rows("capabilities")}
-    chosen = [names[r["capability_id"]] for r in sorted(store.rows("selections", selected=True), key=lambda r: r["rank"])]
+    chosen = [
+        names[r["capability_id"]] for r in sorted(store.rows("selections", selected=True), key=lambda r: r["rank"])
+    ]
     return chosen, set(store.query("SELECT id FROM trajectories WHERE purpose <> 'training'")["id"])
 
 
@@ -49,7 +53,11 @@ def requirements(f: dict[str, Any]) -> list[tuple[str, bool, str]]:
         ("each adapter at least +30 points", bool(gains) and min(gains) >= 30, ", ".join(f"{g:+.0f}" for g in gains)),
         ("routed at least +15 points on test", d["points"] >= 15, f"{d['points']:+.1f}"),
         ("p < 0.05", d["p"] < 0.05, f"{d['p']:.4f}"),
-        ("no strong family falls by more than 5", not strong or min(strong.values()) >= -5, str({k: round(v, 1) for k, v in strong.items()})),
+        (
+            "no strong family falls by more than 5",
+            not strong or min(strong.values()) >= -5,
+            str({k: round(v, 1) for k, v in strong.items()}),
+        ),
     ]
 
 
@@ -64,7 +72,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures = run(seed, Path(folder) / "a", options.profile)
             base, routed = figures["base"]["success"], figures["routed"]["success"]
-            print(f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %, router {100 * figures['router']['accuracy']:.0f} %")
+            print(
+                f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %, router {100 * figures['router']['accuracy']:.0f} %"
+            )
             for c in figures["capabilities"]:
                 if c["verdict"] not in ("not-selected", "over-budget"):
                     print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
@@ -76,7 +86,9 @@ def main() -> None:
                 a, b = stored(Path(folder) / "a"), stored(Path(folder) / "b")
                 same = a == b
                 good &= same
-                print(f"  {'reached' if same else 'MISSED ':<8} the same seed twice: {a[0]} / {b[0]}, {len(a[1] ^ b[1])} trajectory ids differ")
+                print(
+                    f"  {'reached' if same else 'MISSED ':<8} the same seed twice: {a[0]} / {b[0]}, {len(a[1] ^ b[1])} trajectory ids differ"
+                )
     raise SystemExit(0 if good else 1)
 
 
