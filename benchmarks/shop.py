@@ -1,0 +1,90 @@
+"""Is the shop a target worth improving on: how often the base succeeds, by family, and what needs no model at all.
+
+    python -m benchmarks.shop [--split test] [--trials 2]
+
+Required: the base succeeds on 25-60 % of the tasks, on at least 3 families under 20 % and on at least 2 over 80 %; the
+oracle on all, the no-op policy on at most 5 %, the random one on at most 20 %. Exits with 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+
+from environments.contract import SPLITS, TargetTask
+from environments.shop.target import target
+from models.base import load_base
+from models.episodes import Episode, Player, Trajectory, play_all
+from models.policy import Sampling, ScriptedPolicy
+from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
+from settings import load_settings
+
+
+def success(trajectories: list[Trajectory]) -> float:
+    """Share of successes among the episodes that were scored."""
+    scores = [t.score for t in trajectories if t.score]
+    return sum(s.success for s in scores) / len(scores)
+
+
+def by_family(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Success by family, lowest first."""
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.episode.task.family].append(trajectory)
+    return dict(sorted(((f, success(g)) for f, g in groups.items()), key=lambda pair: pair[1]))
+
+
+def play(policy: ScriptedPolicy, tasks: list[TargetTask]) -> float:
+    """Success of a policy without a model."""
+    return success(play_all(Player(target().environment, policy, None, Sampling()), [Episode(t.id, t) for t in tasks]))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--split", choices=[*SPLITS, "all"], default="all")
+    arguments.add_argument("--trials", type=int, default=1)
+    given = arguments.parse_args()
+    shop, settings = target(), load_settings()
+    splits = SPLITS if given.split == "all" else (given.split,)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows)
+    rollout = settings.rollout
+    player = Player(
+        shop.environment,
+        base.policy,
+        base.renderer,
+        Sampling(rollout.temperature, rollout.max_tokens),
+        2 * rollout.rows,
+    )
+    played: list[Trajectory] = []
+    for split in splits:
+        episodes = [Episode(f"{t.id}/{k}", t, 0, k) for t in shop.tasks(split) for k in range(given.trials)]
+        mine = play_all(player, episodes)
+        played += mine
+        print(f"base on {split:<10} {100 * success(mine):5.1f} %  ({len(mine)} episodes, T = {rollout.temperature})")
+    families = by_family(played)
+    for family, rate in families.items():
+        print(f"  {family:<24} {100 * rate:5.1f} %")
+    tasks = [t for split in splits for t in shop.tasks(split)]
+    rows = {
+        name: play(policy, tasks)
+        for name, policy in (("oracle", OraclePolicy()), ("no-op", NoopPolicy()), ("random", RandomPolicy()))
+    }
+    for name, rate in rows.items():
+        print(f"{name:<18} {100 * rate:5.1f} %")
+    whole = success(played)
+    low, high = sum(r < 0.2 for r in families.values()), sum(r > 0.8 for r in families.values())
+    met = {
+        f"base {100 * whole:.1f} % within 25-60 %": 0.25 <= whole <= 0.60,
+        f"{low} families under 20 %, at least 3": low >= 3,
+        f"{high} families over 80 %, at least 2": high >= 2,
+        "oracle 100 %": rows["oracle"] == 1.0,
+        "no-op at most 5 %": rows["no-op"] <= 0.05,
+        "random at most 20 %": rows["random"] <= 0.20,
+    }
+    for what, holds in met.items():
+        print(f"{'met   ' if holds else 'MISSED'} {what}")
+    raise SystemExit(0 if all(met.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
