@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from environments.contract import SPLITS, Message, TargetTask, ToolCall
 from errors import TargetError

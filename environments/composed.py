@@ -61,23 +61,20 @@ class DenseEnvironment:
     def __init__(self, inner: Environment, reference: Environment) -> None:
         self.inner, self._reference_environment = inner, reference
         self.max_steps = inner.max_steps
-
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return self.inner.tools
-
-    @property
-    def instructions(self) -> str:
-        return self.inner.instructions
-
-    @property
-    def examples(self) -> Sequence[Message]:
-        return self.inner.examples
+        self._take_over()
 
     def reset(self, task: TargetTask) -> Observation:
         self._calls: list[ToolCall] = []
         self._task = task
-        return self.inner.reset(task)
+        observation = self.inner.reset(task)
+        self._take_over()
+        return observation
+
+    def _take_over(self) -> None:
+        """What the inner environment offers; some decide it at `reset`."""
+        self.tools: Sequence[Mapping[str, Any]] = self.inner.tools
+        self.instructions: str = self.inner.instructions
+        self.examples: Sequence[Message] = self.inner.examples
 
     def step(self, action: Action) -> Observation:
         self._calls.extend(action.tool_calls)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,7 @@ class SamplerTwin:
 
     def __init__(self, model: nn.Module) -> None:
         shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
-        self.model = copy.deepcopy(model, dict(shared)).eval()
+        self.model: Any = copy.deepcopy(model, dict(shared)).eval()
         self.layers: dict[str, PackedLinear] = {}
         for name, module in list(self.model.named_modules()):
             if isinstance(module, nn.Linear):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ class LocalPolicy:
     """
 
     def __init__(self, model: nn.Module, identity: PolicyIdentity, stop_ids: frozenset[int], rows: int = 48) -> None:
-        config = model.config
+        config: Any = model.config
         if config._attn_implementation != NAME:
             raise PolicyError(
                 f"the model was loaded with attention {config._attn_implementation!r}; "
@@ -63,7 +64,8 @@ class LocalPolicy:
             raise PolicyError(
                 f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend"
             )
-        self.model, self.stop_ids, self.rows = model, stop_ids, rows
+        self.model: Any = model  # transformers' models carry more than nn.Module declares
+        self.stop_ids, self.rows = stop_ids, rows
         self.context = int(config.max_position_embeddings)
         self.twin = SamplerTwin(model)
         self._identity = identity
