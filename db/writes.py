@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, select
+import orjson
+from sqlalchemy import JSON, Connection, Table, and_, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from db.engine import lock_writers
@@ -38,7 +39,6 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table)
     key = [column.name for column in table.primary_key]
-    # Without a table prefix; explicit bind names keep one compiled statement for any number of rows.
     changed = [name for name in rows[0] if name not in key]
     if replace and changed:
         statement = statement.on_conflict_do_update(
@@ -47,6 +47,28 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     else:
         statement = statement.on_conflict_do_nothing(index_elements=key)
     connection.execute(statement, list(rows))
+
+
+def insert_plain(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """As `insert_rows` without `replace`, for values that the driver takes as they are (JSON written out, no moments).
+    SQLAlchemy's work on each value costs as much as the insert itself; steps and checks are most of all rows."""
+    if not rows:
+        return
+    names = list(rows[0])
+    if connection.dialect.name == "postgresql":
+        # One statement with all rows in one JSON document: several times as fast as one message a row.
+        columns = ", ".join(f"{name} {table.c[name].type.compile(connection.dialect)}" for name in names)
+        source = f"SELECT {', '.join(names)} FROM json_to_recordset(%s::json) AS given({columns})"
+        written = [name for name in names if isinstance(table.c[name].type, JSON)]
+        document = [dict(row) | {name: orjson.Fragment(row[name]) for name in written} for row in rows]
+        values: Any = (orjson.dumps(document).decode(),)
+    else:
+        source = f"VALUES ({', '.join('?' * len(names))})"
+        values = [tuple(row.values()) for row in rows]
+    key = ", ".join(column.name for column in table.primary_key)
+    connection.exec_driver_sql(
+        f"INSERT INTO {table.name} ({', '.join(names)}) {source} ON CONFLICT ({key}) DO NOTHING", values
+    )
 
 
 def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
@@ -64,7 +86,7 @@ def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]
         missing = [column.name for column in table.primary_key if row.get(column.name) is None]
         if missing:
             raise StoreError(f"a row for table {name!r} lacks {missing}; every row needs its whole key")
-        cleaned = {key: clean_value(f"{name}.{key}", value) for key, value in row.items()}
+        cleaned = {key: clean_value(value, "column", key, "of", name) for key, value in row.items()}
         groups.setdefault(frozenset(row), []).append(cleaned)
     if name in STATES_OF:
         _check_states(connection, table, rows, replace)
@@ -107,8 +129,8 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
             connection.execute(delete(table).where(table.c.trajectory_id == bindparam("gone")), gone)
         insert_rows(connection, trajectories, [trajectory_values(row) for row in better], replace=True)
     insert_rows(connection, trajectories, [trajectory_values(row) for row in new])
-    insert_rows(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
-    insert_rows(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
+    insert_plain(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
+    insert_plain(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
     return Written(len(new), len(better), len(rows) - len(new) - len(better))
 
 

@@ -117,7 +117,7 @@ def test_what_models_say_can_always_be_stored(store: Store, round_: Round) -> No
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward": float("nan")}, "reward of trajectory 't1' is nan"),
+        ({"reward": float("nan")}, "reward of trajectory t1 is nan"),
         ({"error_boundary": "sandbox"}, "failed at 'sandbox' and yet has reward"),
         ({"purpose": "fun"}, "purpose 'fun'; use one of diagnosis"),
         ({"logprobs": [0.0]}, "arrays of different lengths"),
