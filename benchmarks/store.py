@@ -102,7 +102,8 @@ def measure(url: str) -> None:
             f"  stored    {SERIES} x {rows} steps, each with {TRAJECTORIES} trajectories and {TRAJECTORIES * 4} checks, "
             f"{BATCH} trajectories a transaction"
         )
-        print(f"  step rows/s: best {max(rates):,.0f}, median {median(rates):,.0f}, worst {min(rates):,.0f}")
+        shown = f"best {max(rates):,.0f}, median {median(rates):,.0f}, worst {min(rates):,.0f}"
+        print(f"  step rows/s: {shown}")
         before = contents(store)
         again = timed(store, given)
         print(f"  replayed  in {again:.2f} s: {rows / again:,.0f} step rows/s")
