@@ -99,8 +99,8 @@ def measure(url: str) -> None:
             rates.append(rows / timed(store, given))
         print(f"{store.url}")
         print(
-            f"  stored    {SERIES} x {rows} steps, each with {TRAJECTORIES} trajectories and {TRAJECTORIES * 4} checks, "
-            f"{BATCH} trajectories a transaction"
+            f"  stored {SERIES} x {rows} steps, with {TRAJECTORIES} trajectories and {TRAJECTORIES * 4} checks each, "
+            f"{BATCH} a transaction"
         )
         shown = f"best {max(rates):,.0f}, median {median(rates):,.0f}, worst {min(rates):,.0f}"
         print(f"  step rows/s: {shown}")

@@ -130,7 +130,7 @@ def trajectory_values(row: TrajectoryRow) -> dict[str, Any]:
 
 
 def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
-    """The columns of `steps` for a trajectory, JSON written out: ready for `insert_plain`."""
+    """The columns of `steps` for a trajectory, JSON written out: ready for `insert_new`."""
     return [
         {
             "trajectory_id": row.id,
@@ -145,7 +145,7 @@ def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
 
 
 def check_values(row: TrajectoryRow) -> list[dict[str, Any]]:
-    """The columns of `checks` for a trajectory: ready for `insert_plain`."""
+    """The columns of `checks` for a trajectory: ready for `insert_new`."""
     return [
         {
             "trajectory_id": row.id,

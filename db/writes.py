@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
-from sqlalchemy import JSON, Connection, Table, and_, bindparam, delete, select
+from sqlalchemy import Connection, Table, and_, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from db.engine import lock_writers
 from db.rows import TrajectoryRow, Written, check_values, step_values, trajectory_values
@@ -49,26 +49,27 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     connection.execute(statement, list(rows))
 
 
-def insert_plain(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """As `insert_rows` without `replace`, for values that the driver takes as they are (JSON written out, no moments).
-    SQLAlchemy's work on each value costs as much as the insert itself; steps and checks are most of all rows."""
+def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that are known to be new, with values that the driver takes as they are (JSON written out, no
+    moments). SQLAlchemy's work on a value costs as much as the insert; steps and checks are most of all rows."""
     if not rows:
         return
-    names = list(rows[0])
-    if connection.dialect.name == "postgresql":
-        # One statement with all rows in one JSON document: several times as fast as one message a row.
-        columns = ", ".join(f"{name} {table.c[name].type.compile(connection.dialect)}" for name in names)
-        source = f"SELECT {', '.join(names)} FROM json_to_recordset(%s::json) AS given({columns})"
-        written = [name for name in names if isinstance(table.c[name].type, JSON)]
-        document = [dict(row) | {name: orjson.Fragment(row[name]) for name in written} for row in rows]
-        values: Any = (orjson.dumps(document).decode(),)
-    else:
-        source = f"VALUES ({', '.join('?' * len(names))})"
+    names = ", ".join(rows[0])
+    if connection.dialect.name != "postgresql":
+        marks = ", ".join("?" * len(rows[0]))
         values = [tuple(row.values()) for row in rows]
-    key = ", ".join(column.name for column in table.primary_key)
-    connection.exec_driver_sql(
-        f"INSERT INTO {table.name} ({', '.join(names)}) {source} ON CONFLICT ({key}) DO NOTHING", values
-    )
+        connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", values)
+        return
+    driver: Any = connection.dialect.loaded_dbapi
+    statement = f"COPY {table.name} ({names}) FROM STDIN"
+    try:
+        cursor: Any = connection.connection.cursor()
+        with cursor, cursor.copy(statement) as copy:
+            for row in rows:
+                copy.write_row(tuple(row.values()))
+    except driver.Error as error:
+        # SQLAlchemy does not know of COPY, so its wrapping of the driver's errors is asked for.
+        raise DBAPIError.instance(statement, None, error, driver.Error, hide_parameters=True) from error
 
 
 def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
@@ -129,8 +130,8 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
             connection.execute(delete(table).where(table.c.trajectory_id == bindparam("gone")), gone)
         insert_rows(connection, trajectories, [trajectory_values(row) for row in better], replace=True)
     insert_rows(connection, trajectories, [trajectory_values(row) for row in new])
-    insert_plain(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
-    insert_plain(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
+    insert_new(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
+    insert_new(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
     return Written(len(new), len(better), len(rows) - len(new) - len(better))
 
 

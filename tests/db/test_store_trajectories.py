@@ -144,3 +144,9 @@ def test_the_database_itself_refuses_an_error_with_a_reward(store: Store, round_
 def test_unknown_trajectory(store: Store) -> None:
     with pytest.raises(StoreError, match="no trajectory 'x'"):
         store.trajectory("x")
+
+
+def test_a_driver_error_among_the_steps_undoes_the_trajectory(store: Store, round_: Round) -> None:
+    with pytest.raises(StoreError, match=r"database '(sqlite|postgresql)"):
+        store.add_trajectories([trajectory(round_.id, steps=[StepRow({}, [], sampled_tokens=2**70)])])
+    assert len(store.trajectory_frame()) == 0
