@@ -154,6 +154,8 @@ def speaking(url: URL) -> Iterator[None]:
         if isinstance(error, StatementError) and isinstance(error.orig, StoreError):
             raise error.orig from error
         raise StoreError(_explain(url, error)) from error
+    except OverflowError as error:
+        raise StoreError(f"database {show(url)!r}: {error}; store integers of at most 64 bits") from error
 
 
 def _explain(url: URL, error: SQLAlchemyError) -> str:

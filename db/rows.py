@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from db.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
 from db.columns import utc_now
-from db.text import clean_text, clean_value
+from db.text import clean_text, clean_value, dump_json
 from errors import StoreError
 
 PURPOSES = ("diagnosis", "calibration", "training", "evaluation", "traffic")
@@ -119,7 +119,7 @@ _PLAIN = tuple(
 def trajectory_values(row: TrajectoryRow) -> dict[str, Any]:
     """The columns of `trajectories` for a row; `StoreError` when the row contradicts itself."""
     _check(row)
-    values = {name: clean_value(f"{name} of trajectory {row.id!r}", getattr(row, name)) for name in _PLAIN}
+    values = {name: clean_value(getattr(row, name), name, "of trajectory", row.id) for name in _PLAIN}
     values["metrics"] = dict(row.metrics)
     values["messages"] = list(row.messages)
     values["n_steps"] = len(row.steps)
@@ -130,13 +130,13 @@ def trajectory_values(row: TrajectoryRow) -> dict[str, Any]:
 
 
 def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
-    """The columns of `steps` for a trajectory."""
+    """The columns of `steps` for a trajectory, JSON written out: ready for `insert_new`."""
     return [
         {
             "trajectory_id": row.id,
             "idx": idx,
-            "action": step.action,
-            "observation": step.observation,
+            "action": dump_json(step.action),
+            "observation": dump_json(step.observation),
             "sampled_tokens": int(step.sampled_tokens),
             "milliseconds": float(step.milliseconds),
         }
@@ -145,7 +145,7 @@ def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
 
 
 def check_values(row: TrajectoryRow) -> list[dict[str, Any]]:
-    """The columns of `checks` for a trajectory."""
+    """The columns of `checks` for a trajectory: ready for `insert_new`."""
     return [
         {
             "trajectory_id": row.id,

@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import numpy as np
+import orjson
 
 from errors import StoreError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_QUICK = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def clean_text(value: str) -> str:
@@ -31,15 +33,16 @@ def clean_json(value: Any) -> Any:
     return value
 
 
-def clean_value(name: str, value: Any) -> Any:
-    """A column's value as both databases keep it: NumPy scalars become Python's (SQLite would store an integer as its
-    bytes), text is cleaned, and `StoreError` for NaN and infinity (SQLite would store NaN as NULL)."""
+def clean_value(value: Any, *where: str) -> Any:
+    """A column's value as both databases keep it; `where` are the words that name it in an error. NumPy scalars become
+    Python's (SQLite would store an integer as its bytes), text is cleaned, and NaN and infinity raise `StoreError`
+    (SQLite would store NaN as NULL)."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float) and not math.isfinite(value):
-        raise StoreError(f"{name} is {value!r}; store a finite number, or None when there is none")
+        raise StoreError(f"{' '.join(where)} is {value!r}; store a finite number, or None when there is none")
     return value
 
 
@@ -52,15 +55,21 @@ def _plain(value: Any) -> Any:
 def dump_json(value: Any) -> str:
     """Compact JSON that both databases accept; `StoreError` for NaN, infinity and what is no JSON."""
     try:
-        written = _dump(value)
-        # The slow walk only where the text holds what a database would refuse (or writes it out).
-        return _dump(clean_json(value)) if "\\u0000" in written or not _encodes(written) else written
+        # Ten times faster than the standard library, which matters at three values a step.
+        quick = orjson.dumps(value, default=_plain, option=_QUICK)
+    except orjson.JSONEncodeError:
+        return _dump_strictly(value)
+    # It writes NaN as null, and a NUL character as an escape that PostgreSQL refuses.
+    if b"null" in quick or b"\\u0000" in quick:
+        return _dump_strictly(value)
+    return quick.decode()
+
+
+def _dump_strictly(value: Any) -> str:
+    try:
+        return json.dumps(clean_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
     except (TypeError, ValueError) as error:
         raise StoreError(f"a JSON value cannot be stored ({error}); use plain, finite values and None") from error
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
 
 
 def _encodes(value: str) -> bool:

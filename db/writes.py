@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from db.engine import lock_writers
 from db.rows import TrajectoryRow, Written, check_values, step_values, trajectory_values
@@ -38,7 +39,6 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table)
     key = [column.name for column in table.primary_key]
-    # Without a table prefix; explicit bind names keep one compiled statement for any number of rows.
     changed = [name for name in rows[0] if name not in key]
     if replace and changed:
         statement = statement.on_conflict_do_update(
@@ -47,6 +47,29 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     else:
         statement = statement.on_conflict_do_nothing(index_elements=key)
     connection.execute(statement, list(rows))
+
+
+def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows that are known to be new, with values that the driver takes as they are (JSON written out, no
+    moments). SQLAlchemy's work on a value costs as much as the insert; steps and checks are most of all rows."""
+    if not rows:
+        return
+    names = ", ".join(rows[0])
+    if connection.dialect.name != "postgresql":
+        marks = ", ".join("?" * len(rows[0]))
+        values = [tuple(row.values()) for row in rows]
+        connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", values)
+        return
+    driver: Any = connection.dialect.loaded_dbapi
+    statement = f"COPY {table.name} ({names}) FROM STDIN"
+    try:
+        cursor: Any = connection.connection.cursor()
+        with cursor, cursor.copy(statement) as copy:
+            for row in rows:
+                copy.write_row(tuple(row.values()))
+    except driver.Error as error:
+        # SQLAlchemy does not know of COPY, so its wrapping of the driver's errors is asked for.
+        raise DBAPIError.instance(statement, None, error, driver.Error, hide_parameters=True) from error
 
 
 def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
@@ -64,7 +87,7 @@ def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]
         missing = [column.name for column in table.primary_key if row.get(column.name) is None]
         if missing:
             raise StoreError(f"a row for table {name!r} lacks {missing}; every row needs its whole key")
-        cleaned = {key: clean_value(f"{name}.{key}", value) for key, value in row.items()}
+        cleaned = {key: clean_value(value, "column", key, "of", name) for key, value in row.items()}
         groups.setdefault(frozenset(row), []).append(cleaned)
     if name in STATES_OF:
         _check_states(connection, table, rows, replace)
@@ -107,8 +130,8 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
             connection.execute(delete(table).where(table.c.trajectory_id == bindparam("gone")), gone)
         insert_rows(connection, trajectories, [trajectory_values(row) for row in better], replace=True)
     insert_rows(connection, trajectories, [trajectory_values(row) for row in new])
-    insert_rows(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
-    insert_rows(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
+    insert_new(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
+    insert_new(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
     return Written(len(new), len(better), len(rows) - len(new) - len(better))
 
 

@@ -133,7 +133,7 @@ def test_what_a_database_would_garble_is_cleaned_or_refused(store: Store, round_
     assert found["note"] == "nul \ufffd half \ufffd"
     assert found["examples"] == [{"k\ufffd": "\ufffd", "path": "C:\\u0000", "smile": "🙂"}]
     add_adapter(store, round_)
-    with pytest.raises(StoreError, match=r"training_steps.loss is nan"):
+    with pytest.raises(StoreError, match=r"column loss of training_steps is nan"):
         store.put("training_steps", [{"adapter_id": "a1", "step": 0, "loss": math.nan}])
     with pytest.raises(StoreError, match="finite"):
         store.put("training_steps", [{"adapter_id": "a1", "step": 0, "metrics": {"loss": math.nan}}])

@@ -117,7 +117,7 @@ def test_what_models_say_can_always_be_stored(store: Store, round_: Round) -> No
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward": float("nan")}, "reward of trajectory 't1' is nan"),
+        ({"reward": float("nan")}, "reward of trajectory t1 is nan"),
         ({"error_boundary": "sandbox"}, "failed at 'sandbox' and yet has reward"),
         ({"purpose": "fun"}, "purpose 'fun'; use one of diagnosis"),
         ({"logprobs": [0.0]}, "arrays of different lengths"),
@@ -144,3 +144,9 @@ def test_the_database_itself_refuses_an_error_with_a_reward(store: Store, round_
 def test_unknown_trajectory(store: Store) -> None:
     with pytest.raises(StoreError, match="no trajectory 'x'"):
         store.trajectory("x")
+
+
+def test_a_driver_error_among_the_steps_undoes_the_trajectory(store: Store, round_: Round) -> None:
+    with pytest.raises(StoreError, match=r"database '(sqlite|postgresql)"):
+        store.add_trajectories([trajectory(round_.id, steps=[StepRow({}, [], sampled_tokens=2**70)])])
+    assert len(store.trajectory_frame()) == 0

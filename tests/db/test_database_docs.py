@@ -1,0 +1,103 @@
+"""The queries and tables of docs/2-database.md, against a small filled store on both databases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from store_examples import failure, trajectory
+
+from db import Round, RoundState, Store
+from db.schema import TABLES
+
+TEXT = (Path(__file__).parents[2] / "docs" / "2-database.md").read_text()
+QUERIES = re.findall(r"```sql\n(.*?)```", TEXT, re.DOTALL)
+
+# For each of the ten queries: what the filled store answers, as rows of a few telling columns.
+EXPECTED: list[tuple[list[str], list[list[object]]]] = [
+    (["number", "state", "reason"], [[1, "done", "promoted 1"]]),
+    (["adapter_id", "episodes", "success"], [[None, 4, 0.25], ["a1", 1, 1.0]]),
+    (["error_boundary", "episodes", "example"], [["provider", 1, "502 from the provider"]]),
+    (["kind", "required", "failed"], [["cancel_order", 4, 4], ["look_up_first", 4, 0]]),
+    (["name", "rank", "runs_passed"], [["cancel_order", 1, 9], ["refund_order", None, 2]]),
+    (["trajectory_id", "name", "votes"], [["t2", "cancel_order", 3], ["t1", "cancel_order", 1]]),
+    (
+        ["name", "version", "state", "reason"],
+        [["cancel_order", 1, "rejected", "too hard"], ["cancel_order", 2, "accepted", "ok"]],
+    ),
+    (["name", "step", "reward"], [["cancel_order", 0, 0.2], ["cancel_order", 1, 0.6]]),
+    (["subject", "name", "verdict", "state"], [["a1", "cancel_order", "promote", "champion"]]),
+    (["stage", "calls", "dollars"], [["contrast", 3, 0.75], ["train", 1, 0.0]]),
+]
+
+
+@pytest.fixture
+def filled(store: Store, round_: Round) -> Store:
+    r = {"round_id": round_.id}
+    store.add_trajectories(
+        [trajectory(round_.id, f"t{i}", success=i == 0, reward=float(i == 0)) for i in range(4)]
+        + [failure(round_.id, "e1")]
+        + [
+            trajectory(
+                round_.id, "v1", purpose="evaluation", split="validation", adapter_id="a1", success=True, reward=1.0
+            )
+        ]
+    )
+    store.put(
+        "capabilities", [r | {"id": n[0], "name": n, "analyst": "checks"} for n in ("cancel_order", "refund_order")]
+    )
+    labels = [("t1", 0, "LACKING", 1), ("t2", 0, "LACKING", 2), ("t2", 1, "LACKING", 1), ("t0", 0, "PRESENT", 5)]
+    store.put(
+        "labels",
+        [r | {"trajectory_id": t, "run": n, "capability_id": "c", "label": v, "weight": w} for t, n, v, w in labels],
+    )
+    store.put(
+        "selections",
+        [
+            r | {"capability_id": "c", "selected": True, "rank": 1, "mean_delta": 0.5, "runs_passed": 9, "runs": 10},
+            r | {"capability_id": "r", "selected": False, "mean_delta": 0.1, "runs_passed": 2, "runs": 10},
+        ],
+    )
+    environment = r | {"capability_id": "c", "kind": "generators"}
+    store.put(
+        "synthesized_environments",
+        [environment | {"id": f"env{v}", "version": v, "state": s} for v, s in ((1, "rejected"), (2, "accepted"))],
+    )
+    calibration = {"policy_id": "base1", "seeds": 100, "samples": 16}
+    store.put(
+        "calibrations",
+        [
+            calibration | {"id": "k1", "environment_id": "env1", "accepted": False, "reason": "too hard"},
+            calibration | {"id": "k2", "environment_id": "env2", "accepted": True, "reason": "ok", "success_rate": 0.4},
+        ],
+    )
+    adapter = r | {"id": "a1", "capability_id": "c", "environment_id": "env2", "base": "small", "state": "champion"}
+    store.put("adapters", [adapter])
+    store.put("training_steps", [{"adapter_id": "a1", "step": n, "reward": w} for n, w in ((1, 0.6), (0, 0.2))])
+    store.put(
+        "verdicts", [r | {"subject": "a1", "capability_id": "c", "verdict": "promote", "points": 12.0, "mde": 5.0}]
+    )
+    spend = [("1", "contrast", 1, 0.25), ("2", "contrast", 2, 0.5), ("3", "train", 1, 0.0)]
+    store.put("spend", [r | {"id": i, "stage": s, "model": "m", "calls": c, "dollars": d} for i, s, c, d in spend])
+    store.finish_round(round_.id, RoundState.DONE, "promoted 1")
+    return store
+
+
+def test_there_are_ten_queries() -> None:
+    assert len(QUERIES) == len(EXPECTED) == 10
+
+
+def test_every_query_answers_its_question(filled: Store, round_: Round) -> None:
+    for query, (columns, rows) in zip(QUERIES, EXPECTED, strict=True):
+        given = {"round": round_.id} if ":round" in query else {}
+        frame = filled.query(query, **given)[columns].astype(object)
+        found = frame.where(frame.notna(), None).to_numpy().tolist()
+        assert found == rows, query
+
+
+@pytest.mark.parametrize("table", list(TABLES))
+def test_every_table_and_column_is_described(table: str) -> None:
+    section = TEXT.split(f"\n### {table}\n")[1].split("\n### ")[0]
+    described = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")][1:]
+    assert described == TABLES[table].columns.keys()
