@@ -71,9 +71,8 @@ def main() -> int:
         analyst.close()
         store.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    print(
-        f"labels {len(found.labels):,} in {requests:.0f} requests, {sum(s.selected for s in selections)} selected, kappa {kappa}"
-    )
+    selected = sum(selection.selected for selection in selections)
+    print(f"labels {len(found.labels):,} in {requests:.0f} requests, {selected} selected, kappa {kappa}")
     print(f"seconds outside the model   {took:8.1f}   (at most 60)")
     print(f"processor seconds           {processor:8.1f}   (the stand-in included)")
     print(f"peak memory of the process  {peak:8.2f} GiB (at most 1)")
