@@ -15,7 +15,7 @@ WORKED_EXAMPLES = Path(__file__).with_name("worked_examples")
 
 CONTRACT = f"""\
 Write one Python module. It is stateless: every function gets everything and returns everything, and nothing may be
-kept between calls. It runs in a sandbox without files, network or processes, 2 seconds a call.
+kept between calls. It runs in a sandbox without files, network or processes, 3 seconds a call.
 It may import: {", ".join(MODULE_IMPORTS)}. No eval, getattr, open, global, or double-underscore names.
 Public names are exactly those below; helpers start with an underscore. The module begins with a docstring.
 

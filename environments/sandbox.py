@@ -45,10 +45,11 @@ _HEADER = 4
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Bounds of one worker. Seconds are per call; bytes are of memory, of one request and of one answer."""
+    """Bounds of one worker. `call_seconds` is the deadline of every call and of loading the module; `start_seconds`
+    that of our own code before it (a busy machine needs it). Bytes are of memory, of one request and of one answer."""
 
-    call_seconds: float = 2.0
-    start_seconds: float = 4.0
+    call_seconds: float = 3.0
+    start_seconds: float = 20.0
     memory_bytes: int = 512 << 20
     request_bytes: int = 1 << 20
     answer_bytes: int = 1 << 20
@@ -149,12 +150,13 @@ class Worker:
     def _load(self, source: str) -> list[str]:
         first = {
             "id": 0,
-            "source": source,
             "imports": [*MODULE_IMPORTS, *_LATE_IMPORTS],
             "filter": base64.b64encode(inner_filter()).decode(),
             **asdict(self.limits),
         }
-        names = self._exchange(first, self.limits.start_seconds)
+        if self._exchange(first, self.limits.start_seconds) != "ready":
+            raise WorkerDied("the worker did not confine itself")
+        names = self._exchange({"id": 0, "source": source}, self.limits.call_seconds)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise WorkerDied("the worker did not name the module's functions")
         return names
@@ -272,7 +274,7 @@ def _why_not(level: SandboxLevel) -> str:
     elif shutil.which("bwrap") is None:
         return "bubblewrap (bwrap) is not installed"
     try:
-        worker = Worker("def ping():\n    return 'pong'\n", level, SandboxLimits(start_seconds=20.0))
+        worker = Worker("def ping():\n    return 'pong'\n", level, DEFAULT_LIMITS)
     except SandboxError as error:
         return str(error)
     try:

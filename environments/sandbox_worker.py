@@ -2,9 +2,9 @@
 
 Run by `environments.sandbox` as `python -I -S -B sandbox_worker.py`; it imports the standard library only and knows
 nothing of the project. Frames on standard input and output are a 4-byte big-endian length and that many bytes of
-JSON. The first frame carries the module, the limits and the system-call filter; the worker imports what modules may
-use, applies the limits and the filter to itself, and only then runs the module's first line. After that each frame
-{"id", "function", "arguments"} is answered by {"id", "value"} or {"id", "error", "trace"}. Everything it writes is
+JSON. The first frame carries the limits and the system-call filter: the worker imports what modules may use, applies
+limits and filter to itself and says "ready". The second carries the module, whose first line runs only then. After that
+each frame {"id", "function", "arguments"} is answered by {"id", "value"} or {"id", "error"}. Everything it writes is
 data from an untrusted process: the other side checks it.
 """
 
@@ -99,9 +99,11 @@ def main():
     _limit(first["memory_bytes"])
     _confine(base64.b64decode(first["filter"]))
     limit = first["answer_bytes"]
+    _send({"id": 0, "value": "ready"}, limit)
+    request = _receive()
     module = types.ModuleType("module")
     try:
-        exec(compile(first["source"], "<module>", "exec"), module.__dict__)
+        exec(compile(request["source"], "<module>", "exec"), module.__dict__)
     except BaseException as error:
         _send({"id": 0, "error": _describe(error)}, limit)
         os._exit(1)

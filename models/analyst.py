@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import tenacity
@@ -147,7 +148,7 @@ class Analyst:
 
     def request_hash(self, question: Question[Any]) -> str:
         """What makes two requests the same: model, messages, schema, temperature, length, sample."""
-        asked = [list(map(dict, question.messages)), question.schema.model_json_schema()]
+        asked = [list(map(dict, question.messages)), _json_schema(question.schema)]
         how = [self.settings.model, self.settings.max_tokens, question.temperature, question.sample]
         return content_hash([*asked, *how], 32)
 
@@ -260,7 +261,7 @@ class Analyst:
     def _with_schema(self, question: Question[Any]) -> list[dict[str, str]]:
         messages = [dict(message) for message in question.messages]
         if self.settings.structured != "schema":
-            schema = json.dumps(question.schema.model_json_schema(), ensure_ascii=False)
+            schema = json.dumps(_json_schema(question.schema), ensure_ascii=False)
             messages.append({"role": "user", "content": f"Answer with one JSON object of this JSON schema:\n{schema}"})
         return messages
 
@@ -297,9 +298,15 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
+@lru_cache(maxsize=64)
+def _json_schema(schema: type[BaseModel]) -> dict[str, Any]:
+    """The schema as JSON, made once per class: it is part of every request's hash."""
+    return schema.model_json_schema()
+
+
 def most_tokens(text: str) -> int:
     """An upper estimate of a text's tokens: a token per two ASCII characters and per byte of any other."""
-    ascii_characters = sum(letter.isascii() for letter in text)
+    ascii_characters = len(text.encode("ascii", "ignore"))
     return ascii_characters // 2 + len(text.encode("utf-8", "replace")) - ascii_characters + 1
 
 

@@ -91,7 +91,7 @@ def test_the_list_of_attacks_is_as_long_as_promised():
 def test_a_body_that_runs_at_load_time_is_confined_too(host):
     for body in ("import os\nos.system('touch {folder}/x')", "open('{canary}')", "while True: pass"):
         with pytest.raises(SandboxError):
-            Worker(body.format(**host), SandboxLevel.BUBBLEWRAP, SandboxLimits(start_seconds=1.5))
+            Worker(body.format(**host), SandboxLevel.BUBBLEWRAP, LIMITS)
 
 
 def test_nothing_of_the_host_is_even_mounted(host):
