@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -11,7 +10,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from environments.contract import SPLITS, Message, TargetTask, ToolCall
 from errors import TargetError
@@ -162,17 +160,3 @@ def error_result(text: str, call: ToolCall | None = None) -> Message:
     if call is None:
         return Message("tool", text)
     return Message("tool", text, tool_call_id=call.id, name=call.name)
-
-
-def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """A reference call, e.g. `sort('a.txt')`, taken apart without running it. Raises TargetError when it is not one."""
-    try:
-        node = ast.parse(text, mode="eval").body
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            named = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
-            return node.func.id, [ast.literal_eval(item) for item in node.args], named
-    except (SyntaxError, ValueError) as error:
-        raise TargetError(
-            f"reference call {text!r} cannot be read: {error}; install the benchmark's package again"
-        ) from error
-    raise TargetError(f"reference call {text!r} is not a call of one function; install the benchmark's package again")

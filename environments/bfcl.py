@@ -11,9 +11,6 @@ except that BFCL also rewrites `name(` inside string arguments when a function i
 
 from __future__ import annotations
 
-import copy
-import importlib
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from environments.adapter import (
-    TOOL_ERRORS,
     TargetInfo,
     capability,
     error_result,
     folder_hash,
     of_split,
     package_folder,
-    parse_call,
     seed_of,
     split_all,
     split_counts,
 )
+from environments.bfcl_services import Services, parse_call
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall, content_hash
 from errors import EnvironmentFault, TargetError
 
@@ -127,45 +123,6 @@ def _schema(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     return {key: _TYPES.get(v, v) if key == "type" and isinstance(v, str) else _schema(v) for key, v in node.items()}
-
-
-class Services:
-    """The simulated services of one entry, and calls on them. Instances are held here, not in BFCL's module globals."""
-
-    def __init__(self, entry: Mapping[str, Any], long_context: bool) -> None:
-        from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
-
-        self.instances: dict[str, Any] = {}
-        self._methods: dict[str, Any] = {}
-        for service in entry["involved_classes"]:
-            instance = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[service]), service)()
-            if service not in STATELESS_CLASSES:
-                instance._load_scenario(
-                    copy.deepcopy(entry["initial_config"].get(service, {})), long_context=long_context
-                )
-            self.instances[service] = instance
-            for name, method in inspect.getmembers(instance, predicate=inspect.ismethod):
-                if not name.startswith("_"):
-                    self._methods[name] = method
-
-    def call(self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()) -> tuple[str, bool]:
-        """The result as BFCL writes it, and whether the call failed."""
-        try:
-            value = self._methods[name](*positional, **arguments)
-        except TOOL_ERRORS as error:
-            return f"Error during execution: {error}", True
-        if isinstance(value, str):
-            return value, False
-        if isinstance(value, dict):
-            try:
-                return json.dumps(value), False
-            except TypeError:
-                return str(value), False
-        return str(value), False
-
-    def named(self, name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Positional arguments under their names."""
-        return dict(inspect.signature(self._methods[name]).bind(*positional, **arguments).arguments)
 
 
 @dataclass
