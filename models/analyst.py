@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import tenacity
@@ -298,10 +297,14 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-@lru_cache(maxsize=64)
+_SCHEMAS: dict[type[BaseModel], dict[str, Any]] = {}
+
+
 def _json_schema(schema: type[BaseModel]) -> dict[str, Any]:
     """The schema as JSON, made once per class: it is part of every request's hash."""
-    return schema.model_json_schema()
+    if schema not in _SCHEMAS:
+        _SCHEMAS[schema] = schema.model_json_schema()
+    return _SCHEMAS[schema]
 
 
 def most_tokens(text: str) -> int:
