@@ -17,8 +17,10 @@ def trace_agent(folder: Path, *arguments: str, **environment: str) -> subprocess
     """The command as a user calls it, in an empty folder."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_") or k == "TRACE_CACHE"}
     clean |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect"), **environment}
+    # A machine that is busy otherwise starts the embedded server late.
+    clean.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
     command = [sys.executable, "-m", "flows.cli", *arguments]
-    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=400)
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
