@@ -18,7 +18,9 @@ from flows.cli_tools import add_commands
 QUIET = {
     "DO_NOT_TRACK": "true",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
+    # What fails is said once, by main(); Prefect would print the whole traceback as well.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -78,6 +80,9 @@ def improve(
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
     typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
+    from tasks.context import preflight
+
+    preflight(settings)
     import flows.improve as flow
 
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.

@@ -105,6 +105,23 @@ def embedded_folder() -> Path:
     return folder
 
 
+def check_base(name: str) -> None:
+    """Raise `ConfigurationError` for a base model that cannot be loaded, before any work starts."""
+    if name == EMBEDDED:
+        if not (cache_folder() / f"{EMBEDDED}-{SHA256[:12]}" / "complete").is_file():
+            embedded_file()
+        return
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as problem:
+        first = str(problem).splitlines()[0][:200]
+        raise ConfigurationError(
+            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
+        ) from problem
+
+
 def fast_dtype() -> torch.dtype:
     """bf16 where the machine multiplies it faster than fp32 (CUDA, or a CPU with AMX or AVX-512 BF16), else fp32.
 
@@ -131,8 +148,7 @@ def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact",
     except (OSError, ValueError) as problem:
         first = str(problem).splitlines()[0][:200]
         raise ConfigurationError(
-            f"base model {name!r} cannot be loaded: {first}; "
-            f"give {EMBEDDED!r}, a folder with safetensors, or a known id"
+            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
         ) from problem
     if torch.cuda.is_available():
         model = torch.nn.Module.to(model, "cuda")

@@ -19,7 +19,7 @@ from db import Round, Store, open_store
 from environments.catalogue import load_target
 from environments.contract import Target
 from errors import ConfigurationError, StoreError, TraceError
-from models.base import BaseModel, load_base
+from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
 from settings import Settings, load_settings, writable_folder
 
@@ -110,6 +110,14 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     (folder / current.id).mkdir(exist_ok=True)
     _OPEN[current.id] = context
     return context
+
+
+def preflight(settings: Settings) -> None:
+    """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
+    writable_folder(settings.folder)
+    load_target(settings.target)
+    open_store(settings.database_url).close()
+    check_base(settings.base_model)
 
 
 def current(round_id: str) -> Context:
