@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.integration, pytest.mark.model]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        not os.environ.get("TRACE_TEST_ROUND"), reason="takes minutes of a quiet machine; set TRACE_TEST_ROUND=1"
+    ),
+]
 # A whole round; a machine that is busy otherwise needs several times the 4 minutes of an idle one.
 LIMIT_SECONDS = 900
 
