@@ -1,8 +1,8 @@
 """Every target played without a model: reference solution, spoiled reference, no-op; and tau2's fast scorer, proven.
 
-    PYTHONPATH=. python benchmarks/targets.py tau2 bfcl agentdojo        # about two minutes on two cores
-    PYTHONPATH=. TRACE_TOOLSANDBOX=... python benchmarks/targets.py toolsandbox
-    PYTHONPATH=. python benchmarks/targets.py scorer                     # about four minutes
+    python -m benchmarks.targets tau2 bfcl agentdojo        # about two minutes on two cores
+    PYTHONPATH=. TRACE_TOOLSANDBOX=... python -m benchmarks.targets toolsandbox
+    python -m benchmarks.targets scorer                     # about four minutes
 
 Columns: tasks; how many the reference solution solves; how many are still solved when the reference's last successful
 write is left out, of how many that have one; how many an agent solves that only apologises. Exceptions follow below.

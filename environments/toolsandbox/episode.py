@@ -3,13 +3,8 @@
 ToolSandbox keeps its context in a process-wide variable and redirects stdout while a tool runs. So every use happens
 under one lock with this episode's context swapped in and read back: any number of episodes interleave in one process.
 
-<<<<<<< HEAD
-The only code that reaches ToolSandbox's interpreter is built here from a tool's name, which must be one on offer,
-and from the `repr` of JSON values. Nothing that a model wrote is ever run as code.
-=======
 The only code that reaches ToolSandbox's interpreter is built here from the name of a tool that is offered and from the
 `repr` of JSON values. Nothing that a model wrote is ever run as code.
->>>>>>> main
 """
 
 from __future__ import annotations

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psycopg
 
 INSTALLER = Path(__file__).parents[1] / "ensure_postgres.sh"
 PASSWORD = "s3cret%/@pass"
@@ -39,29 +43,52 @@ def running_postgres() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="trace-postgres-"))
     password_file = folder / "password"
     password_file.write_text(PASSWORD)
-    # PostgreSQL refuses to run as root.
-    user = "postgres" if os.geteuid() == 0 else None
-    if user is not None:
-        entry = pwd.getpwnam(user)
+    data, log, port = folder / "data", folder / "log", free_port()
+    # The server ends with this process, even when that is killed.
+    prefix = ["setpriv", "--pdeathsig", "INT"]
+    if os.geteuid() == 0:
+        # PostgreSQL refuses to run as root.
+        prefix += ["--reuid", "postgres", "--regid", "postgres", "--init-groups"]
+        entry = pwd.getpwnam("postgres")
         for path in (folder, password_file):
             os.chown(path, entry.pw_uid, entry.pw_gid)
-
-    def run(command: str) -> None:
-        argv = ["bash", "-c", command] if user is None else ["su", "-s", "/bin/bash", user, "-c", command]
-        done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-        log = folder / "log"
-        assert done.returncode == 0, f"{command}: {done.stderr} {log.read_text()[-2000:] if log.exists() else ''}"
-
-    data, port = folder / "data", free_port()
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off -c max_connections=60"
+    init = f"-D {data} -U trace --pwfile={password_file} -A scram-sha-256 -E UTF8 --locale=C --no-sync".split()
+    settings = ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=60")
+    options = ["-D", str(data), "-p", str(port), "-k", str(folder), *(f"-c{setting}" for setting in settings)]
+    url = f"postgresql://trace:{QUOTED_PASSWORD}@127.0.0.1:{port}"
+    server: subprocess.Popen[bytes] | None = None
     try:
-        run(
-            f"{tools}/initdb -D {data} -U trace --pwfile={password_file} -A scram-sha-256 -E UTF8 --locale=C >/dev/null"
-        )
-        # The server must not hold this process's pipes, or the call above would wait for it forever.
-        run(f"{tools}/pg_ctl -D {data} -o '{options}' -l {folder}/log -w start >/dev/null 2>&1 </dev/null")
-        yield f"postgresql://trace:{QUOTED_PASSWORD}@127.0.0.1:{port}"
+        with log.open("wb") as output:
+            made = subprocess.run(
+                [*prefix, str(tools / "initdb"), *init],
+                cwd=folder,
+                stdout=output,
+                stderr=output,
+                timeout=120,
+                check=False,
+            )
+            assert made.returncode == 0, log.read_text()[-2000:]
+            server = subprocess.Popen(
+                [*prefix, str(tools / "postgres"), *options], cwd=folder, stdout=output, stderr=output
+            )
+        wait_for(url, server, log)
+        yield url
     finally:
-        if (data / "postmaster.pid").exists():
-            run(f"{tools}/pg_ctl -D {data} -m immediate -w stop >/dev/null 2>&1 </dev/null")
+        if server is not None:
+            # Fast shutdown: open sessions are ended.
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=60)
         shutil.rmtree(folder)
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when the server answers; an assertion shows its log when it ends or takes over a minute."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(f"{url}/postgres").close()
+            return
+        except psycopg.OperationalError:
+            assert server.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.05)

@@ -6,27 +6,32 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from db.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
 from errors import StoreError
 
+# No deadline: a busy machine is not a wrong result.
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PAIRS = ((encode_ids, decode_ids), (encode_logprobs, decode_logprobs), (encode_mask, decode_mask))
 
 
+@quick
 @given(hnp.arrays(np.int32, st.integers(0, 300)))
 def test_ids_round_trip(ids: np.ndarray) -> None:
     assert np.array_equal(decode_ids(encode_ids(ids)), ids)
     assert np.array_equal(decode_ids(encode_ids(ids.tolist())), ids)
 
 
+@quick
 @given(hnp.arrays(np.float32, st.integers(0, 300)))
 def test_logprobs_round_trip_bit_for_bit(values: np.ndarray) -> None:
     assert decode_logprobs(encode_logprobs(values)).tobytes() == values.tobytes()
 
 
+@quick
 @given(hnp.arrays(np.bool_, st.integers(0, 300)))
 def test_masks_round_trip(mask: np.ndarray) -> None:
     decoded = decode_mask(encode_mask(mask))
@@ -34,6 +39,7 @@ def test_masks_round_trip(mask: np.ndarray) -> None:
     assert np.array_equal(decoded, mask)
 
 
+@quick
 @given(st.binary(max_size=60))
 def test_foreign_bytes_are_refused(blob: bytes) -> None:
     for decode in (decode_ids, decode_logprobs, decode_mask):
@@ -41,6 +47,7 @@ def test_foreign_bytes_are_refused(blob: bytes) -> None:
             decode(blob)
 
 
+@quick
 @given(hnp.arrays(np.int32, st.integers(1, 50)), st.data())
 def test_damage_is_found(ids: np.ndarray, data: st.DataObject) -> None:
     for encode, decode in PAIRS:
