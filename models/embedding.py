@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 
 from environments.contract import Environment, TargetTask
 from errors import ConfigurationError, PolicyError
@@ -28,8 +26,8 @@ TOKENS_PER_PASS = 1024
 
 @dataclass(frozen=True)
 class Opening:
-    """A task as it begins: the first turn's prompt, how many of its ids all tasks share, and the first
-    observation's text (for the label prompt)."""
+    """A task as it begins: ids up to the end of the first observation, how many of them all tasks share (turn marker
+    included), and the first observation's text (for the label prompt)."""
 
     prompt: tuple[int, ...]
     shared: int
@@ -37,10 +35,16 @@ class Opening:
 
 
 def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
-    """Reset `environment` to `task` and render its first observation."""
-    first = environment.reset(task)
-    start = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
-    return Opening(tuple(start.ids), start.shared, "\n".join(m.content for m in first.messages))
+    """Reset `environment` to `task` and render its first observation, without the turn markers around it: they are
+    equal for all tasks, and half of the tokens of a short request."""
+    first = environment.reset(task).messages
+    start = renderer.start(environment.instructions, environment.tools, environment.examples, first)
+    before = environment.examples[-1].role if environment.examples else "system"
+    shared = start.shared + len(renderer.separator(before, first[0].role))
+    end = len(start.ids) - len(renderer.separator(first[-1].role, "assistant"))
+    if shared >= end:  # nothing was said: the markers are all there is
+        shared, end = start.shared, len(start.ids)
+    return Opening(tuple(start.ids[:end]), shared, "\n".join(m.content for m in first))
 
 
 def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:
@@ -68,40 +72,6 @@ def layer_range(depth: int, layers: tuple[int, int] = LAYERS) -> tuple[int, int]
     return first, last
 
 
-class _LayerMean:
-    """Forward hooks that average the outputs of decoder layers `first` to `last` over the last pass made."""
-
-    def __init__(self, decoder: Any, first: int, last: int) -> None:
-        self.count, self.total = last - first + 1, torch.empty(0)
-        modules = decoder.layers[first - 1 : last]
-        self.handles = [m.register_forward_hook(self._begin if i == 0 else self._add) for i, m in enumerate(modules)]
-
-    def _begin(self, module: Any, inputs: Any, output: Any) -> None:
-        # Starting anew at the first layer drops what a pass over the prefix added just before.
-        self.total = _states(output).float()
-
-    def _add(self, module: Any, inputs: Any, output: Any) -> None:
-        self.total = self.total + _states(output).float()
-
-    def __enter__(self) -> _LayerMean:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self.handles:
-            handle.remove()
-
-    @property
-    def mean(self) -> torch.Tensor:
-        """(N, hidden) for the N flat tokens of the last pass."""
-        return self.total / self.count
-
-
-def _states(output: Any) -> torch.Tensor:
-    """The (N, hidden) states of a decoder layer's output, which is a tensor or a tuple that begins with one."""
-    states: torch.Tensor = output[0] if isinstance(output, tuple) else output
-    return states[0]
-
-
 def embed(
     policy: LocalPolicy, prompts: Sequence[Sequence[int]], shared: int, layers: tuple[int, int] = LAYERS
 ) -> np.ndarray:
@@ -119,15 +89,14 @@ def embed(
             f"prompt {odd} differs from prompt 0 within the {shared} shared ids; embed one target at a time"
         )
     own = [list(prompt[shared:]) for prompt in prompts]
-    first, last = layer_range(int(policy.model.config.num_hidden_layers), layers)
+    used = layer_range(int(policy.model.config.num_hidden_layers), layers)
     # Rows of like length together: a pass is as wide as its longest row.
     order = sorted(range(len(own)), key=lambda i: len(own[i]))
     vectors: dict[int, np.ndarray] = {}
-    with _LayerMean(policy.twin.model.model, first, last) as states, torch.inference_mode():
-        for batch in _batches(order, own):
-            policy.forward_rows([own[i] for i in batch], prefix)
-            parts = states.mean.split([len(own[i]) for i in batch])
-            vectors |= {i: part.mean(dim=0).cpu().numpy() for i, part in zip(batch, parts, strict=True)}
+    for batch in _batches(order, own):
+        states = policy.forward_rows([own[i] for i in batch], prefix, used)
+        parts = states.split([len(own[i]) for i in batch])
+        vectors |= {i: part.mean(dim=0).cpu().numpy() for i, part in zip(batch, parts, strict=True)}
     return np.stack([vectors[i] for i in range(len(own))])
 
 

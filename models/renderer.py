@@ -244,7 +244,7 @@ class Renderer:
         conversation.append(self._encode(self._start, special=True), False)
         for index, message in enumerate(messages):
             if index:
-                conversation.append(self._separator(messages[index - 1].role, message.role), False)
+                conversation.append(self.separator(messages[index - 1].role, message.role), False)
             conversation.append(self._encode(self.content(message)), False)
         conversation.shared = len(conversation.ids)
         self._extend(conversation, messages[-1].role, first)
@@ -259,19 +259,20 @@ class Renderer:
             return
         follow = ("assistant", then[0].role)
         closed = bool(ids) and ids[-1] == self.end_id
-        conversation.append(self._after_end[follow] if closed else self._separator(*follow), False)
+        conversation.append(self._after_end[follow] if closed else self.separator(*follow), False)
         conversation.append(self._encode(self.content(then[0])), False)
         self._extend(conversation, then[0].role, then[1:])
 
     def _extend(self, conversation: Conversation, last: str, messages: Sequence[Message]) -> None:
         """Append messages after one of role `last`, and open the assistant's turn."""
         for message in messages:
-            conversation.append(self._separator(last, message.role), False)
+            conversation.append(self.separator(last, message.role), False)
             conversation.append(self._encode(self.content(message)), False)
             last = message.role
-        conversation.append(self._separator(last, "assistant"), False)
+        conversation.append(self.separator(last, "assistant"), False)
 
-    def _separator(self, before: str, after: str) -> list[int]:
+    def separator(self, before: str, after: str) -> list[int]:
+        """The ids that stand between a message of role `before` and one of role `after`."""
         try:
             return self._encode(self._between[before, after], special=True)
         except KeyError:

@@ -23,6 +23,7 @@ from torch import nn
 from errors import ContextOverflow, PolicyError
 from models.attention import NAME
 from models.kv_cache import KeyValueCache, PrefixPass, RowsPass
+from models.layer_mean import LayerMean
 from models.packed import SamplerTwin
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
@@ -194,9 +195,12 @@ class LocalPolicy:
         return torch.log_softmax(logits, dim=-1)
 
     @torch.inference_mode()
-    def forward_rows(self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = ()) -> torch.Tensor:
-        """Last hidden states (N, hidden) of the base model for the tokens of `rows`, laid flat, each row after the
-        shared `prefix`. Keys and values lie beside those of the sessions, which stay as they are."""
+    def forward_rows(
+        self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = (), layers: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Hidden states (N, hidden) of the base model for the tokens of `rows`, laid flat, each row after the shared
+        `prefix`: the last ones, or the mean over decoder layers `layers` (first and last, from 1).
+        Keys and values lie beside those of the sessions, which stay as they are."""
         counts = [len(row) for row in rows]
         if not counts or not all(counts) or len(prefix) + max(counts) > self.context:
             raise PolicyError(
@@ -208,7 +212,12 @@ class LocalPolicy:
         cache.reserve(max(counts))
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [len(prefix) + j for count in counts for j in range(count)]
-        return self._forward([i for row in rows for i in row], positions, batch)
+        ids = [i for row in rows for i in row]
+        if layers is None:
+            return self._forward(ids, positions, batch)
+        with LayerMean(self.twin.model.model, *layers) as states:
+            self._forward(ids, positions, batch)
+        return states.mean
 
     # --- scheduling -------------------------------------------------------------------------------------------
 
