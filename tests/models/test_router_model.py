@@ -25,7 +25,8 @@ from models.sampler import LocalPolicy
 pytestmark = pytest.mark.model
 Embedded = tuple[LocalPolicy, Renderer]
 CAPABILITY = {"refund": "refund_payment", "move": "change_address", "swap": "exchange_item"}
-TRAINING_SEEDS, TEST_SEEDS = range(25), range(1000, 1010)
+# `benchmarks/router.py` measures with 25 and 10.
+TRAINING_SEEDS, TEST_SEEDS = range(8), range(1000, 1004)
 
 
 def drawn(seeds: Iterable[int]) -> tuple[list[TargetTask], list[str]]:
@@ -117,7 +118,7 @@ def test_label_probabilities_are_calibrated(embedded_model: Embedded) -> None:
 
 def test_retrieval_stays_unless_labels_are_better(embedded_model: Embedded, router: Router) -> None:
     policy, renderer = embedded_model
-    tasks, truth = drawn(range(2000, 2002))
+    tasks, truth = drawn(range(2000, 2001))
     rows = list(zip(openings(target().environment, renderer, tasks), truth, strict=True))
     choice = choose_mode(router, policy, renderer, rows)
     assert set(choice.accuracies) == {"retrieval", "label", "both"}
