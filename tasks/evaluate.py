@@ -105,7 +105,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
 
     def work() -> dict[str, Any]:
         settings = context.settings
-        trials = settings.evaluation.trials
+        trials = settings.evaluation.validation_trials if split == "validation" else settings.evaluation.trials
         tasks = list(context.target.tasks(split))
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")

@@ -47,7 +47,9 @@ def report(round_id: str, stopped: str = "") -> dict[str, Any]:
     context.registry.log_steps(run, {0: round_metrics(figures)})
     context.registry.end_run(run)
     create_markdown_artifact(
-        key="round", markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`"
+        key="round",
+        description=f"What the round on {context.round.target} came to",
+        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`",
     )
     return {"page": str(page)}
 

@@ -213,6 +213,7 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
             key=f"adapter-{capability.replace('_', '-')}",
             link=context.registry.link(registered),
             link_text=registered.served_name,
+            description=f"The adapter for {capability} in MLflow's registry",
         )
         return {"version": str(registered.version), "served_name": registered.served_name, **metrics}
 
