@@ -85,10 +85,15 @@ def improve(
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
     typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
+    from flows.early_server import start_early
+
+    wait_for_server = start_early()
     from tasks.context import preflight
 
     preflight(settings)
     import flows.improve as flow
+
+    wait_for_server()
 
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(
