@@ -34,6 +34,7 @@ class RolloutSettings(_Part):
     """How tasks of the target are played, in diagnosis and evaluation alike."""
 
     trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
+    tasks: int = Field(0, ge=0, description="most tasks of a split that are played, spread over its families; 0 = all")
     temperature: float = Field(0.3, ge=0, le=2)
     max_tokens: int = Field(32, ge=1, description="longest turn")
     rows: int = Field(64, ge=1, description="episodes computed at once")

@@ -96,7 +96,7 @@ def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
 
 def check(context: Context) -> list[str]:
     """What the profile `dry` does: everything is opened, nothing is played."""
-    tasks = {split: len(context.target.tasks(split)) for split in ("diagnosis", "validation", "test")}
+    tasks = {split: len(context.tasks(split)) for split in ("diagnosis", "validation", "test")}
     context.registry.champions()
     context.store.finish_round(context.round.id, RoundState.DONE, "dry run: nothing was played", peak_gib())
     return [f"target {context.round.target} with {tasks}", f"store {context.store.url}"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from db import Round, Store, open_store
 from environments.catalogue import load_target
-from environments.contract import Target
+from environments.contract import Target, TargetTask
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
@@ -70,6 +70,13 @@ class Context:
         return Registry(
             self.settings.tracking_uri, registry_name(self.settings.target), self.settings.folder / "mlartifacts"
         )
+
+    def tasks(self, split: str) -> list[TargetTask]:
+        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances."""
+        found = list(self.target.tasks(split))
+        most = self.settings.rollout.tasks or len(found)
+        # The middle of each of `most` equal parts: targets list their tasks family by family.
+        return found if most >= len(found) else [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
 
     @property
     def folder(self) -> Path:

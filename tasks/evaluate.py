@@ -83,7 +83,7 @@ def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
         return router.with_mode(mode)
     assert isinstance(context.target, Generators)
     families, base = context.target.families(), context.base
-    tasks = list(context.target.tasks("validation"))
+    tasks = context.tasks("validation")
     truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
     given = openings(context.target.environment, base.renderer, tasks)
     return router.with_mode(choose_mode(router, base.policy, base.renderer, list(zip(given, truth, strict=True))).mode)
@@ -106,7 +106,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
     def work() -> dict[str, Any]:
         settings = context.settings
         trials = settings.evaluation.validation_trials if split == "validation" else settings.evaluation.trials
-        tasks = list(context.target.tasks(split))
+        tasks = context.tasks(split)
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")
         for capability in capabilities:

@@ -20,7 +20,7 @@ RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": [2, 10], "retry_
 def diagnosis_ids(round_id: str) -> list[str]:
     """Ids of the round's diagnosis trajectories; plays nothing that is stored."""
     context = current(round_id)
-    episodes = episodes_for(context.target.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
+    episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
     return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
 
 

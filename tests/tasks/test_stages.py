@@ -135,6 +135,15 @@ def test_a_stage_whose_process_died_is_taken_over(context: Context, monkeypatch:
     assert slept
 
 
+def test_a_round_may_play_some_tasks_of_each_split(context: Context) -> None:
+    everything = list(context.target.tasks("diagnosis"))
+    some = context.tasks("diagnosis")
+    assert len(some) == context.settings.rollout.tasks < len(everything)
+    assert len({t.id for t in some}) == len(some)
+    assert {t.family for t in some} == {t.family for t in everything}
+    assert some == context.tasks("diagnosis")
+
+
 def test_the_same_settings_find_the_same_round(context: Context, settings_folder: Path) -> None:
     home = settings_folder / "home"
     context.stage("rollout", lambda: {"figure": 7})
