@@ -46,7 +46,6 @@ class WrittenSpec:
     retention_families: tuple[str, ...] = ()
     retention_tasks: tuple[str, ...] = ()
     retention_share: float = 1 / 3
-    version: int = 1
 
     @property
     def id(self) -> str:

@@ -30,9 +30,7 @@ def analyst_of(context: Context) -> Analyst:
     store = context.store
 
     def make() -> Analyst:
-        return Analyst(
-            analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store)
-        )
+        return Analyst(analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store))
 
     return context.keep("analyst", make)
 
@@ -188,8 +186,8 @@ def _show(candidates: Sequence[MinedCapability], result: Mapping[str, Any]) -> N
     lines = [
         f"{result['labels']} labels in {result['runs']} complete runs by {result['model']}.",
         f"Fleiss' kappa over all pairs: {kappa_text(result['kappa'])}.",
-        f"Cost so far: {spend['calls']:.0f} calls, {spend['prompt_tokens']:.0f} + {spend['sampled_tokens']:.0f} tokens, "
-        f"{spend['dollars']:.4f} dollars.",
+        f"Cost so far: {spend['calls']:.0f} calls, {spend['prompt_tokens']:.0f} + {spend['sampled_tokens']:.0f} "
+        f"tokens, {spend['dollars']:.4f} dollars.",
         *(f"Run {run} was refused: {why}" for run, why in result["refused"].items()),
         *([f"{len(result['too_long'])} trajectories were too long to label."] if result["too_long"] else []),
     ]

@@ -149,7 +149,7 @@ def select_capabilities(round_id: str) -> dict[str, Any]:
                     "Cov": round(c.mean_cov, 3),
                     "Delta": round(c.mean_delta, 3),
                     "runs": f"{c.runs_passed}/{rule.runs}",
-                    "kappa": kappas.get(c.name),
+                    "kappa": "" if kappas.get(c.name) is None else round(kappas[c.name], 2),
                     "reason": unfit.get(c.name, c.reason),
                 }
                 for c in chosen

@@ -68,8 +68,8 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
     if not a.model:
         stage = "analyst.kind" if a.kind == "llm" else "synthesizer.kind"
         raise ConfigurationError(
-            f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name of a "
-            "model), or use 'checks' and 'generators', which need none"
+            f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name of "
+            "one), or use 'checks' and 'generators', which need none"
         )
     if a.api_key_variable and not os.environ.get(a.api_key_variable):
         raise ConfigurationError(
@@ -105,8 +105,8 @@ def _check_caps(settings: Settings, target: Target) -> None:
     tokens = max(one_call, calls * (len(text) // CHARACTERS_PER_TOKEN))
     if a.max_total_tokens and a.max_total_tokens < tokens:
         raise ConfigurationError(
-            f"analyst.max_total_tokens = {a.max_total_tokens}, and a round needs {tokens} at least ({calls} calls, each "
-            f"with the target's policy and tools, and room for one reply of {a.max_tokens}); raise it, or lower "
+            f"analyst.max_total_tokens = {a.max_total_tokens}, and a round needs {tokens} at least ({calls} calls, "
+            f"each with the target's policy and tools, and room for one reply of {a.max_tokens}); raise it, or lower "
             "selection.runs or analyst.max_tokens"
         )
     prices = analyst_prices(settings)

@@ -11,7 +11,7 @@ from environments.validation import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from models.analyst import Analyst, AnalystSettings
 from models.analyst_store import StoredReplies, StoredSpend
-from tasks.synthesis import Brief, result_shapes, synthesize
+from tasks.synthesis import Brief, SynthesisRules, result_shapes, synthesize
 from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
 TESTS = Path(__file__).parents[1]
@@ -64,7 +64,7 @@ def run(tmp_path):
         options = AnalystSettings(model, server.api_base, **base | settings)
         analyst = Analyst(options, round_id, StoredReplies(store), StoredSpend(store))
         opened.append((analyst, server, store))
-        return synthesize(analyst, BRIEF, calibrate, LIMITS), server, store
+        return synthesize(analyst, BRIEF, calibrate, SynthesisRules(LIMITS)), server, store
 
     yield start
     for analyst, server, store in opened:
