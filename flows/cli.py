@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +52,9 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 def _logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("trace").setLevel(logging.INFO)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from tasks.calibration import FRESH_SEED
 from tasks.context import Context, Stopwatch, current
 from tasks.mine import RETRIES
 from tasks.playing import Playground, outcomes, play_owed, trajectory_row
+from tasks.progress import Meter
 from tasks.statistics import clustered_interval
 from tasks.synthesize import stored_environment
 
@@ -90,13 +91,15 @@ def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]
             with storing:
                 context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
                 context.registry.log_steps(run, {record.step: step_metrics(record)})
+                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}")
 
         def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
             with storing:
                 rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
                 context.store.add_trajectories(rows)
 
-        with Stopwatch() as training:
+        done = len(context.store.rows("training_steps", adapter_id=identity))
+        with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
             result = train_adapter(
                 environment, context.base.policy, context.base.renderer, settings, output, on_step, on_trajectories
             )
