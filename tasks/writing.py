@@ -177,7 +177,8 @@ def accepted_environment(context: Context, capability: str) -> WrittenEnvironmen
     if not accepted:
         raise StoreError(f"round {context.round.id!r} has no accepted environment for {capability!r}; synthesize first")
     row = accepted[-1]
-    spec = WrittenSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"]["environment"].items()})
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"]["environment"].items()}
+    spec = WrittenSpec(**fields)
 
     def make() -> WrittenEnvironment:
         # In the level that it was judged in: a level that does not work here any more is an error, not another level.
