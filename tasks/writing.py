@@ -7,7 +7,6 @@ round's folder `environments/`, for `trace-agent play` and `trace-agent validate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -62,7 +61,7 @@ def write_environment(context: Context, capability: str) -> dict[str, Any]:
     synthesis = synthesize(
         analyst_of(context), brief_of(context, capability), calibrate, rules, stored_versions(context, capability), keep
     )
-    _show(synthesis, context)
+    show_versions(synthesis)
     best = synthesis.accepted
     if best is None:
         reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
@@ -229,7 +228,7 @@ def _store(context: Context, capability: str, version: Version, calibration: Cal
     context.store.set_state("synthesized_environments", identity, "accepted" if version.accepted else "rejected")
 
 
-def _show(synthesis: Synthesis, context: Context) -> None:
+def show_versions(synthesis: Synthesis) -> None:
     """Artifacts of the stage: every version with its reasons, and the warning about a missing sandbox."""
     lines = [f"**{synthesis.capability}**: {synthesis.state} after {len(synthesis.versions)} version(s)"]
     for v in synthesis.versions:
@@ -237,13 +236,8 @@ def _show(synthesis: Synthesis, context: Context) -> None:
         lines.append(
             f"- version {v.number} `{v.code_hash[:12] or 'no module'}` (sandbox: {v.sandbox_level}): {verdict}"
         )
-    if unconfined({v.sandbox_level: 1 for v in synthesis.versions}):
+    if any(v.sandbox_level == str(SandboxLevel.PROCESS) for v in synthesis.versions):
         lines.insert(0, f"**Warning.** {UNCONFINED}")
         create_markdown_artifact(key="sandbox-warning", markdown=UNCONFINED)
     key = f"environment-{synthesis.capability.replace('_', '-')}"
     create_markdown_artifact(key=key, markdown="\n".join(lines))
-
-
-def unconfined(levels: Mapping[str, int]) -> bool:
-    """Whether any of the sandbox levels is the one without namespaces."""
-    return str(SandboxLevel.PROCESS) in levels
