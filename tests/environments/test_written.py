@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from environments import tau2
+from environments.catalogue import load_target
 from environments.contract import Action, Environment, Generators, Target, ToolCall
+from environments.module_files import tool_faults
 from environments.modules import SandboxedModule
 from environments.shop import target as shop
 from environments.written import WrittenEnvironment, WrittenSpec, prompt_of
 from errors import EnvironmentFault, TargetError
+from tasks.preflight import target_context
 from tests.integration.small_shop import target as small_shop
 
 SOURCE = (Path(__file__).parents[1] / "integration" / "module_move_order.py").read_text(encoding="utf-8")
@@ -101,3 +105,26 @@ def test_another_module_and_tools_that_no_task_offers_are_refused(module: Sandbo
 def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:
     one, other = written(shop(), module), written(shop(), module, retention_families=("item_price",))
     assert one.spec.id == written(shop(), module).spec.id != other.spec.id
+
+
+def test_a_benchmark_without_generators_becomes_trainable() -> None:
+    if missing := tau2.describe()[0].missing:
+        pytest.skip(missing)
+    target = load_target("tau2:retail")
+    source = SOURCE.replace('"move"', '"find_user_id_by_email"').replace('"order": {"type": "integer"}, ', "")
+    source = source.replace('"address": {"type": "string"}', '"email": {"type": "string"}')
+    source = source.replace('"required": ["order", "address"]', '"required": ["email"]')
+    opened = SandboxedModule(source)
+    try:
+        assert tool_faults(opened.tools, target_context(target)[1]) == []
+        solved = tuple(t.id for t in target.tasks("diagnosis"))[:3]
+        given = written(target, opened, retention_tasks=solved)
+        environment = given.environment()
+        environment.reset(given.own_scenario(0))
+        assert "retail" in environment.instructions.lower()
+        assert len(environment.tools) > 10
+        kept = next(t for t in (given.scenario(seed) for seed in range(50)) if t.id in solved)
+        assert environment.reset(kept).messages
+        assert 0 <= environment.score().reward <= 1
+    finally:
+        opened.close()

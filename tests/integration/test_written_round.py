@@ -36,28 +36,27 @@ class Model:
     """What the scripted model answers: right in the end, after trouble of every kind."""
 
     def __init__(self) -> None:
-        self.answered: Counter[str] = Counter()
-        self.asked: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()  # usable answers to discovery and labelling, by request
         self.modules = 0
         self.refuses = ""
+        self.stored_at_kill = 0
 
     def __call__(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        body = json.dumps([request["messages"], request.get("temperature")])
+        body = json.dumps(request["messages"])
         task = request["messages"][0]["content"]
-        self.asked[body] += 1
         if task.startswith("This is a test"):
             return good({"ready": True})
         if task.startswith("You write training environments"):
             return self._module()
         if task.startswith("Label every pair"):
             self.refuses = self.refuses or body
-            if body.startswith(self.refuses[:-60]):
+            if body == self.refuses:
                 return refused()
-        trouble = [good("not json"), truncated(), failed(429), failed(500), None]
-        step = trouble[number // 5 % 5] if number % 5 == 3 else good(self._answer(task, request))
-        if step is None:
-            step = slow(self._answer(task, request), 0.5)
-        if step.get("status", 200) == 200:
+        trouble = [good("not json"), truncated(), failed(429), failed(500), slow(self._answer(task, request), 0.5)]
+        step = good(self._answer(task, request))
+        if number % 5 == 3:
+            step = trouble[number // 5 % 5]
+        if step not in trouble[:4] and not task.startswith("These failed"):
             self.answered[body] += 1
         return step | {"seconds": max(0.15, step.get("seconds", 0))}
 
@@ -196,7 +195,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mod
     folder, model = tmp_path_factory.mktemp("written"), Model()
     with ScriptedAnalyst(model) as server:
         kill_while_labelling(folder, server.api_base, 8)
-        model.stored = rows(folder, "SELECT COUNT(*) FROM replies")[0][0]  # type: ignore[attr-defined]
+        model.stored_at_kill = rows(folder, "SELECT COUNT(*) FROM replies")[0][0]
         assert rows(folder, "SELECT COUNT(*) FROM labels") == [(0,)]
         done = run(folder, server.api_base, *IMPROVE)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -222,11 +221,10 @@ def test_the_round_ends_and_trains_what_the_model_named(played: tuple[Path, Mode
 
 def test_what_was_answered_before_the_kill_is_not_paid_twice(played: tuple[Path, Model, str]) -> None:
     _, model, _ = played
-    assert model.stored >= 8  # type: ignore[attr-defined]
-    # A usable answer goes out again only where the kill fell between the answer and its storing.
-    again = sum(count - 1 for body, count in model.answered.items() if count > 1 and "not usable" not in body)
-    troubled = 12  # unusable answers are answered again by right
-    assert again <= troubled
+    assert model.stored_at_kill >= 8
+    assert len(model.answered) == 1 + RUNS * 32 // BATCH - 1  # discovery, and all of labelling but what was refused
+    # Only what was under way when the kill came is asked again: as many calls as may run at once.
+    assert sum(model.answered.values()) - len(model.answered) <= 4
 
 
 def test_labels_lead_to_runs_requests_and_trajectories(played: tuple[Path, Model, str]) -> None:
@@ -246,12 +244,9 @@ def test_labels_lead_to_runs_requests_and_trajectories(played: tuple[Path, Model
 def test_every_version_is_stored_with_its_verdict(played: tuple[Path, Model, str]) -> None:
     folder, _, _ = played
     found = rows(folder, "SELECT version, state, code_hash, verdicts FROM synthesized_environments ORDER BY version")
-    assert [(version, state) for version, state, _, _ in found] == [
-        (1, "rejected"),
-        (2, "rejected"),
-        (3, "rejected"),
-        (4, "accepted"),
-    ] or [(version, state) for version, state, _, _ in found] == [(1, "rejected"), (2, "rejected"), (3, "accepted")]
+    assert [(version, state) for version, state, _, _ in found][:2] == [(1, "rejected"), (2, "rejected")]
+    assert found[-1][1] == "accepted"
+    assert len(found) <= 5
     first, last = json.loads(found[0][3]), json.loads(found[-1][3])
     assert "import of os is forbidden" in first["validation"]["reasons"][0]
     assert len(found[-1][2]) == 64
@@ -261,7 +256,7 @@ def test_every_version_is_stored_with_its_verdict(played: tuple[Path, Model, str
 
 
 def test_report_and_spend_show_what_the_model_did(played: tuple[Path, Model, str]) -> None:
-    folder, model, _ = played
+    folder, _, _ = played
     (page,) = (folder / "home").glob("*/report.html")
     figures = json.loads((page.parent / "figures.json").read_text())
     analyst = figures["analyst"]
@@ -279,7 +274,6 @@ def test_report_and_spend_show_what_the_model_did(played: tuple[Path, Model, str
         assert text in html
     everything = html + json.dumps(rows(folder, "SELECT config FROM rounds"))
     assert "a-key-of-the-tests" not in everything
-    assert max(model.asked.values()) < 20
 
 
 def test_the_accepted_environment_is_a_file_to_read_play_and_judge_again(played: tuple[Path, Model, str]) -> None:

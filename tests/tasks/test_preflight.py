@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def with_model(api_base: str = "http://127.0.0.1:9/v1", **analyst: Any) -> Settings:
     given = {"kind": "llm", "model": "hosted_vllm/scripted", "api_base": api_base, "attempts": 2, **FREE}
-    return load_settings(analyst=given | {"backoff_seconds": 0.01, "deadline_seconds": 2.0} | analyst)
+    return load_settings(analyst=given | {"backoff_seconds": 0.01, "deadline_seconds": 60.0} | analyst)
 
 
 def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store) -> None:
