@@ -104,6 +104,7 @@ class AnalystSettings(_Part):
     structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
     max_tokens: int = Field(8192, ge=16, description="longest reply")
     temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
+    send_temperature: bool = Field(True, description="off for models that take no temperature")
     blind: bool = Field(True, description="raters do not see the outcome")
     candidates: int = Field(10, ge=1, le=10)
     batch: int = Field(4, ge=1, description="trajectories labelled in one request")

@@ -163,7 +163,8 @@ def _probe(settings: Settings, store: Store) -> None:
             raise
         raise ConfigurationError(
             f"{client.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "
-            "raise analyst.max_tokens, or choose another model"
+            "change analyst.max_tokens, switch analyst.send_temperature off for a model that takes none, or choose "
+            "another model"
         ) from problem
     finally:
         analyst.close()

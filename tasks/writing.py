@@ -180,9 +180,9 @@ def accepted_environment(context: Context, capability: str) -> WrittenEnvironmen
     spec = WrittenSpec(**fields)
 
     def make() -> WrittenEnvironment:
-        # In the level that it was judged in: a level that does not work here any more is an error, not another level.
-        module = SandboxedModule(row["code"], SandboxLevel(row["sandbox_level"]))
-        return WrittenEnvironment(context.target, spec, module)
+        # In what works and is allowed here and now, not in the level that it was judged in: who allowed `process` once
+        # may have taken that back.
+        return WrittenEnvironment(context.target, spec, SandboxedModule(row["code"]))
 
     return context.keep(f"environment {spec.id}", make)
 
