@@ -92,6 +92,50 @@ class EvaluationSettings(_Part):
     fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")
 
 
+class AnalystSettings(_Part):
+    """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
+
+    The N runs and K are `selection.runs` and `selection.required`, whoever labels. A cap of 0 is no cap; caps hold for
+    the round. The key is named, never given: `api_key_variable` is the name of an environment variable.
+    """
+
+    kind: Literal["checks", "llm"] = "checks"
+    model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
+    api_base: str = Field("", description="address of a server of your own, up to /v1")
+    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
+    max_tokens: int = Field(8192, ge=16, description="longest reply")
+    temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
+    send_temperature: bool = Field(True, description="off for models that take no temperature")
+    blind: bool = Field(True, description="raters do not see the outcome")
+    candidates: int = Field(10, ge=1, le=10)
+    batch: int = Field(4, ge=1, description="trajectories labelled in one request")
+    trajectory_tokens: int = Field(2000, ge=100, description="most that one trajectory is compacted to")
+    concurrency: int = Field(4, ge=1)
+    attempts: int = Field(5, ge=1, description="tries of a call that fails for a while")
+    backoff_seconds: float = Field(1.0, ge=0)
+    deadline_seconds: float = Field(120.0, gt=0, description="of one call, with all its tries")
+    max_calls: int = Field(0, ge=0)
+    max_total_tokens: int = Field(0, ge=0)
+    max_dollars: float = Field(0.0, ge=0)
+    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
+    sampled_price: float | None = Field(None, ge=0)
+
+
+class SynthesizerSettings(_Part):
+    """Stage 4: composed from the target's own generators, or written by the analyst's model as modules."""
+
+    kind: Literal["generators", "llm"] = "generators"
+    versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
+
+
+# How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
+_TRANSPORT = (
+    "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
+    "max_total_tokens", "max_dollars", "prompt_price", "sampled_price",
+)  # fmt: skip
+
+
 class Settings(BaseSettings):
     """Everything a round depends on. `settings.plan()` is what the budget derives."""
 
@@ -113,6 +157,8 @@ class Settings(BaseSettings):
     calibration: CalibrationSettings = CalibrationSettings()
     train: TrainSettings = TrainSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    analyst: AnalystSettings = AnalystSettings()
+    synthesizer: SynthesizerSettings = SynthesizerSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -144,6 +190,11 @@ class Settings(BaseSettings):
     def tracking_uri(self) -> str:
         return self.tracking or f"sqlite:///{self.folder / 'mlflow.db'}"
 
+    @property
+    def asks_a_model(self) -> bool:
+        """Whether any stage of a round needs a language model besides the one that is trained."""
+        return "llm" in (self.analyst.kind, self.synthesizer.kind)
+
     def training_steps(self) -> int:
         """Optimizer steps per capability: what is given, or 36 % of the budget shared among the capabilities.
 
@@ -161,8 +212,12 @@ class Settings(BaseSettings):
         return steps
 
     def identity(self) -> dict[str, Any]:
-        """What decides a round's figures, JSON-able: everything but where things are stored."""
-        return self.model_dump(mode="json", exclude={"home", "database", "tracking"})
+        """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
+        reached, and what it may cost."""
+        given = self.model_dump(mode="json", exclude={"home", "database", "tracking"})
+        kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
+        given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
+        return given
 
 
 def load_settings(**given: Any) -> Settings:

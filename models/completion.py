@@ -33,6 +33,8 @@ class ModelSettings(Protocol):
     def structured(self) -> Literal["schema", "object", "text"]: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def send_temperature(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,11 @@ async def complete(
     if settings.api_base:
         options["api_base"] = settings.api_base
     options["api_key"] = _key(settings)
+    if settings.send_temperature:
+        options["temperature"] = temperature
     call = litellm.acompletion(
-        model=settings.model, messages=list(messages), temperature=temperature, max_tokens=settings.max_tokens,
-        timeout=seconds, num_retries=0, max_retries=0, **options,
+        model=settings.model, messages=list(messages), max_tokens=settings.max_tokens, timeout=seconds, num_retries=0,
+        max_retries=0, **options,
     )  # fmt: skip
     try:
         # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.

@@ -216,7 +216,7 @@ class Rollouts:
                 f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; "
                 "make them equal"
             )
-        self.shared = min(t.conversation.shared for t in trajectories)
+        self.shared = shared_ids(trajectories)
         out: dict[str, Any] = {
             "prompt_ids": [],
             "completion_ids": [],
@@ -234,6 +234,17 @@ class Rollouts:
             out["reward"].append(t.score.reward if t.score else 0.0)
             out["success"].append(float(t.score.success) if t.score else 0.0)
         return out
+
+
+def shared_ids(trajectories: Sequence[Trajectory]) -> int:
+    """How many leading ids all conversations share. Scenarios may come from environments with other instructions."""
+    most = min(t.conversation.shared for t in trajectories)
+    first = trajectories[0].conversation.ids[:most]
+    for t in trajectories[1:]:
+        ids = t.conversation.ids
+        if first != ids[: len(first)]:
+            first = first[: next(i for i, (a, b) in enumerate(zip(first, ids, strict=False)) if a != b)]
+    return len(first)
 
 
 def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:

@@ -10,10 +10,11 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from db import Round, Store, open_store
 from environments.catalogue import load_target
@@ -22,7 +23,9 @@ from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
 from settings import Settings, load_settings, writable_folder
+from tasks.preflight import check_analyst
 
+T = TypeVar("T")
 logger = logging.getLogger("trace")
 
 # A stage whose process died is taken over after this long; heartbeats come three times as often.
@@ -54,7 +57,8 @@ class Context:
     round: Round
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
-    _cache: dict[str, Any] = field(default_factory=dict)
+    _kept: dict[str, Any] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
 
     @cached_property
     def target(self) -> Target:
@@ -82,6 +86,15 @@ class Context:
     def folder(self) -> Path:
         """Where the round's own files lie."""
         return self.settings.folder / self.round.id
+
+    def keep(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives: made once, and closed (its `close()`) when the round is let go of."""
+        if name not in self._kept:
+            made: Any = make()
+            self.closing.callback(made.close)
+            self._kept[name] = made
+        kept: T = self._kept[name]
+        return kept
 
     def stage(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Do a stage once: its stored result if it is done, else claim it, work, and store what came of it."""
@@ -122,6 +135,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     folder = writable_folder(settings.folder)
     target = load_target(settings.target)
     store = open_store(settings.database_url)
+    check_analyst(settings, target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
@@ -141,9 +155,10 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     writable_folder(settings.folder)
-    load_target(settings.target)
-    open_store(settings.database_url).close()
-    check_base(settings.base_model)
+    target = load_target(settings.target)
+    with open_store(settings.database_url) as store:
+        check_base(settings.base_model)
+        check_analyst(settings, target, store)
 
 
 def current(round_id: str) -> Context:
@@ -160,8 +175,10 @@ def current(round_id: str) -> Context:
 
 
 def forget(round_id: str) -> None:
-    """Drop a round's context from this process."""
-    _OPEN.pop(round_id, None)
+    """Drop a round's context from this process, and close what it keeps open."""
+    context = _OPEN.pop(round_id, None)
+    if context is not None:
+        context.closing.close()
 
 
 def peak_gib() -> float:

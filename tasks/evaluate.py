@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ from tasks.playing import base_ground, episodes_for, outcomes, play_owed
 from tasks.statistics import align, clustered_interval
 from tasks.synthesize import stored_environment
 from tasks.train import adapter_id, load_trained
+
+logger = logging.getLogger("trace")
 
 # Successful training trajectories that the router keeps per capability.
 EXAMPLES_PER_CAPABILITY = 120
@@ -79,6 +82,9 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
 def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     """The router in the mode that the settings name; `auto` is whichever is more often right on validation."""
     mode = context.settings.router
+    if mode == "auto" and not isinstance(context.target, Generators):
+        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
+        mode = "retrieval"
     if mode != "auto":
         return router.with_mode(mode)
     assert isinstance(context.target, Generators)

@@ -13,6 +13,7 @@ from environments.contract import Generators
 from tasks.context import Context, current, peak_gib
 from tasks.mine import RETRIES
 from tasks.playing import outcomes
+from tasks.report_analyst import analyst_figures, analyst_warnings, versions_of
 from tasks.report_figures import (
     Calibration,
     CapabilityFigures,
@@ -98,8 +99,16 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
                 r=current_round.id,
             )["n"].iloc[0]
         ),
-        selection=SelectionRule(rho=rule.rho, delta=rule.delta, k=rule.required, n=rule.runs),
-        warnings=_warnings(capabilities),
+        selection=SelectionRule(
+            rho=rule.rho,
+            delta=rule.delta,
+            k=rule.required,
+            n=rule.runs,
+            analyst=settings.analyst.kind,
+            kappa=results.get("contrast", {}).get("kappa"),
+        ),
+        analyst=analyst_figures(context, results),
+        warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, results)],
         stopped=stopped or None,
         provenance=Provenance(
             base_model=context.base.identity.base,
@@ -176,6 +185,8 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
                 points=verdicts[name]["points"] if name in verdicts else None,
                 adjusted_p=verdicts[name]["p_holm"] if name in verdicts else None,
                 version=registered.get("version"),
+                kappa=s["kappa"],
+                versions=versions_of(context, s["capability_id"]),
             )
         )
     return figures
@@ -189,6 +200,8 @@ def _last_word(
         return verdicts[name]["verdict"], list(verdicts[name]["reasons"])
     if not selection["selected"]:
         return "not-selected", [selection["reason"]]
+    if name in results.get("select", {}).get("unfit", {}):
+        return "not-trainable", [results["select"]["unfit"][name]]
     if over:
         return "over-budget", [
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."

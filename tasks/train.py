@@ -15,12 +15,13 @@ from models.adapter_files import AdapterRecord, export_adapter
 from models.adapters import folder_deltas, liveness
 from models.episodes import Episode, Trajectory
 from models.grpo import StepRecord, TrainingSettings, train_adapter
+from tasks.calibration import FRESH_SEED
 from tasks.context import Context, Stopwatch, current
 from tasks.mine import RETRIES
 from tasks.playing import Playground, outcomes, play_owed, trajectory_row
 from tasks.progress import Meter
 from tasks.statistics import clustered_interval
-from tasks.synthesize import FRESH_SEED, stored_environment
+from tasks.synthesize import stored_environment
 
 PROBE = "Please cancel order 314."
 
