@@ -101,9 +101,9 @@ def test_arguments_that_are_no_object_are_the_agents_mistake() -> None:
 def test_a_model_without_tool_calling_is_refused_before_work() -> None:
     with ScriptedAnalyst(lambda n, r: says("ping pong")) as server, pytest.raises(ConfigurationError, match="tool"):
         ChatPolicy(settings(server)).check()
-    with ScriptedAnalyst(lambda n, r: failed(400, "tools are not supported")) as server:
-        with pytest.raises(ConfigurationError, match="enable-auto-tool-choice"):
-            ChatPolicy(settings(server)).check()
+    server = ScriptedAnalyst(lambda n, r: failed(400, "tools are not supported"))
+    with server, pytest.raises(ConfigurationError, match="enable-auto-tool-choice"):
+        ChatPolicy(settings(server)).check()
     with pytest.raises(ConfigurationError, match="has no tool calling"):
         ChatPolicy(ChatSettings("gpt-3.5-turbo-instruct")).check()
 
@@ -160,9 +160,9 @@ def test_no_call_is_made_that_may_pass_the_cap() -> None:
     assert trajectory.boundary == "budget"
     assert 1 <= len(server.requests) <= 4
     assert policy.purse.dollars <= 0.0025
-    with pytest.raises(BudgetExceeded, match="max-cost"):
-        with Purse(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0)):
-            raise AssertionError("the body of a call over the cap must not run")
+    over = Purse(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0))
+    with pytest.raises(BudgetExceeded, match="max-cost"), over:
+        raise AssertionError("the body of a call over the cap must not run")
 
 
 def test_a_server_that_does_not_answer_in_time() -> None:
