@@ -44,8 +44,8 @@ def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
             said.append(f"{capability}: {why}.")
     if not isinstance(context.target, Generators):
         said.append(
-            "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected capability "
-            "would get a written environment in the sandbox, which must pass the same checks and the same calibration; "
-            "with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
+            "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
+            "capability would get a written environment in the sandbox, which must pass the same checks and the same "
+            "calibration; with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
         )
     return " ".join(said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -55,9 +54,8 @@ def settings(server: ScriptedAnalyst, **given: Any) -> ChatSettings:
 
 
 @pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.chat.WAITS", (0.01, 0.01))
-    yield
 
 
 def play(policy: ChatPolicy) -> tuple[Trajectory, ChatTurns]:
