@@ -22,6 +22,7 @@ from settings import Settings, load_settings
 from tasks.context import Context, current, forget, open_context, peak_gib
 from tasks.evaluate import evaluate, fit_router, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
+from tasks.outlook import nothing_trained
 from tasks.report import report
 from tasks.synthesize import calibrate, synthesize
 from tasks.train import register, train
@@ -108,7 +109,7 @@ def run_round(round_id: str) -> dict[str, Any]:
     contrast(round_id)
     selected = select_capabilities(round_id)["selected"]
     trained = prepare_all(round_id, selected)
-    reason = "" if trained else "no capability could be trained; see the report for the reason of each"
+    reason = "" if trained else nothing_trained(round_id, selected)
     if trained:
         fit_router(round_id, trained)
         evaluate(round_id, "validation", trained)

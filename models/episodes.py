@@ -23,7 +23,7 @@ from environments.contract import (
     Termination,
     content_hash,
 )
-from errors import EnvironmentFault, PolicyError, TraceError
+from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.policy import Generation, PolicyIdentity, Request, Sampling, ScriptedPolicy, TokenPolicy
 from models.renderer import Conversation, Renderer
@@ -223,6 +223,11 @@ class Player:
                 # An oracle asks the environment, so what is raised there is the environment's too.
                 action = self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
                 observation = self._act(playing, action, 0)
+        except ContextOverflow as problem:
+            # Before the first turn the task does not fit; later the agent filled its own context (see `_turn`).
+            if playing.steps:
+                return self._end(playing, Termination.CONTEXT)
+            return self._end(playing, Termination.ERROR, problem)
         except TraceError as problem:
             return self._end(playing, Termination.ERROR, problem)
         return self._end(playing, Termination.DONE)

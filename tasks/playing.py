@@ -30,6 +30,15 @@ class Playground:
     group: str | None = None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Which target's data an episode was played on, and in which round (None: outside of one)."""
+
+    target: str
+    data_hash: str
+    round_id: str | None = None
+
+
 def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: str | None = None) -> list[Episode]:
     """One episode per task and trial; `key` is filled in by `play_owed`."""
     return [Episode("", task, seed, trial, adapter) for task in tasks for trial in range(trials)]
@@ -79,14 +88,20 @@ def play_owed(
 def trajectory_row(
     context: Context, ground: Playground, trajectory: Trajectory, row_id: str | None = None
 ) -> TrajectoryRow:
+    """What the store keeps of an episode of a round."""
+    at = Origin(context.round.target, context.round.data_hash, context.round.id)
+    return row_of(trajectory, ground, at, row_id)
+
+
+def row_of(trajectory: Trajectory, ground: Playground, at: Origin, row_id: str | None = None) -> TrajectoryRow:
     """What the store keeps of an episode."""
     episode, talk, score = trajectory.episode, trajectory.conversation, trajectory.score
     return TrajectoryRow(
         id=row_id or episode.key,
-        round_id=context.round.id,
+        round_id=at.round_id,
         purpose=ground.purpose,
-        target=context.round.target,
-        data_hash=context.round.data_hash,
+        target=at.target,
+        data_hash=at.data_hash,
         environment=ground.environment,
         task_id=episode.task.id,
         family=episode.task.family,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -38,13 +38,13 @@ class Meter:
         """Items a second, since this meter began."""
         return (self.done - self.before) / max(1e-6, time.monotonic() - self._began)
 
-    def advance(self, note: str = "") -> None:
-        """One more is done; `note` is shown beside it."""
+    def advance(self, note: str = "", say: bool = False) -> None:
+        """One more is done; `note` is shown beside it. In a log, `say` writes a line even if the last one is recent."""
         self.done += 1
         now = time.monotonic()
         if self._bar:
             self._bar.show(note)
-        elif (now - self._said >= EVERY_SECONDS and self.done < self.total) or note:
+        elif say or (now - self._said >= EVERY_SECONDS and self.done < self.total):
             left = (self.total - self.done) / max(1e-6, self.rate)
             logger.info(
                 "%s: %d of %d %s, %s, %.0f s left%s",
@@ -93,9 +93,9 @@ def pace(rate: float, unit: str) -> str:
     return f"{rate:.1f} {unit}/s" if rate >= 0.5 else f"{1 / max(1e-6, rate):.0f} s each"
 
 
-def track(items: Iterable[T], what: str, total: int, unit: str) -> Iterator[T]:
-    """Yield `items`, showing how many of `total` are done."""
+def track(items: Iterable[T], what: str, total: int, unit: str, note: Callable[[], str] = str) -> Iterator[T]:
+    """Yield `items`, showing how many of `total` are done, and what `note` says (such as the cost so far)."""
     with Meter(what, total, unit) as meter:
         for item in items:
             yield item
-            meter.advance()
+            meter.advance(note())

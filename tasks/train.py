@@ -91,7 +91,7 @@ def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]
             with storing:
                 context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
                 context.registry.log_steps(run, {record.step: step_metrics(record)})
-                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}")
+                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
 
         def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
             with storing:

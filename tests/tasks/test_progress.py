@@ -29,7 +29,7 @@ def test_lines_say_rate_and_time_left(caplog: pytest.LogCaptureFixture, monkeypa
 def test_a_resumed_count_does_not_flatter_the_rate(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="trace"), Meter("train", 5, "steps", done=3) as meter:
         meter._began -= 10.0  # as if the first step had taken ten seconds
-        meter.advance("success 50 %")
+        meter.advance("success 50 %", say=True)
     assert meter.rate == pytest.approx(0.1, rel=0.01)
     assert caplog.messages == ["train: 4 of 5 steps, 10 s each, 10 s left; success 50 %"]
 
