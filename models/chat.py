@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from environments.contract import Action, Environment, Message, ToolCall, canonical_json
-from errors import ConfigurationError, ContextOverflow, ProviderError, TraceError
+from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.completion import SlowDown, classified, key_of, litellm_modules
 from models.policy import PolicyIdentity
 from models.purse import Purse, most_tokens
@@ -132,6 +132,8 @@ class ChatPolicy:
         """Stop the policy's thread; safe to call again."""
         self.stop.set()
         if self._thread.is_alive():
+            # LiteLLM leaves a logging task on the loop that it ran in.
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
             if not self._thread.is_alive():
@@ -235,6 +237,13 @@ class ChatTurns:
             self.seconds += time.perf_counter() - since
 
 
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 def missing_keys(model: str) -> list[str]:
     """Environment variables that LiteLLM would need for `model` and that are not set."""
     litellm, _ = litellm_modules()
@@ -298,8 +307,3 @@ def _table_row(model: str) -> Mapping[str, Any]:
         if name in litellm.model_cost:
             return dict(litellm.model_cost[name])
     return {}
-
-
-def is_fatal(problem: TraceError) -> bool:
-    """Whether further calls can only fail in the same way."""
-    return problem.boundary in ("configuration", "budget")

@@ -128,8 +128,8 @@ def _known_to_litellm(name: str) -> bool:
 
 
 def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
-    """The policy ready to play, after everything that can be wrong with it before its first episode was tried: files,
-    adapter, server, key, price, tool calling. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
+    """The policy, after its files, adapter or server were found in order. An API model's key, price and tool calling are
+    left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "local":
@@ -141,7 +141,7 @@ def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, ta
         name.model, name.api_base, options.api_key_variable, "", sampling.temperature, sampling.max_tokens,
         price=options.price,
     )  # fmt: skip
-    return _checked_chat(name, chat, sampling, purse)
+    return _chat(name, chat, sampling, purse)
 
 
 def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Acting:
@@ -160,7 +160,7 @@ def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Act
         f"openai/{asked}", name.api_base, options.api_key_variable, name.adapter, sampling.temperature,
         sampling.max_tokens, context=context, price=options.price or (0.0, 0.0),
     )  # fmt: skip
-    return _checked_chat(name, chat, sampling, purse)
+    return _chat(name, chat, sampling, purse)
 
 
 def _chat_sampling(options: ActingOptions) -> Sampling:
@@ -168,14 +168,9 @@ def _chat_sampling(options: ActingOptions) -> Sampling:
     return Sampling(temperature, options.max_tokens or CHAT_TOKENS)
 
 
-def _checked_chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: Purse) -> Acting:
+def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: Purse) -> Acting:
     policy = ChatPolicy(chat, purse)
-    try:
-        policy.check()
-        return Acting(name, policy, sampling, context=policy.context)
-    except BaseException:
-        policy.close()
-        raise
+    return Acting(name, policy, sampling, context=policy.context)
 
 
 def _served_models(name: PolicyName) -> dict[str, int | None]:

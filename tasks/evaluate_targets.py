@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 from db import open_store
 from environments.catalogue import builtin_names, load_target
 from environments.contract import SPLITS, Target
-from errors import ConfigurationError
+from errors import BudgetExceeded, ConfigurationError
 from models.purse import Purse
 from settings import load_settings, writable_folder
 from tasks.acting import Acting, ActingOptions, load_policy, parse_policy
@@ -72,18 +73,30 @@ def evaluate_targets(request: EvaluateRequest, options: ActingOptions) -> list[E
                 )
         plan = [(acting, latest(store, spec, acting, request.fresh)) for acting, spec in plan]
         purse.before = sum(spent_before(store, spec, acting) for acting, spec in plan)
-        stopped = False
+        stopped = _why_not_to_ask(plan)
         for acting, spec in plan:
             paid = acting.chat is not None or spec.user.startswith("litellm:")
             # A token policy batches its episodes itself.
             workers = request.workers if paid and acting.renderer is None else 1
             run = run_evaluation(store, spec, acting, purse, 0 if stopped and paid else workers)
-            stopped = stopped or bool(run.stopped)
+            if paid and stopped and not run.complete:
+                run.stopped = stopped
+            stopped = stopped or run.stopped
             row, frame = figures_of(store, spec, acting.name.text, run)
             rows.setdefault(row.target, []).append(row)
             frames.setdefault(row.policy, []).append((row, frame))
     each = [row for found in rows.values() for row in found]
     return each if len(specs) == 1 else [*each, *(overall(request.target, found) for found in frames.values())]
+
+
+def _why_not_to_ask(plan: Sequence[tuple[Acting, EvaluationSpec]]) -> str:
+    """Try each API model once; "" or why the money does not even allow that. What is stored is shown all the same."""
+    try:
+        for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():
+            chat.check()
+    except BudgetExceeded as problem:
+        return str(problem)
+    return ""
 
 
 def expand(name: str) -> list[str]:

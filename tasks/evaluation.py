@@ -65,13 +65,15 @@ class EvaluationSpec:
 
 @dataclass
 class EvaluationRun:
-    """One run of an evaluation: what was there, what was played, why it stopped early ("" when it did not)."""
+    """One run of an evaluation: what was there, what was played, whether each episode has a result now, and why it
+    stopped early ("" when it did not)."""
 
     id: str
     ids: list[str]
     resumed: int
     played: int = 0
     seconds: float = 0.0
+    complete: bool = False
     stopped: str = ""
     answered_by: list[str] = field(default_factory=list)
 
@@ -140,7 +142,7 @@ def run_evaluation(store: Store, spec: EvaluationSpec, acting: Acting, purse: Pu
         try:
             for trajectory, extra in track(playing, what, len(owed), "episodes", lambda: _cost_note(purse)):
                 row = row_of(trajectory, ground, origin)
-                waiting.append(replace(row, **extra, metrics={**row.metrics, **extra.get("metrics", {})}))
+                waiting.append(replace(row, **{**extra, "metrics": {**row.metrics, **extra.get("metrics", {})}}))
                 run.played += 1
                 if len(waiting) >= FLUSH or time.monotonic() - flushed >= FLUSH_SECONDS:
                     store.add_trajectories(waiting)
@@ -157,6 +159,7 @@ def run_evaluation(store: Store, spec: EvaluationSpec, acting: Acting, purse: Pu
             store.add_trajectories(waiting)
             put_spent()
         owed = {i: owed[i] for i in again}
+    run.complete = len(store.stored_ids(episodes)) == len(episodes)
     purse.settle()
     run.seconds = time.monotonic() - began
     run.answered_by = sorted(acting.chat.answered_by) if acting.chat else []

@@ -50,7 +50,7 @@ class Counter:
 
 
 def settings(server: ScriptedAnalyst, **given: Any) -> ChatSettings:
-    return ChatSettings("openai/scripted", server.api_base, **{"price": (1.0, 2.0), "seconds": 5.0, **given})
+    return ChatSettings("openai/scripted", server.api_base, **{"price": (1.0, 2.0), "seconds": 60.0, **given})
 
 
 @pytest.fixture
