@@ -1,7 +1,7 @@
 """How a served adapter is known for the right one: what it does to the log-probabilities of a stored text.
 
 At registration the last tokens of a probe text are scored with the base alone and with the adapter. A server that holds
-the adapter moves the same tokens by the same amounts. Movements are compared (adapter minus base, on one engine), so that
+the adapter moves the same tokens alike. Movements are compared (adapter minus base, on one engine), so that
 precision and kernels, which shift both alike, cancel; the base's own figures tell whether the base is the same.
 """
 
