@@ -84,7 +84,8 @@ class TrainSettings(_Part):
 class EvaluationSettings(_Part):
     """Section 7 of the method."""
 
-    trials: int = Field(2, ge=1, description="episodes per held-out task")
+    trials: int = Field(2, ge=1, description="episodes per test task")
+    validation_trials: int = Field(2, ge=1, description="episodes per validation task (tasks tell more)")
     margin: float = Field(2.0, ge=0, description="points another family may fall by")
     alpha: float = Field(0.05, gt=0, lt=1)
     fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")

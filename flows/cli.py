@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # What fails is said once, by main(); Prefect would print the whole traceback as well.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "trace",  # the round's own lines stand in Prefect's UI, too
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -51,6 +53,9 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 def _logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("trace").setLevel(logging.INFO)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:

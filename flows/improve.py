@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from pydantic import BaseModel, Field
 
 from db import RoundState
+from errors import TraceError
 from settings import Settings, load_settings
 from tasks.context import Context, current, forget, open_context, peak_gib
 from tasks.evaluate import evaluate, fit_router, gate_and_promote
@@ -66,7 +68,19 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         forget(context.round.id)
 
 
-@flow(name="improve", flow_run_name="improve {params.target}", log_prints=False)
+def run_name() -> str:
+    """What a run is called in Prefect's UI: the target, profile and seed that its parameters come to."""
+    given: Any = flow_run.parameters.get("params") or {}
+    values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
+    values.pop("fresh", None)
+    try:
+        settings = load_settings(**values)
+    except TraceError:  # the flow itself will say what is wrong
+        return "improve"
+    return f"improve {settings.target}, profile {settings.profile}, seed {settings.seed}"
+
+
+@flow(name="improve", flow_run_name=run_name, log_prints=False)
 def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
     """Run one round, or go on with the one that was not finished. Returns the round's id and the report's path."""
     given = params or ImproveParameters()

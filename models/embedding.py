@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from environments.contract import Environment, TargetTask
+from environments.contract import Environment, Message, TargetTask
 from errors import ConfigurationError, PolicyError
 from models.renderer import Renderer
 from models.sampler import LocalPolicy
@@ -35,10 +35,10 @@ class Opening:
     text: str
 
 
-def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
-    """Reset `environment` to `task` and render its first observation, without the turn markers around it: they are
-    equal for all tasks, and half of the tokens of a short request."""
-    first = environment.reset(task).messages
+def opening_of(environment: Environment, renderer: Renderer, first: Sequence[Message]) -> Opening:
+    """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
+    all tasks, and half of the tokens of a short request. Only the environment's instructions, tools and examples are
+    read."""
     start = renderer.start(environment.instructions, environment.tools, environment.examples, first)
     before = environment.examples[-1].role if environment.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
@@ -46,6 +46,11 @@ def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> O
     if shared >= end:  # nothing was said: the markers are all there is
         shared, end = start.shared, len(start.ids)
     return Opening(tuple(start.ids[:end]), shared, "\n".join(m.content for m in first))
+
+
+def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
+    """Reset `environment` to `task`; the opening of its first observation."""
+    return opening_of(environment, renderer, environment.reset(task).messages)
 
 
 def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:

@@ -97,7 +97,8 @@ class _Playing:
 
 
 class Player:
-    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments.
+    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments, `policy_seconds` that
+    spent waiting for the policy.
 
     Each call into an environment has `step_seconds`; one that takes longer ends its episode with an `EnvironmentFault`
     that names the limit (what can be interrupted, and where, stands in `models/deadline.py`). Nothing that an
@@ -116,6 +117,7 @@ class Player:
         self.make, self.policy, self.renderer, self.sampling, self.window = make, policy, renderer, sampling, window
         self.step_seconds = step_seconds
         self.environment_seconds = 0.0
+        self.policy_seconds = 0.0
 
     def play(self, episodes: Iterable[Episode]) -> Iterator[Trajectory]:
         """Trajectories in the order in which episodes end; at most `window` are open at once."""
@@ -248,7 +250,10 @@ class Player:
                     open_ones[episode.key] = playing
             if not open_ones:
                 return
-            for generation in policy.poll():
+            since = time.perf_counter()
+            generations = policy.poll()
+            self.policy_seconds += time.perf_counter() - since
+            for generation in generations:
                 playing = open_ones[generation.session]
                 ended = self._turn(playing, generation, policy, renderer)
                 if ended is not None:

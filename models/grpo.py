@@ -297,11 +297,13 @@ class _Steps(TrainerCallback):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason."""
+    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason;
+    `environment_seconds` of this process's rollouts."""
 
     folder: Path
     records: tuple[StepRecord, ...]
     verdict: str
+    environment_seconds: float = 0.0
 
 
 def train_adapter(
@@ -384,7 +386,8 @@ def train_adapter(
             policy.unload_adapter("training")
     if records and not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
-    return TrainingResult(folder, tuple(records), callback.verdict or misspecified(records))
+    verdict = callback.verdict or misspecified(records)
+    return TrainingResult(folder, tuple(records), verdict, rollouts.environment_seconds)
 
 
 def _reward(reward: list[float], **_: Any) -> list[float]:

@@ -27,18 +27,33 @@ logger = logging.getLogger("trace")
 
 # A stage whose process died is taken over after this long; heartbeats come three times as often.
 LEASE_SECONDS = 15.0
-ENVIRONMENT = "environment"  # time spent in environments, as a part of the other stages
+
+
+@dataclass
+class Stopwatch:
+    """Adds up the seconds spent inside `with`."""
+
+    seconds: float = 0.0
+    _began: float = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
 
 
 @dataclass
 class Context:
-    """One open round."""
+    """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
+    wall time is orchestration."""
 
     settings: Settings
     store: Store
     round: Round
-    model_seconds: float = 0.0
-    environment_seconds: float = 0.0
+    model: Stopwatch = field(default_factory=Stopwatch)
+    environment: Stopwatch = field(default_factory=Stopwatch)
     _cache: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -69,8 +84,12 @@ class Context:
             if stage.claim(lease_seconds=LEASE_SECONDS):
                 logger.info("stage %s begins", name)
                 began = time.perf_counter()
+                before = self.model.seconds, self.environment.seconds
                 with stage.working():
                     result = dict(work())
+                # Of a stage that was resumed: what the last process spent, as with the stage's seconds.
+                result["model_seconds"] = round(self.model.seconds - before[0], 3)
+                result["environment_seconds"] = round(self.environment.seconds - before[1], 3)
                 stage.finish(result)
                 logger.info("stage %s done in %.1f s", name, time.perf_counter() - began)
                 return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,8 @@ from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
-from environments.contract import Generators, TargetTask
-from models.embedding import embed, openings
+from environments.contract import Generators, Message, TargetTask
+from models.embedding import Opening, embed_openings, opening_of, openings
 from models.episodes import Episode
 from models.router import RouteDecision, Router
 from models.router_measures import choose_mode
@@ -31,21 +30,16 @@ from tasks.train import adapter_id, load_trained
 EXAMPLES_PER_CAPABILITY = 120
 
 
-def stored_prompts(context: Context, ids: list[str]) -> dict[str, list[int]]:
-    """The first prompt of stored trajectories: what stands before the first sampled token."""
-    prompts = {}
-    for row in context.store.trajectories(None, with_blobs=True, id=ids):
-        if row.sampled_mask is not None and row.token_ids is not None:
-            first = [bool(m) for m in row.sampled_mask].index(True)
-            prompts[row.id] = [int(i) for i in row.token_ids[:first]]
-    return prompts
-
-
-def common_length(prompts: Sequence[list[int]]) -> int:
-    """How many leading ids all prompts share."""
-    first, last = min(prompts), max(prompts)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max(0, same)
+def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
+    """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
+    environment, found = context.target.environment(), {}
+    for row in context.store.trajectories(None, id=ids):
+        roles = [m["role"] for m in row.messages]
+        if "assistant" in roles and roles[0] != "assistant":
+            first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
+            found[row.id] = opening_of(environment, context.base.renderer, first)
+    environment.close()
+    return {i: found[i] for i in ids if i in found}
 
 
 @task(name="route", task_run_name="fit the router", **RETRIES)
@@ -66,16 +60,17 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
         solved = outcomes(context, diagnosis_ids(round_id))
         solved = solved[solved["success"]].drop_duplicates("task")
         labels |= dict.fromkeys(solved["id"], "")
-        prompts = stored_prompts(context, list(labels))
-        shared = common_length(list(prompts.values()))
-        vectors = embed(context.base.policy, [prompts[i] for i in labels], shared)
-        router = choose(context, Router.fit(vectors, list(labels.values()), list(labels)), capabilities)
+        with context.model:
+            given = stored_openings(context, list(labels))
+            vectors = embed_openings(context.base.policy, list(given.values()))
+            fitted = Router.fit(vectors, [labels[i] for i in given], list(given))
+            router = choose(context, fitted, capabilities)
         router.save(context.folder / "router")
         return {
             "version": router.version,
             "mode": router.mode,
-            "examples": len(labels),
-            "labels": {k or "none": v for k, v in Counter(labels.values()).items()},
+            "examples": len(given),
+            "labels": {k or "none": v for k, v in Counter(labels[i] for i in given).items()},
         }
 
     return context.stage("route", work)
@@ -98,7 +93,8 @@ def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> lis
     """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
     base = context.base
     given = openings(context.target.environment, base.renderer, tasks)
-    decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
+    with context.model:
+        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
     return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
 
 
@@ -109,7 +105,7 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
 
     def work() -> dict[str, Any]:
         settings = context.settings
-        trials = settings.evaluation.trials
+        trials = settings.evaluation.validation_trials if split == "validation" else settings.evaluation.trials
         tasks = list(context.target.tasks(split))
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,15 +65,14 @@ def play_owed(
         2 * context.settings.rollout.rows,
     )
     waiting: list[TrajectoryRow] = []
-    began = time.perf_counter()
     for trajectory in track(player.play(owed.values()), what or ground.purpose, len(owed), "episodes"):
         waiting.append(trajectory_row(context, ground, trajectory))
         if len(waiting) >= FLUSH:
             context.store.add_trajectories(waiting)
             waiting.clear()
     context.store.add_trajectories(waiting)
-    context.environment_seconds += player.environment_seconds
-    context.model_seconds += time.perf_counter() - began - player.environment_seconds
+    context.environment.seconds += player.environment_seconds
+    context.model.seconds += player.policy_seconds
     return ids
 
 

@@ -47,7 +47,9 @@ def report(round_id: str, stopped: str = "") -> dict[str, Any]:
     context.registry.log_steps(run, {0: round_metrics(figures)})
     context.registry.end_run(run)
     create_markdown_artifact(
-        key="round", markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`"
+        key="round",
+        description=f"What the round on {context.round.target} came to",
+        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`",
     )
     return {"page": str(page)}
 
@@ -73,6 +75,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
     sides = {name: outcomes(context, test[f"{name}_ids"]) for name in ("base", "routed", "noop")} if test else {}
     seconds = {name: round(r["seconds"], 2) for name, r in stages.items() if r["seconds"] is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
+    work = {k: round(sum(r.get(f"{k}_seconds", 0.0) for r in results.values()), 2) for k in ("model", "environment")}
     capabilities = _capabilities(context, results)
     rule = settings.selection
     return RoundFigures(
@@ -86,6 +89,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         capabilities=capabilities,
         router=_router(context, test, [c.name for c in capabilities if c.verdict == "promoted"]) if test else None,
         seconds=seconds,
+        work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(context),
         peak_gib=round(peak_gib(), 2),
         errors=int(

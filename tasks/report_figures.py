@@ -132,7 +132,8 @@ class Provenance(_Figures):
 
 class RoundFigures(_Figures):
     """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
-    `errors` counts episodes lost to infrastructure, which are in no denominator."""
+    `work` splits the same seconds into model, environment and orchestration (everything else); `errors` counts episodes
+    lost to infrastructure, which are in no denominator."""
 
     round: str
     target: str
@@ -146,6 +147,7 @@ class RoundFigures(_Figures):
     capabilities: list[CapabilityFigures] = []
     router: RouterFigures | None = None
     seconds: dict[str, float] = {}
+    work: dict[str, float] = {}
     tokens: dict[str, int] = {}
     peak_gib: float | None = None
     errors: int = 0

@@ -84,7 +84,8 @@ def synthesize(round_id: str, capability: str) -> dict[str, Any]:
             attack_seeds=2,
             replayed=10,
         )
-        verdict = validate_environment(environment.environment, environment.scenario, limits)
+        with context.environment:
+            verdict = validate_environment(environment.environment, environment.scenario, limits)
         context.store.put(
             "synthesized_environments",
             [
@@ -160,6 +161,7 @@ def calibrate(round_id: str, capability: str, environment_id: str) -> dict[str, 
             context.store.set_state("synthesized_environments", environment_id, "accepted" if accepted else "rejected")
         create_markdown_artifact(
             key=f"calibration-{capability.replace('_', '-')}",
+            description=f"How the base model does in the environment made for {capability}",
             markdown=f"**{capability}**: {reason}\n\n" + "\n".join(f"- {k}: {v:.3f}" for k, v in figures.items()),
         )
         return {"accepted": accepted, "reason": reason, **figures}

@@ -15,9 +15,10 @@ from models.adapter_files import AdapterRecord, export_adapter
 from models.adapters import folder_deltas, liveness
 from models.episodes import Episode, Trajectory
 from models.grpo import StepRecord, TrainingSettings, train_adapter
-from tasks.context import Context, current
+from tasks.context import Context, Stopwatch, current
 from tasks.mine import RETRIES
 from tasks.playing import Playground, outcomes, play_owed, trajectory_row
+from tasks.progress import Meter
 from tasks.statistics import clustered_interval
 from tasks.synthesize import FRESH_SEED, stored_environment
 
@@ -83,17 +84,26 @@ def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]
         )
         run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
 
+        storing = Stopwatch()
+
         def on_step(record: StepRecord) -> None:
-            context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
-            context.registry.log_steps(run, {record.step: step_metrics(record)})
+            with storing:
+                context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
+                context.registry.log_steps(run, {record.step: step_metrics(record)})
+                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}")
 
         def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
-            rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
-            context.store.add_trajectories(rows)
+            with storing:
+                rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
+                context.store.add_trajectories(rows)
 
-        result = train_adapter(
-            environment, context.base.policy, context.base.renderer, settings, output, on_step, on_trajectories
-        )
+        done = len(context.store.rows("training_steps", adapter_id=identity))
+        with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
+            result = train_adapter(
+                environment, context.base.policy, context.base.renderer, settings, output, on_step, on_trajectories
+            )
+        context.environment.seconds += result.environment_seconds
+        context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
         folder = output / "final"
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
         export_adapter(result.folder, folder)
@@ -144,7 +154,8 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
     def work() -> dict[str, Any]:
         identity, environment = adapter_id(round_id, capability), stored_environment(context, capability)
         name = load_trained(context, capability)
-        moved = liveness(context.base.policy, context.base.renderer, context.target.environment(), name, PROBE)
+        with context.model:
+            moved = liveness(context.base.policy, context.base.renderer, context.target.environment(), name, PROBE)
         rollout = context.settings.rollout
         ground = Playground(
             environment.environment,
@@ -202,6 +213,7 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
             key=f"adapter-{capability.replace('_', '-')}",
             link=context.registry.link(registered),
             link_text=registered.served_name,
+            description=f"The adapter for {capability} in MLflow's registry",
         )
         return {"version": str(registered.version), "served_name": registered.served_name, **metrics}
 
