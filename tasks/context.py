@@ -21,7 +21,10 @@ from environments.contract import Target
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
+from models.sampler import LocalPolicy
+from models.vllm_policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
+from tasks.policies import check_policy, open_policy
 
 logger = logging.getLogger("trace")
 
@@ -64,6 +67,11 @@ class Context:
     def base(self) -> BaseModel:
         s = self.settings
         return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
+
+    @cached_property
+    def policy(self) -> LocalPolicy | VllmPolicy:
+        """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
+        return open_policy(self.settings, self.base)
 
     @cached_property
     def registry(self) -> Registry:
@@ -137,6 +145,7 @@ def preflight(settings: Settings) -> None:
     load_target(settings.target)
     open_store(settings.database_url).close()
     check_base(settings.base_model)
+    check_policy(settings)
 
 
 def current(round_id: str) -> Context:
@@ -146,15 +155,23 @@ def current(round_id: str) -> Context:
         store = open_store(settings.database_url)
         row = store.round(round_id)
         merged = load_settings(
-            **{**row.config, "home": settings.home, "database": settings.database, "tracking": settings.tracking}
+            **{
+                **row.config,
+                "home": settings.home,
+                "database": settings.database,
+                "tracking": settings.tracking,
+                "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
+            }
         )
         _OPEN[round_id] = Context(merged, store, row)
     return _OPEN[round_id]
 
 
 def forget(round_id: str) -> None:
-    """Drop a round's context from this process."""
-    _OPEN.pop(round_id, None)
+    """Drop a round's context from this process, and take its adapters from the servers."""
+    context = _OPEN.pop(round_id, None)
+    if context is not None and isinstance(policy := context.__dict__.get("policy"), VllmPolicy):
+        policy.close()
 
 
 def peak_gib() -> float:

@@ -20,7 +20,11 @@ def make_adapter(model: Any, folder: Path, size: float = 0.02, seed: int = 0, ra
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(MODULES), layers_to_transform=list(UPPER), task_type="CAUSAL_LM"
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=list(MODULES),
+        layers_to_transform=list(UPPER),
+        task_type="CAUSAL_LM",
     )
     draws = torch.Generator().manual_seed(seed)
     peft = get_peft_model(model, config)
