@@ -15,7 +15,9 @@ UPPER = (28, 29)
 MODULES = ("q_proj", "v_proj", "down_proj")
 
 
-def make_adapter(model: Any, folder: Path, size: float = 0.02, seed: int = 0, rank: int = 4) -> Path:
+def make_adapter(
+    model: Any, folder: Path, size: float = 0.02, seed: int = 0, rank: int = 4, layers: tuple[int, ...] = UPPER
+) -> Path:
     """An adapter folder for `model` (left as it was) on two upper layers; `size` 0 leaves B at zero."""
     from peft import LoraConfig, get_peft_model
 
@@ -23,7 +25,7 @@ def make_adapter(model: Any, folder: Path, size: float = 0.02, seed: int = 0, ra
         r=rank,
         lora_alpha=2 * rank,
         target_modules=list(MODULES),
-        layers_to_transform=list(UPPER),
+        layers_to_transform=list(layers),
         task_type="CAUSAL_LM",
     )
     draws = torch.Generator().manual_seed(seed)
