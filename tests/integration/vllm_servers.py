@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -47,7 +48,12 @@ class Server:
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=clean_environment(**given), start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                env=clean_environment(**given),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         deadline = time.monotonic() + seconds
         while status(f"{self.url}/health") != 200:
@@ -68,6 +74,11 @@ class Server:
                 if sign == signal.SIGKILL:
                     break
         self.process = None
+
+
+def _end_with_parent() -> None:
+    """In the server's process before it begins: a test run that is killed takes the server with it (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
 
 
 @contextmanager

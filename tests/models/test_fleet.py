@@ -180,6 +180,7 @@ def test_a_version_that_does_not_prove_itself_leaves_the_one_before_in_place(sta
     served = stage.fleet.acquire("pay")
     assert served is not None
     assert served.name == stage.one.served_name
+    stage.fleet.release(served.name)
     assert [s.names for s in stage.stubs] == [{stage.one.served_name}] * 2
     # Once it answers as it should it takes over.
     for stub in stage.stubs:
@@ -249,6 +250,7 @@ def test_a_registry_that_is_away_changes_nothing_and_is_asked_again(stage: Stage
             time.sleep(0.01)
         assert "registry is away" in loop.problem
         assert stage.fleet.acquire("pay") is not None
+        stage.fleet.release(stage.one.served_name)
         stage.shelf.away = False
         while loop.problem and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -259,7 +261,6 @@ def test_a_registry_that_is_away_changes_nothing_and_is_asked_again(stage: Stage
         loop.wake()
         while loop.turns == turns and time.monotonic() < deadline:
             time.sleep(0.01)
-    stage.fleet.release(stage.one.served_name)
     assert stage.fleet.acquire("pay") is None
 
 
