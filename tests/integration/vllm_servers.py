@@ -30,6 +30,7 @@ class Server:
     """A server that can be stopped and started again on the same port."""
 
     log: Path
+    max_loras: int = 4
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -43,7 +44,7 @@ class Server:
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
         command += ["--served-model-name", "base", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
-        command += ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "16", "--max-lora-rank", str(MAX_RANK)]
+        command += ["--enable-lora", "--max-loras", str(self.max_loras), "--max-cpu-loras", "16", "--max-lora-rank", str(MAX_RANK)]
         command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
         with self.log.open("ab") as log:
@@ -82,9 +83,9 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def vllm_server(folder: Path) -> Iterator[Server]:
+def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log")
+    server = Server(folder / "vllm.log", max_loras)
     try:
         server.start()
         yield server
