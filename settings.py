@@ -92,6 +92,28 @@ class EvaluationSettings(_Part):
     fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")
 
 
+class PolicySettings(_Part):
+    """Where turns are sampled. `vllm` needs servers (docs/6-serving.md); `url` may name several, separated by commas.
+    Only `backend` is part of what a round is: the rest says where things are."""
+
+    backend: Literal["local", "vllm"] = "local"
+    url: str = "http://127.0.0.1:8000"
+    model: str = Field("base", description="the name that the base is served under")
+    api_key_env: str = Field("", description="the variable that holds the servers' key")
+    concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
+    seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
+    lora_folder: Path | None = Field(
+        None, description="where adapters are put for the servers; under home if not given"
+    )
+    server_folder: str = Field("", description="that folder as the servers see it, if elsewhere")
+    max_lora_rank: int = Field(16, ge=1, description="the servers' --max-lora-rank")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers."""
+        return tuple(url.strip() for url in self.url.split(",") if url.strip())
+
+
 class AnalystSettings(_Part):
     """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
 
@@ -152,6 +174,7 @@ class Settings(BaseSettings):
     database: str = ""
     tracking: str = ""
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
+    policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
     selection: SelectionSettings = SelectionSettings()
     calibration: CalibrationSettings = CalibrationSettings()
@@ -195,6 +218,12 @@ class Settings(BaseSettings):
         """Whether any stage of a round needs a language model besides the one that is trained."""
         return "llm" in (self.analyst.kind, self.synthesizer.kind)
 
+    @property
+    def lora_folder(self) -> Path:
+        """Where adapters are put for vLLM servers to read (absolute)."""
+        given = self.policy.lora_folder
+        return self.folder / "served" if given is None else given.expanduser().resolve()
+
     def training_steps(self) -> int:
         """Optimizer steps per capability: what is given, or 36 % of the budget shared among the capabilities.
 
@@ -214,10 +243,10 @@ class Settings(BaseSettings):
     def identity(self) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
         reached, and what it may cost."""
-        given = self.model_dump(mode="json", exclude={"home", "database", "tracking"})
+        given = self.model_dump(mode="json", exclude={"home", "database", "tracking", "policy"})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
-        return given
+        return given | {"policy": {"backend": self.policy.backend}}
 
 
 def load_settings(**given: Any) -> Settings:
@@ -237,6 +266,11 @@ def load_settings(**given: Any) -> Settings:
     if settings.selection.required > settings.selection.runs:
         raise ConfigurationError(
             f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it"
+        )
+    if settings.policy.backend == "vllm" and settings.train.rank > settings.policy.max_lora_rank:
+        raise ConfigurationError(
+            f"train.rank = {settings.train.rank} is above policy.max_lora_rank = {settings.policy.max_lora_rank}, the "
+            "servers' --max-lora-rank; lower the one or raise the other (and start the servers with it)"
         )
     settings.training_steps()
     return settings

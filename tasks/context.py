@@ -22,7 +22,10 @@ from environments.contract import Target, TargetTask
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
+from models.sampler import LocalPolicy
+from models.vllm_policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
+from tasks.policies import check_policy, open_policy
 from tasks.preflight import check_analyst
 
 T = TypeVar("T")
@@ -68,6 +71,11 @@ class Context:
     def base(self) -> BaseModel:
         s = self.settings
         return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
+
+    @cached_property
+    def policy(self) -> LocalPolicy | VllmPolicy:
+        """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
+        return open_policy(self.settings, self.base)
 
     @cached_property
     def registry(self) -> Registry:
@@ -159,6 +167,7 @@ def preflight(settings: Settings) -> None:
     with open_store(settings.database_url) as store:
         check_base(settings.base_model)
         check_analyst(settings, target, store)
+        check_policy(settings)
 
 
 def current(round_id: str) -> Context:
@@ -168,17 +177,25 @@ def current(round_id: str) -> Context:
         store = open_store(settings.database_url)
         row = store.round(round_id)
         merged = load_settings(
-            **{**row.config, "home": settings.home, "database": settings.database, "tracking": settings.tracking}
+            **{
+                **row.config,
+                "home": settings.home,
+                "database": settings.database,
+                "tracking": settings.tracking,
+                "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
+            }
         )
         _OPEN[round_id] = Context(merged, store, row)
     return _OPEN[round_id]
 
 
 def forget(round_id: str) -> None:
-    """Drop a round's context from this process, and close what it keeps open."""
+    """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
     context = _OPEN.pop(round_id, None)
     if context is not None:
         context.closing.close()
+        if isinstance(policy := context.__dict__.get("policy"), VllmPolicy):
+            policy.close()
 
 
 def peak_gib() -> float:

@@ -115,13 +115,12 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
         tasks = context.tasks(split)
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")
-        for capability in capabilities:
-            load_trained(context, capability)
+        loaded = {capability: load_trained(context, capability) for capability in capabilities}
         decisions = dict(
             zip([t.id for t in tasks], decide(context, tasks, capabilities) if capabilities else [], strict=False)
         )
         routed = [
-            Episode("", t, settings.seed, k, (decisions[t.id].capability or None) if decisions else None)
+            Episode("", t, settings.seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
             for t in tasks
             for k in range(trials)
         ]

@@ -59,7 +59,7 @@ def play_owed(
 ) -> list[str]:
     """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`."""
     base = context.base if policy is None or isinstance(policy, TokenPolicy) else None
-    acting = policy if policy is not None else context.base.policy
+    acting = policy if policy is not None else context.policy
     identities = {a: acting.identity(a) for a in {e.adapter for e in episodes}}
     ids = [ids_of(context, ground, [e], identities[e.adapter])[0] for e in episodes]
     stored = context.store.stored_ids(ids)
