@@ -36,7 +36,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, checked. `messages` are the raw ones; `prompt` is a text completion's ("" for chat). `body` is
+    """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text completion's ("" for chat). `body` is
     what came, for a server behind the gateway."""
 
     model: str
@@ -51,6 +51,7 @@ class Asked:
     temperature: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_chat(body: dict[str, Any]) -> Asked:
+def parse_chat(body: dict[str, Any], size: int = 0) -> Asked:
     """A request to `/v1/chat/completions`. Raises `ApiError` (400) naming the parameter that is wrong."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -159,15 +160,13 @@ def parse_chat(body: dict[str, Any]) -> Asked:
             )
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
-        raise ApiError(
-            400, 'tools must be a list of {"type": "function", "function": {"name": ...}}', param="tools"
-        )
+        raise ApiError(400, 'tools must be a list of {"type": "function", "function": {"name": ...}}', param="tools")
     if body.get("tool_choice") == "none":
         tools = []
-    return _common(body, True, messages=messages, tools=tools)
+    return _common(body, True, size=size, messages=messages, tools=tools)
 
 
-def parse_completion(body: dict[str, Any]) -> Asked:
+def parse_completion(body: dict[str, Any], size: int = 0) -> Asked:
     """A request to `/v1/completions`: one prompt, a text or token ids."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -175,7 +174,7 @@ def parse_completion(body: dict[str, Any]) -> Asked:
     ids = isinstance(prompt, list) and prompt and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
     if not (ids or (isinstance(prompt, str) and prompt)):
         raise ApiError(400, "prompt must be one text, or one list of token ids, that is not empty", param="prompt")
-    return _common(body, False, prompt=cast("str | list[int]", prompt))
+    return _common(body, False, size=size, prompt=cast("str | list[int]", prompt))
 
 
 def _is_function(tool: Any) -> bool:
@@ -228,18 +227,12 @@ def refuse_unsupported(asked: Asked) -> None:
     """Raises `ApiError` for what this process cannot do; a server behind the gateway decides for itself."""
     for name, nothing in REFUSED.items():
         if asked.body.get(name) not in nothing:
-            raise ApiError(
-                400, f"{name} is not supported by the model in this process; leave it out", param=name
-            )
+            raise ApiError(400, f"{name} is not supported by the model in this process; leave it out", param=name)
     if asked.body.get("tool_choice") not in (None, "auto", "none"):
-        raise ApiError(
-            400, "tool_choice can be auto or none for the model in this process", param="tool_choice"
-        )
+        raise ApiError(400, "tool_choice can be auto or none for the model in this process", param="tool_choice")
     kind = asked.body.get("response_format")
     if isinstance(kind, dict) and kind.get("type") not in (None, "text"):
-        raise ApiError(
-            400, "response_format can be text only for the model in this process", param="response_format"
-        )
+        raise ApiError(400, "response_format can be text only for the model in this process", param="response_format")
 
 
 def text_of(content: Any, where: str) -> str:
@@ -278,6 +271,4 @@ def _call(call: Any, where: str) -> ToolCall:
         arguments = json.loads(written) if isinstance(written, str) else written
         return ToolCall(str(function["name"]), dict(arguments), str(call.get("id") or ""))
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise ApiError(
-            400, f"{where} is not a list of calls with a name and JSON arguments", param=where
-        ) from None
+        raise ApiError(400, f"{where} is not a list of calls with a name and JSON arguments", param=where) from None
