@@ -7,13 +7,13 @@ computed once and kept by the policy. Not covered: policies outside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from environments.contract import Environment, TargetTask
+from environments.contract import Environment, Message, TargetTask
 from errors import ConfigurationError, PolicyError
 from models.renderer import Renderer
 from models.sampler import LocalPolicy
@@ -39,8 +39,24 @@ def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> O
     """Reset `environment` to `task` and render its first observation, without the turn markers around it: they are
     equal for all tasks, and half of the tokens of a short request."""
     first = environment.reset(task).messages
-    start = renderer.start(environment.instructions, environment.tools, environment.examples, first)
-    before = environment.examples[-1].role if environment.examples else "system"
+    return render_opening(renderer, environment, first)
+
+
+class Surroundings(Protocol):
+    """What stands before every conversation of a target; an `Environment` has it."""
+
+    @property
+    def instructions(self) -> str: ...
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def examples(self) -> Sequence[Message]: ...
+
+
+def render_opening(renderer: Renderer, around: Surroundings, first: Sequence[Message]) -> Opening:
+    """The opening of a conversation that begins with the messages `first`."""
+    start = renderer.start(around.instructions, around.tools, around.examples, first)
+    before = around.examples[-1].role if around.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
     end = len(start.ids) - len(renderer.separator(first[-1].role, "assistant"))
     if shared >= end:  # nothing was said: the markers are all there is

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Heard:
 
     message: dict[str, Any] = field(default_factory=dict)
     finish: str = ""
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,20 @@ class Replica:
     problem: str = ""
 
 
+class AdapterGone(ProviderError):
+    """A server that should hold the adapter answered that it does not know it."""
+
+    def __init__(self, replica: str) -> None:
+        super().__init__(f"{replica} does not know the adapter; it is loaded again at the next reconciliation")
+        self.replica = replica
+
+
 class Upstream(Protocol):
-    """Both calls raise `ApiError`. `stream` gives server-sent events; nothing was sent before its first one, and
+    """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events; nothing was sent before its first one, and
     closing it ends the work behind it."""
 
     async def answer(self, turn: Turn) -> dict[str, Any]: ...
-    def stream(self, turn: Turn) -> AsyncIterator[bytes]: ...
+    def stream(self, turn: Turn) -> AsyncGenerator[bytes]: ...
     async def replicas(self) -> list[Replica]: ...
     async def close(self) -> None: ...
 
@@ -99,7 +107,7 @@ class LocalUpstream:
                     break
         return self._end(turn, reader, request, done)
 
-    async def stream(self, turn: Turn) -> AsyncIterator[bytes]:
+    async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
         """The answer as server-sent events."""
         reader, request = await self._begin(turn)
         envelope, chat = Envelope(turn.name, turn.asked.chat), turn.asked.chat
