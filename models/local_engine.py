@@ -16,11 +16,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from errors import PolicyError, ProviderError, TraceError
+from models.adapters import folder_deltas
 from models.policy import Generation, Request
 from models.sampler import LocalPolicy
+from models.upstream import Replica
 
 T = TypeVar("T")
 PATIENCE = 2.0
@@ -105,7 +108,22 @@ class LocalEngine:
         self._post(_Call(work, future, alone))
         return future
 
-    async def generate(self, request: Request, streamed: bool = False) -> AsyncGenerator[list[int] | Generation]:
+    @property
+    def context(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        return self.policy.context
+
+    async def replicas(self) -> list[Replica]:
+        """This process."""
+        return [Replica("this process", self.alive, "" if self.alive else "the model's thread has ended; start again")]
+
+    async def close(self) -> None:
+        """End the thread; whoever still waits is told."""
+        await asyncio.to_thread(self.stop)
+
+    async def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]:
         """Sample one turn: new ids as they come (when `streamed`), and at last the whole `Generation`.
 
         A caller that stops iterating (or is cancelled) ends the turn. Raises what `LocalPolicy.submit` raises.
@@ -242,23 +260,26 @@ def _do(call: _Call) -> None:
         call.future.set_exception(problem)
 
 
-class EnginePolicy:
-    """The parts of `LocalPolicy` that load and probe adapters, callable from any thread while the engine serves."""
+class EngineHost:
+    """The engine as a fleet's host (`models/fleet_hosts.py`): loads and probes while no turn is in flight."""
+
+    address = ""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
 
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        return self._engine.policy.adapters
+    def names(self) -> set[str]:
+        return self._alone(lambda policy: set(policy.adapters))
 
-    def load_adapter(self, name: str, digest: str, deltas: Any) -> None:
-        self._engine.call(lambda: self._engine.policy.load_adapter(name, digest, deltas), alone=True).result()
+    def load(self, name: str, digest: str, folder: Path) -> None:
+        _, deltas = folder_deltas(folder)
+        self._alone(lambda policy: policy.load_adapter(name, digest, deltas))
 
-    def unload_adapter(self, name: str) -> None:
-        self._engine.call(lambda: self._engine.policy.unload_adapter(name), alone=True).result()
+    def unload(self, name: str) -> None:
+        self._alone(lambda policy: policy.unload_adapter(name) if name in policy.adapters else None)
 
-    def next_logprobs(self, prompt: Sequence[int], shared: int = 0, adapter: str | None = None) -> Any:
-        return self._engine.call(
-            lambda: self._engine.policy.next_logprobs(prompt, shared, adapter), alone=True
-        ).result()
+    def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
+        return self._alone(lambda policy: policy.score(ids, count, adapter))
+
+    def _alone(self, work: Callable[[LocalPolicy], T]) -> T:
+        return self._engine.call(lambda: work(self._engine.policy), alone=True).result()

@@ -17,7 +17,6 @@ from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.chat import DONE, Asked, Envelope, Usage, event, refuse_unsupported, to_messages
 from models.gateway_errors import ApiError, too_long
 from models.lifecycle import ServedAdapter
-from models.local_engine import LocalEngine
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.turn_reader import TurnReader
@@ -86,18 +85,31 @@ class Upstream(Protocol):
     async def close(self) -> None: ...
 
 
-class LocalUpstream:
-    """Answers with the model in this process. `longest` bounds an answer whose request names no limit, in tokens."""
+class TokenEngine(Protocol):
+    """Samples token ids: the model in this process (`LocalEngine`), or servers (`HttpTokens`). `context` in tokens;
+    `holders` are the replicas that have the adapter."""
 
-    def __init__(self, engine: LocalEngine, renderer: Renderer, preset: Preset, longest: int = 128) -> None:
-        self.engine, self.renderer, self.preset, self.longest = engine, renderer, preset, longest
-        self._shared: tuple[tuple[int, ...], Preset] | None = None
+    context: int
+
+    def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]: ...
+    async def replicas(self) -> list[Replica]: ...
+    async def close(self) -> None: ...
+
+
+class RenderedUpstream:
+    """Renders as the adapters were trained, has `engine` sample, and reads text and calls from the ids. `longest`
+    bounds an answer whose request names no limit, in tokens."""
+
+    def __init__(self, engine: TokenEngine, renderer: Renderer, longest: int = 128) -> None:
+        self.engine, self.renderer, self.longest = engine, renderer, longest
 
     async def answer(self, turn: Turn) -> dict[str, Any]:
         """The body of the answer."""
         reader, request = await self._begin(turn)
         done = None
-        async with aclosing(_told(self.engine.generate(request, bool(turn.asked.stop)))) as parts:
+        async with aclosing(self._told(turn, request, bool(turn.asked.stop))) as parts:
             async for part in parts:
                 if isinstance(part, Generation):
                     done = part
@@ -112,7 +124,7 @@ class LocalUpstream:
         reader, request = await self._begin(turn)
         envelope, chat = Envelope(turn.name, turn.asked.chat), turn.asked.chat
         begun, done = False, None
-        async with aclosing(_told(self.engine.generate(request, True))) as parts:
+        async with aclosing(self._told(turn, request, True)) as parts:
             async for part in parts:
                 if chat and not begun:  # not before the turn was accepted
                     begun = True
@@ -134,15 +146,10 @@ class LocalUpstream:
         yield DONE
 
     async def replicas(self) -> list[Replica]:
-        """This process."""
-        alive = self.engine.alive
-        return [
-            Replica("this process", alive, "" if alive else "the model's thread has ended; start the gateway again")
-        ]
+        return await self.engine.replicas()
 
     async def close(self) -> None:
-        """End the thread."""
-        self.engine.stop()
+        await self.engine.close()
 
     async def _begin(self, turn: Turn) -> tuple[TurnReader, Request]:
         asked = turn.asked
@@ -150,7 +157,7 @@ class LocalUpstream:
         # A long prompt takes its time to become tokens: others are not kept waiting for it.
         render = self._rendered
         ids, shared, tools = await asyncio.to_thread(render, turn) if asked.size > LONG else render(turn)
-        context = self.engine.policy.context
+        context = self.engine.context
         room = context - len(ids)
         if room < max(1, asked.max_tokens or 1):
             more = f" and {asked.max_tokens} are asked for" if asked.max_tokens else ""
@@ -199,14 +206,16 @@ class LocalUpstream:
         heard.finish = choice["finish_reason"]
         return body
 
-
-async def _told(source: AsyncGenerator[list[int] | Generation]) -> AsyncGenerator[list[int] | Generation]:
-    """The parts, with the engine's errors as a client is told them."""
-    try:
-        async with aclosing(source) as parts:
-            async for part in parts:
-                yield part
-    except ContextOverflow:
-        raise too_long("prompt and answer together do not fit this model's context; shorten them") from None
-    except ProviderError as problem:
-        raise ApiError(503, str(problem)) from None
+    async def _told(self, turn: Turn, request: Request, streamed: bool) -> AsyncGenerator[list[int] | Generation]:
+        """The engine's parts, with its errors as a client is told them."""
+        holders = turn.adapter.replicas if turn.adapter else ()
+        try:
+            async with aclosing(self.engine.generate(request, streamed, holders)) as parts:
+                async for part in parts:
+                    yield part
+        except ContextOverflow:
+            raise too_long("prompt and answer together do not fit this model's context; shorten them") from None
+        except AdapterGone:
+            raise
+        except ProviderError as problem:
+            raise ApiError(503, str(problem)) from None
