@@ -268,6 +268,8 @@ class Player:
     ) -> Trajectory | None:
         """Carry one sampled turn into the environment; the trajectory if that ended the episode."""
         try:
+            if generation.problem is not None:
+                raise generation.problem
             observation = self._act(
                 playing, renderer.read(generation.ids, playing.environment.tools), len(generation.ids)
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from environments.contract import Action, Environment, Message, content_hash
+from errors import TraceError
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Request:
 @dataclass(frozen=True)
 class Generation:
     """The answer to a request: exactly the sampled ids, their log-probabilities (nats), and why it ended
-    ("stop" at an end-of-turn id, "length" at `max_tokens`)."""
+    ("stop" at an end-of-turn id, "length" at `max_tokens`, "error" with no ids and a `problem` when this turn could
+    not be answered while others can)."""
 
     session: str
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
+    problem: TraceError | None = None
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,11 @@ class LocalPolicy:
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
 
+    def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
+        """Log-probabilities (nats, temperature 1) of the last `count` of `ids`; only while nothing is in flight."""
+        first = len(ids) - count
+        return [float(self.next_logprobs(ids[:at], first - 1, adapter)[ids[at]]) for at in range(first, len(ids))]
+
     @torch.inference_mode()
     def forward_rows(
         self, rows: Sequence[Sequence[int]], prefix: Sequence[int] = (), layers: tuple[int, int] | None = None

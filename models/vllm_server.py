@@ -1,0 +1,258 @@
+"""One vLLM server as a client sees it: which models it has, completions on token ids, scores, loading of adapters.
+
+Failures are told apart by what helps: nobody there (`ServerAway`), a name that the server does not have
+(`ModelMissing`), a busy or broken server (`ProviderError`, transient, after retries), a request that cannot work
+(`PolicyError`, `ContextOverflow`), a server that is set up otherwise (`ConfigurationError`).
+
+The server: vLLM 0.32 or later, started with `--enable-lora --logprobs-mode processed_logprobs` and, for loading,
+`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1` in its environment. Its loading endpoints are for administrators: keep it where
+only this project reaches it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
+
+logger = logging.getLogger("trace.models")
+
+CONNECT_SECONDS = 5.0
+# Waits before another try, in seconds: a server that restarts needs the longer ones.
+WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class ServerAway(ProviderError):
+    """No server answers at the address."""
+
+
+class ModelMissing(ProviderError):
+    """The server answers, but not under this name."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A line of `/v1/models`. `parent` is the base of an adapter, else empty; `context` in tokens, 0 if not told."""
+
+    name: str
+    parent: str
+    context: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the server sampled: ids, their log-probabilities (nats), and whether it stopped by itself."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+
+
+class VllmServer:
+    """Thread-safe. `url` is the server's address with or without `/v1`; `model` the name its base is served under;
+    `connections` bounds how many requests are open; `seconds` is the longest wait for one answer."""
+
+    def __init__(self, url: str, model: str, api_key: str = "", connections: int = 64, seconds: float = 300.0) -> None:
+        self.url = url.strip().rstrip("/").removesuffix("/v1")
+        self.model = model
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"server address {url!r} is not http(s); give one such as http://127.0.0.1:8000")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            trust_env=False,  # a proxy in the environment is for the outside
+        )
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Close connections; requests that wait for another try give up."""
+        self._closed.set()
+        self._client.close()
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def models(self, waits: Sequence[float] = ()) -> dict[str, ServedModel]:
+        """Everything that the server answers as, by name."""
+        cards = self._send("GET", "/v1/models", None, waits).get("data", [])
+        found = [ServedModel(str(c["id"]), str(c.get("parent") or ""), int(c.get("max_model_len") or 0)) for c in cards]
+        return {m.name: m for m in found}
+
+    def check(self) -> int:
+        """The base's context in tokens, after proving that the server is there, has the base, samples as needed and
+        returns token ids. Raises `ServerAway` or `ConfigurationError`."""
+        served = self.models(WAITS[:2])
+        if self.model not in served:
+            raise ConfigurationError(
+                f"{self.url} does not serve {self.model!r} but {', '.join(sorted(served)) or 'nothing'}; set "
+                "policy.model, or start the server with --served-model-name"
+            )
+        tops = [self._top_logprob(temperature) for temperature in (1.0, 0.5)]
+        if abs(tops[0] - tops[1]) < 1e-4:
+            raise ConfigurationError(
+                f"{self.url} returns log-probabilities that do not follow the temperature; start it with "
+                "--logprobs-mode processed_logprobs (importance ratios need those of the distribution sampled from)"
+            )
+        return served[self.model].context
+
+    def _top_logprob(self, temperature: float) -> float:
+        body = {"model": self.model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": temperature, "top_p": 1.0}
+        choice = self._choice(body | {"top_k": 0, "min_p": 0.0, "logprobs": 1, "seed": 0})
+        return max(choice["logprobs"]["top_logprobs"][0].values())
+
+    def complete(self, body: Mapping[str, Any]) -> Completion:
+        """Sample one completion; `body` as for `/v1/completions`, its `prompt` token ids. Transient failures are tried
+        again."""
+        choice = self._choice({**body, "logprobs": 0, "return_token_ids": True})
+        ids, values = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        if ids is None or values is None or len(ids) != len(values) or not ids:
+            raise PolicyError(
+                f"{self.url} returned {ids!r:.60} with log-probabilities {values!r:.60}, not one for each token; "
+                "a vLLM server of version 0.32 or later is needed"
+            )
+        return Completion(tuple(ids), tuple(float(v) for v in values), choice.get("finish_reason") == "stop")
+
+    def score(self, ids: Sequence[int], count: int, model: str | None = None) -> list[float]:
+        """Log-probabilities (nats, temperature 1) of the last `count` of `ids`, each given what stands before it."""
+        body = {"model": model or self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0}
+        listed = self._choice(body | {"prompt_logprobs": 0}).get("prompt_logprobs") or []
+        if len(listed) != len(ids):
+            raise PolicyError(f"{self.url} scored {len(listed)} of {len(ids)} prompt tokens; a vLLM server is needed")
+        pairs = list(zip(ids, listed, strict=True))[len(ids) - count :]
+        return [float(entry[str(token)]["logprob"]) for token, entry in pairs]
+
+    def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._send("POST", "/v1/completions", body, WAITS)
+        if answer.get("model") != body["model"]:  # a proxy in between may fall back silently
+            raise ProviderError(
+                f"{self.url} was asked for {body['model']!r} and answered as {answer.get('model')!r}; "
+                "point policy.url at the vLLM server itself"
+            )
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1:
+            raise ProviderError(f"{self.url} gave {choices!r:.80} as choices, not one; a vLLM server is needed")
+        return dict(choices[0])
+
+    # --- adapters ---------------------------------------------------------------------------------------------
+
+    def load(self, name: str, path: str) -> None:
+        """Load an adapter under a name that was never used. `path` is the folder as the server sees it. That the name
+        is loaded already counts as done: names are never reused. Raises `AdapterError` when the server refuses it."""
+        try:
+            self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, WAITS[:3])
+        except ModelMissing as problem:
+            if name in self.models():
+                return
+            if "Not Found" in str(problem) and path not in str(problem):
+                raise ConfigurationError(
+                    f"{self.url} loads no adapters; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                ) from problem
+            raise AdapterError(
+                f"{self.url} does not find adapter {name!r} at {path}; set policy.lora_folder to a folder that the "
+                "server sees too (policy.server_folder when it sees it elsewhere)"
+            ) from problem
+        except (PolicyError, ConfigurationError) as problem:
+            if isinstance(problem, ProviderError) and problem.transient:
+                raise
+            if name not in self.models():
+                raise AdapterError(f"{self.url} refuses adapter {name!r}: {problem}") from problem
+
+    def unload(self, name: str) -> bool:
+        """Take the name away; False if the server did not have it."""
+        try:
+            self._send("POST", "/v1/unload_lora_adapter", {"lora_name": name}, WAITS[:3])
+        except (ModelMissing, PolicyError) as problem:
+            if isinstance(problem, ProviderError) and problem.transient:
+                raise
+            if name in self.models():
+                raise
+            return False
+        return True
+
+    # --- transport --------------------------------------------------------------------------------------------
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, waits: Sequence[float]) -> dict[str, Any]:
+        """One request, tried again after each of `waits` while its failure is transient."""
+        for wait in (*waits, None):
+            try:
+                return self._once(method, path, body)
+            except ProviderError as problem:
+                if not problem.transient or wait is None or self._closed.wait(wait):
+                    raise
+                logger.warning("%s; trying again in %.1f s", problem, wait)
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        began = time.perf_counter()
+        try:
+            response = self._client.request(method, path, json=body)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
+            raise ServerAway(
+                f"no vLLM server answers at {self.url} ({problem or type(problem).__name__}); start it or set "
+                "policy.url",
+                transient=True,
+            ) from problem
+        except httpx.TransportError as problem:
+            seconds = time.perf_counter() - began
+            raise ProviderError(
+                f"{self.url}{path} broke off after {seconds:.1f} s ({type(problem).__name__}: {problem}); look at the "
+                "server's log",
+                transient=True,
+            ) from problem
+        except RuntimeError as problem:  # httpx: the client was closed under a waiting thread
+            raise ProviderError(
+                f"the connection to {self.url} was closed: {problem}; open the policy again"
+            ) from problem
+        if response.status_code == 200:
+            return _document(response)
+        raise _refusal(f"{self.url}{path}", response)
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    """The answer as JSON; loading endpoints answer in plain text."""
+    if "json" not in response.headers.get("content-type", ""):
+        return {"text": response.text}
+    try:
+        answer = response.json()
+    except ValueError as problem:
+        raise ProviderError(
+            f"{response.url} sent what is not JSON ({problem}); look at the server's log", transient=True
+        ) from problem
+    return answer if isinstance(answer, dict) else {"text": answer}
+
+
+def _refusal(where: str, response: httpx.Response) -> PolicyError | ConfigurationError:
+    """The error that an answer other than 200 stands for."""
+    said, status = _message(response), response.status_code
+    if status == 404:
+        return ModelMissing(f"{where} answers 404: {said}; load the adapter, or correct the name")
+    if status in (401, 403):
+        return ConfigurationError(
+            f"{where} answers {status}: {said}; name the variable that holds the key in policy.api_key_env"
+        )
+    if status in RETRIED:
+        return ProviderError(f"{where} answers {status}: {said}; look at the server's log", transient=True)
+    if "context length" in said or "max_model_len" in said or "maximum model length" in said:
+        return ContextOverflow(f"{where} answers {status}: {said}; start it with a larger --max-model-len")
+    return PolicyError(f"{where} answers {status}: {said}; correct the request or the server's settings")
+
+
+def _message(response: httpx.Response) -> str:
+    """What the server says went wrong, in at most 300 characters."""
+    try:
+        body = response.json()
+    except ValueError:
+        return response.text[:300].strip()
+    error = body.get("error", body) if isinstance(body, dict) else body
+    said = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
+    return str(said)[:300]
