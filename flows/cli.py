@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli_serving import add_serving
 from flows.cli_tools import add_commands
 
 # Quiet and offline by default; set before the libraries that read them are imported.
@@ -216,9 +217,9 @@ def rollback(capability: str, target: TargetName = None, home: Home = None) -> N
 
 
 @app.command()
-def serve(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
+def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
-    from flows.serve import serve_schedule
+    from flows.schedule import serve_schedule
 
     serve_schedule(cron, target, profile)
 
@@ -264,6 +265,7 @@ def _stage_command(name: str) -> None:
 for _name in STAGES:
     _stage_command(_name)
 add_commands(app)
+add_serving(app)
 
 
 def main() -> None:

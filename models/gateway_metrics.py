@@ -57,6 +57,10 @@ class Metrics:
         self.confidence.observe(confidence)
         self.recent.append(confidence)
 
+    def logged(self, what: str) -> None:
+        """A conversation was "stored" or "dropped"."""
+        (self.stored if what == "stored" else self.dropped).inc()
+
     def text(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self.registry)

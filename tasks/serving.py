@@ -9,6 +9,7 @@ from pathlib import Path
 from db import Store, open_store
 from environments.catalogue import load_target
 from errors import ConfigurationError
+from models.adapter_limits import ServerLimits, linear_modules
 from models.base import BaseModel, load_base
 from models.fleet import Fleet
 from models.fleet_hosts import Host, VllmHost
@@ -42,6 +43,7 @@ class Serving:
     server_key: str = ""
     server_base: str = "base"
     adapters_folder: str = ""
+    most_rank: int = 64
     rendered: bool = True
     plain: bool = False
     mode: str = "auto"
@@ -109,7 +111,9 @@ def build_gateway(
     name = serving.server_base if serving.servers else wanted.base
     wanted = replace(wanted, target=settings.target, base=name)
     upstream, hosts = _behind(serving, engine, base, name)
-    fleet = Fleet(registry, hosts, settings.folder / "served")
+    modules = linear_modules(base.policy.model)
+    limits = ServerLimits(base.identity.base, base.identity.revision, serving.most_rank, modules)
+    fleet = Fleet(registry, hosts, settings.folder / "served", limits)
     maker = RouteMaker(engine, base.renderer, router, preset) if router is not None else None
     gateway = Gateway(wanted, upstream, fleet, maker, None, None if serving.plain else preset)
     if wanted.sample > 0:
