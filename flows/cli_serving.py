@@ -39,7 +39,9 @@ def serve(
     deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 120.0,
     concurrency: Annotated[int, typer.Option(help="Requests at once; more are told to come again.")] = 64,
     sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
-    plain: Annotated[bool, typer.Option("--plain", help="Never put the target's own instructions before a request.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Never put the target's instructions before a request.")
+    ] = False,
 ) -> None:
     """One OpenAI-compatible endpoint in front of base and adapters."""
     import os

@@ -36,8 +36,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text completion's ("" for chat). `body` is
-    what came, for a server behind the gateway."""
+    """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
+    completion's ("" for chat). `body` is what came, for a server behind the gateway."""
 
     model: str
     chat: bool

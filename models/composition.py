@@ -61,8 +61,10 @@ def compose(model: Any, folders: Mapping[Path, float], destination: Path, most_r
         for name, folder in zip(names[1:], others, strict=True):
             wrapped.load_adapter(str(folder), adapter_name=name)
         rank = sum(json.loads((folder / CONFIG).read_text("utf-8"))["r"] for folder in folders)
-        bounded = {"combination_type": "svd", "svd_rank": most_rank} if 0 < most_rank < rank else {"combination_type": "cat"}
-        wrapped.add_weighted_adapter(names, list(folders.values()), "blend", **bounded)
+        how: dict[str, Any] = {"combination_type": "cat"}
+        if 0 < most_rank < rank:
+            how = {"combination_type": "svd", "svd_rank": most_rank}
+        wrapped.add_weighted_adapter(names, list(folders.values()), "blend", **how)
         with tempfile.TemporaryDirectory() as scratch:
             wrapped.save_pretrained(scratch, selected_adapters=["blend"])
             return export_adapter(Path(scratch) / "blend", destination)

@@ -1,8 +1,8 @@
 """The gateway: routes each conversation once, asks an upstream, and says who answered.
 
-What a client may ask for as `model`: the routed name (the router decides), the base, a capability, or one version of an
-adapter. A conversation keeps its capability; a new champion of it answers the next turn. When the adapter that is needed
-is not live, the base answers or the request is refused, as the settings say; either is logged, counted and told.
+What a client may ask for as `model`: the routed name (the router decides), the base, a capability, or one version of
+an adapter. A conversation keeps its capability; a new champion of it answers the next turn. When the adapter that is
+needed is not live, the base answers or the request is refused, as the settings say; either is logged, counted and told.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class Gateway:
         self.metrics.missing.labels(capability, self.settings.missing).inc()
         logger.warning("the adapter of %s is not live: %s", capability, self.settings.missing)
         if self.settings.missing == "503":
-            raise ApiError(503, f"the adapter of {capability!r} is not live; ask again later", code="adapter_unavailable")
+            raise ApiError(
+                503, f"the adapter of {capability!r} is not live; ask again later", code="adapter_unavailable"
+            )
 
     def _headers(
         self, routed: Routed, adapter: ServedAdapter | None, missing: str, preset: Preset | None

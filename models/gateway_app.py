@@ -31,6 +31,9 @@ from models.traffic_log import parse_feedback
 
 logger = logging.getLogger("trace.gateway")
 CONVERSATION = "x-trace-conversation"
+PAGE_MAY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -95,7 +98,9 @@ class GatewayApp:
         if origin and urlparse(origin).netloc != host:
             raise ApiError(400, "requests from pages of other sites are refused", code="foreign_origin")
         if self.loopback and not self.gateway.settings.keys.digests and urlparse(f"//{host}").hostname not in LOOPBACK:
-            raise ApiError(400, "this gateway has no keys and answers to 127.0.0.1 and localhost only", code="foreign_host")
+            raise ApiError(
+                400, "this gateway has no keys and answers to 127.0.0.1 and localhost only", code="foreign_host"
+            )
 
     def _owner(self, request: Request) -> str:
         owner = self.gateway.settings.keys.owner(request.headers.get("authorization", ""))
@@ -206,8 +211,7 @@ class GatewayApp:
 
     async def page(self, request: Request) -> Response:
         """The page for people."""
-        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
-        headers = {"content-security-policy": policy, "x-frame-options": "DENY", "referrer-policy": "no-referrer"}
+        headers = {"content-security-policy": PAGE_MAY, "x-frame-options": "DENY", "referrer-policy": "no-referrer"}
         return HTMLResponse(page(), headers=headers)
 
     async def _body(self, request: Request) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class Metrics:
         self.routing = histogram("routing_seconds", "Seconds that a routing decision took", SECONDS)
         self.confidence = histogram("route_confidence", "Probability of the class that was chosen", SHARES)
         self.in_flight = Gauge("trace_gateway_in_flight", "Requests being answered", registry=self.registry)
-        self.live = Gauge("trace_gateway_adapter_live", "1 while an adapter is live", ("adapter",), registry=self.registry)
+        self.live = Gauge(
+            "trace_gateway_adapter_live", "1 while an adapter is live", ("adapter",), registry=self.registry
+        )
         self.share: Counts[str] = Counts()
         self.recent: deque[float] = deque(maxlen=RECENT)
 

@@ -19,7 +19,7 @@ MISSING = ("base", "503")
 
 @dataclass(frozen=True)
 class Keys:
-    """API keys, kept as hashes: neither a log nor a traceback can show one. None at all means that none is asked for."""
+    """API keys, kept as hashes: neither a log nor a traceback can show one. None means that none is asked for."""
 
     digests: tuple[bytes, ...] = ()
 
@@ -39,7 +39,9 @@ class Keys:
             try:
                 lines += [line.partition("#")[0] for line in file.read_text("utf-8").splitlines()]
             except (OSError, UnicodeDecodeError) as problem:
-                raise ConfigurationError(f"key file {file} cannot be read ({type(problem).__name__}); name another") from None
+                raise ConfigurationError(
+                    f"key file {file} cannot be read ({type(problem).__name__}); name another"
+                ) from None
         keys = cls.of(lines)
         if file is not None and not keys.digests:
             raise ConfigurationError(f"key file {file} holds no key; write one a line")
@@ -72,7 +74,7 @@ class GatewaySettings:
     most_requests: int = 64
     sample: float = 1.0
     compose: float = 0.0
-    keys: Keys = Keys()  # noqa: RUF009  (frozen)
+    keys: Keys = Keys()
 
     def __post_init__(self) -> None:
         if self.missing not in MISSING:
@@ -87,5 +89,5 @@ def check_host(host: str, keys: Keys) -> None:
     """Raises `ConfigurationError` for an address that others reach while no key is asked for."""
     if host not in LOOPBACK and not keys.digests:
         raise ConfigurationError(
-            f"the gateway would listen on {host} without keys; set {KEYS_VARIABLE} or --keys FILE, or listen on 127.0.0.1"
+            f"the gateway would listen on {host} without keys; set {KEYS_VARIABLE} or --keys FILE, or use 127.0.0.1"
         )

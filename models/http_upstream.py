@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from environments.contract import canonical_json
-from errors import ConfigurationError, ContextOverflow, ProviderError
+from errors import ConfigurationError
 from models.chat import ROLES, Usage
 from models.gateway_errors import KINDS, ApiError, too_long
 from models.policy import Generation, Request
@@ -257,7 +257,11 @@ def _as_openai(message: Any) -> dict[str, Any]:
     one: dict[str, Any] = {"role": ROLES[message.role], "content": message.content}
     if message.tool_calls:
         one["tool_calls"] = [
-            {"id": c.id or f"call_{i}", "type": "function", "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))}}
+            {
+                "id": c.id or f"call_{i}",
+                "type": "function",
+                "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))},
+            }
             for i, c in enumerate(message.tool_calls)
         ]
     if message.role == "tool":
@@ -296,4 +300,6 @@ def _refusal(status: int, raw: bytes) -> Exception:
         return ApiError(400, message or "the server behind the gateway refused the request")
     if status == 429:
         return ApiError(429, "the servers behind the gateway are busy; ask again")
-    return ApiError(status if status in KINDS and status >= 500 else 502, "the server behind the gateway failed; ask again")
+    return ApiError(
+        status if status in KINDS and status >= 500 else 502, "the server behind the gateway failed; ask again"
+    )

@@ -48,7 +48,11 @@ def first_words(messages: Sequence[Mapping[str, Any]]) -> str:
     for index, message in enumerate(messages):
         if message["role"] == "user":
             content = message.get("content")
-            texts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"] if isinstance(content, list) else content
+            texts = (
+                [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+                if isinstance(content, list)
+                else content
+            )
             words.append(text_of(texts, f"messages[{index}].content"))
         elif words:
             break

@@ -147,7 +147,9 @@ class TrafficLog:
             "seconds": spoken.seconds + (before["seconds"] if before else 0.0),
             "updated_at": utc_now(),
         }
-        self._store.put("conversations", [{"comment": "", "created_at": utc_now()} | (before or {}) | row], replace=True)
+        self._store.put(
+            "conversations", [{"comment": "", "created_at": utc_now()} | (before or {}) | row], replace=True
+        )
 
 
 def conversation_id(owner: str, conversation: str) -> str:

@@ -76,8 +76,8 @@ class AdapterGone(ProviderError):
 
 
 class Upstream(Protocol):
-    """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events; nothing was sent before its first one, and
-    closing it ends the work behind it."""
+    """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events;
+    nothing was sent before its first one, and closing it ends the work behind it."""
 
     async def answer(self, turn: Turn) -> dict[str, Any]: ...
     def stream(self, turn: Turn) -> AsyncGenerator[bytes]: ...

@@ -64,8 +64,7 @@ def serving_settings(home: Path | None, target: str | None) -> tuple[Settings, S
 
 def stored_router(settings: Settings, store: Store) -> Router | None:
     """The router of the newest round of the target that fitted one; None when there is none."""
-    rounds = [r for r in store.rows("rounds", target=settings.target)]
-    for row in sorted(rounds, key=lambda r: -r["number"]):
+    for row in sorted(store.rows("rounds", target=settings.target), key=lambda r: -r["number"]):
         folder = settings.folder / row["id"] / "router"
         if (folder / "router.json").is_file():
             return Router.load(folder)
