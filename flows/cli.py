@@ -82,7 +82,9 @@ def improve(
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
     typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
     from tasks.context import preflight
+    from tasks.traffic import check_stage
 
+    check_stage(settings.target, "a whole round")
     preflight(settings)
     import flows.improve as flow
 
@@ -185,13 +187,14 @@ def show(
 
 
 @app.command()
-def targets(as_json: AsJson = False) -> None:
+def targets(home: Home = None, as_json: AsJson = False) -> None:
     """What can be improved on: splits, counts, hash, licence, and what is missing to run it."""
     from dataclasses import asdict
 
     from environments.catalogue import describe_targets
+    from tasks.stored import describe_traffic
 
-    rows = [asdict(t) for t in describe_targets()]
+    rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
     lines = []
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())

@@ -26,20 +26,19 @@ def blend_name(weights: Mapping[str, float]) -> str:
     `weights` (capability -> share, "" is no adapter) are rounded to quarters; what rounds to nothing is left out.
     """
     parts = blend_parts(weights)
+    if not parts:
+        raise AdapterError(f"weights {dict(weights)} leave no adapter; give at least one above an eighth")
     if len(parts) == 1 and next(iter(parts.values())) == QUARTERS:
         return next(iter(parts))
     return ".".join(["blend", *(f"{name}-{quarters}" for name, quarters in sorted(parts.items()))])
 
 
 def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Capability -> quarters, of the adapters in a blend."""
+    """Capability -> quarters, of the adapters in a blend; empty when every share is below an eighth."""
     if not weights or any(not 0 <= w <= 1 for w in weights.values()):
         raise AdapterError(f"weights {dict(weights)} are no shares; give a number from 0 to 1 for each capability")
     parts = {name: round(QUARTERS * weight) for name, weight in weights.items() if name}
-    parts = {name: quarters for name, quarters in parts.items() if quarters}
-    if not parts:
-        raise AdapterError(f"weights {dict(weights)} leave no adapter; give at least one above an eighth")
-    return parts
+    return {name: quarters for name, quarters in parts.items() if quarters}
 
 
 def compose(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0) -> Path:

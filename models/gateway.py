@@ -164,11 +164,14 @@ class Gateway:
 
     def _composed(self, decision: RouteDecision) -> RouteDecision:
         """With composition on: the published adapter of the decision's mixture, where there is one."""
-        from models.composition import blend_name
+        from models.composition import blend_name, blend_parts
 
         if not self.settings.compose or not decision.capability:
             return decision
-        name = blend_name(decision.mixture(self.settings.compose))
+        mixture = decision.mixture(self.settings.compose)
+        if not blend_parts(mixture):  # spread over too many to name
+            return decision
+        name = blend_name(mixture)
         served = {a.capability for a in self.fleet.adapters() if a.state == AdapterState.LIVE}
         return replace(decision, capability=name) if name in served else decision
 

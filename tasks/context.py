@@ -22,6 +22,7 @@ from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
 from settings import Settings, load_settings, writable_folder
+from tasks.traffic import TRAFFIC, TrafficTarget
 
 logger = logging.getLogger("trace")
 
@@ -43,7 +44,7 @@ class Context:
 
     @cached_property
     def target(self) -> Target:
-        return load_target(self.settings.target)
+        return target_named(self.settings.target, self.store)
 
     @cached_property
     def base(self) -> BaseModel:
@@ -94,8 +95,8 @@ def registry_name(target: str) -> str:
 def open_context(settings: Settings, fresh: bool = False, code_version: str = "") -> Context:
     """Check everything that can be checked before work starts, then start a round or find the one to resume."""
     folder = writable_folder(settings.folder)
-    target = load_target(settings.target)
     store = open_store(settings.database_url)
+    target = target_named(settings.target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
@@ -112,11 +113,16 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     return context
 
 
+def target_named(name: str, store: Store) -> Target:
+    """A target by name; `traffic` is what the store has of users."""
+    return TrafficTarget(store) if name == TRAFFIC else load_target(name)
+
+
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     writable_folder(settings.folder)
-    load_target(settings.target)
-    open_store(settings.database_url).close()
+    with open_store(settings.database_url) as store:
+        target_named(settings.target, store)
     check_base(settings.base_model)
 
 

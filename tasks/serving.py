@@ -27,6 +27,7 @@ from models.upstream import Preset, RenderedUpstream, Upstream
 from models.vllm_server import VllmServer
 from settings import Settings, load_settings
 from tasks.context import registry_name
+from tasks.traffic import TRAFFIC
 
 logger = logging.getLogger("trace")
 # Turns sampled at once, and the longest conversation, of the model in this process: both decide its memory.
@@ -54,12 +55,13 @@ def serving_settings(home: Path | None, target: str | None) -> tuple[Settings, S
     """The settings of the home's newest round (of `target`), and its store: what was trained is what is served."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
-    row = store.latest_round(target)
+    served = [r for r in store.rows("rounds") if r["target"] == target or (not target and r["target"] != TRAFFIC)]
+    row = max(served, key=lambda r: r["number"], default=None)
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
         raise ConfigurationError(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
-    return load_settings(**{**row.config, **where}), store
+    return load_settings(**{**row["config"], **where}), store
 
 
 def stored_router(settings: Settings, store: Store) -> Router | None:
