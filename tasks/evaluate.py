@@ -17,7 +17,7 @@ from environments.contract import Generators, TargetTask
 from models.embedding import embed, openings
 from models.episodes import Episode
 from models.router import RouteDecision, Router
-from models.router_measures import choose_mode
+from models.router_measures import calibrated, choose_mode
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
 from tasks.gate import GateRules, gate
@@ -48,6 +48,15 @@ def common_length(prompts: Sequence[list[int]]) -> int:
     return max(0, same)
 
 
+def without_marker(context: Context, prompt: list[int]) -> list[int]:
+    """A first prompt without the turn marker that opens the answer."""
+    for role in ("user", "tool"):
+        marker = context.base.renderer.separator(role, "assistant")
+        if prompt[-len(marker) :] == marker:
+            return prompt[: -len(marker)]
+    return prompt
+
+
 @task(name="route", task_run_name="fit the router", **RETRIES)
 def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
     """Fit on first observations of successful training trajectories and of tasks that the base solves alone."""
@@ -67,8 +76,11 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
         solved = solved[solved["success"]].drop_duplicates("task")
         labels |= dict.fromkeys(solved["id"], "")
         prompts = stored_prompts(context, list(labels))
-        shared = common_length(list(prompts.values()))
-        vectors = embed(context.base.policy, [prompts[i] for i in labels], shared)
+        # As `openings` gives them when tasks are routed: what all share is left out, turn markers included.
+        first = openings(context.target.environment, context.base.renderer, context.target.tasks("diagnosis")[:1])
+        shared = min(common_length(list(prompts.values())), first[0].shared)
+        rows = [without_marker(context, prompts[i]) for i in labels]
+        vectors = embed(context.base.policy, rows, shared)
         router = choose(context, Router.fit(vectors, list(labels.values()), list(labels)), capabilities)
         router.save(context.folder / "router")
         return {
@@ -82,16 +94,18 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
 
 
 def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
-    """The router in the mode that the settings name; `auto` is whichever is more often right on validation."""
+    """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
+    probability below which it abstains."""
     mode = context.settings.router
-    if mode != "auto":
-        return router.with_mode(mode)
-    assert isinstance(context.target, Generators)
+    if not isinstance(context.target, Generators):  # nobody knows which capability its tasks need
+        return router.with_mode("retrieval" if mode == "auto" else mode)
     families, base = context.target.families(), context.base
     tasks = list(context.target.tasks("validation"))
     truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
-    given = openings(context.target.environment, base.renderer, tasks)
-    return router.with_mode(choose_mode(router, base.policy, base.renderer, list(zip(given, truth, strict=True))).mode)
+    rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
+    if mode == "auto":
+        mode = choose_mode(router, base.policy, base.renderer, rows).mode
+    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
 
 
 def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:

@@ -65,7 +65,7 @@ def check_stage(target: str, stage: str) -> None:
     if target == TRAFFIC and stage not in STAGES:
         raise ConfigurationError(
             f"{stage} needs tasks that can be played, and conversations of users cannot; on target {TRAFFIC!r} there "
-            f"are the stages {', '.join(STAGES)}: see what is lacking there, and train it in a round on the target served"
+            f"are the stages {', '.join(STAGES)}: train what they show to be lacking in a round on the target served"
         )
 
 

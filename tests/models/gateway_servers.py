@@ -119,7 +119,8 @@ class Stub:
         try:
             for delta in [*deltas, {}]:
                 choice = {"index": 0, "delta": delta, "finish_reason": None if delta else finish}
-                yield f"data: {json.dumps(head | {'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n".encode()
+                chunk = head | {"object": "chat.completion.chunk", "choices": [choice]}
+                yield f"data: {json.dumps(chunk)}\n\n".encode()
                 await asyncio.sleep(3600 if text == "drip" and delta.get("content") else 0)
             yield b"data: [DONE]\n\n"
         except (asyncio.CancelledError, GeneratorExit):

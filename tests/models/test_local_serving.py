@@ -264,10 +264,9 @@ def test_streams_and_completions_of_the_embedded_model(client: openai.OpenAI) ->
     parts = list(client.chat.completions.create(**asked, stream=True))
     assert "".join(p.choices[0].delta.content or "" for p in parts) == text
     assert sum(bool(p.choices[0].delta.content) for p in parts) > 3
-    completion = client.completions.create(model="base", prompt="The capital of France is", max_tokens=4, temperature=0)
-    streamed = client.completions.create(
-        model="base", prompt="The capital of France is", max_tokens=4, temperature=0, stream=True
-    )
+    plain: Any = {"model": "base", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    completion = client.completions.create(**plain)
+    streamed = client.completions.create(**plain, stream=True)
     assert "".join(p.choices[0].text for p in streamed) == completion.choices[0].text
     assert "Paris" in completion.choices[0].text
     first = {
