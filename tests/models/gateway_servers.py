@@ -87,11 +87,12 @@ class Stub:
             return JSONResponse({"error": {"message": told, "code": 400}}, 400)
         if text == "liar":
             body["model"] = "stub-base"
-        try:
-            await asyncio.sleep(3600 if text == "stall" else self.delay)
-        except asyncio.CancelledError:
+        if text == "stall":  # until whoever asked hangs up
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
             self.counts["cancelled"] += 1
-            raise
+            return Response(status_code=499)
+        await asyncio.sleep(self.delay)
         head = {"id": "1", "created": 1, "model": body["model"]}
         if body.get("stream"):
             return StreamingResponse(self.events(head, text, bool(body.get("tools"))), media_type="text/event-stream")

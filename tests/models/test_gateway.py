@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
+from gateway_running import KEY, Running, WordRouter, built, error, run
 from gateway_servers import HandMadeFleet, Stub, serving
 
-from errors import ConfigurationError
-from models.gateway import Gateway
-from models.gateway_app import GatewayApp
-from models.gateway_settings import GatewaySettings, Keys, check_host
 from models.http_upstream import HttpUpstream, Pool, Servers
 from models.lifecycle import AdapterState
-from models.router import Router
-from models.routing import RouteMaker
-from models.upstream import Preset
 
-KEY = "a-key-of-enough-length"
 TOOLS = [
     {
         "type": "function",
@@ -37,71 +27,11 @@ TOOLS = [
 ]
 
 
-class WordRouter(RouteMaker):
-    """Stands for a fitted router: "refund" in the words is the capability."""
-
-    def __init__(self) -> None:
-        self.router, self.version, self.preset, self.asked = Router.always("refund"), "words", Preset(), 0
-
-    async def decide(self, words: str) -> Any:
-        self.asked += 1
-        yes = "refund" in words
-        decision = self.router.decide(count=1)[0]
-        probabilities = {"refund": 0.9, "": 0.1} if yes else {"refund": 0.2, "": 0.8}
-        return replace(decision, capability="refund" if yes else "", probabilities=probabilities, mode="retrieval")
-
-
-@dataclass
-class Running:
-    """A gateway that answers at `url`, and what is behind it."""
-
-    url: str
-    stub: Stub
-    fleet: HandMadeFleet
-    gateway: Gateway
-    router: WordRouter
-
-    def client(self, **given: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, **given)
-
-    def post(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        sent = {"authorization": f"Bearer {KEY}", **headers}
-        return httpx.post(f"{self.url}{path}", content=content, headers=sent, timeout=60, trust_env=False)
-
-    def chat(self, text: str, model: str = "trace", **more: Any) -> httpx.Response:
-        headers = more.pop("headers", {})
-        return self.post({"model": model, "messages": [{"role": "user", "content": text}], **more}, **headers)
-
-    def figure(self, line: str) -> float:
-        metrics = httpx.get(f"{self.url}/metrics", headers={"authorization": f"Bearer {KEY}"}, trust_env=False).text
-        found = [float(x.rpartition(" ")[2]) for x in metrics.splitlines() if x.startswith(line)]
-        return found[0] if found else 0.0
-
-
-def built(stub_url: str, **given: Any) -> tuple[GatewayApp, HandMadeFleet, WordRouter]:
-    settings = GatewaySettings(**{"target": "shop", "base": "stub-base", "keys": Keys.of([KEY]), **given})
-    fleet, router = HandMadeFleet("refund@v1-aaaaaaaa"), WordRouter()
-    gateway = Gateway(settings, HttpUpstream(Pool(Servers([stub_url])), "stub-base"), fleet, router)
-    return GatewayApp(gateway), fleet, router
-
-
 @pytest.fixture
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Settings of the gateway are the parameter of an indirect parametrization."""
-    stub = Stub()
-    with serving(stub.app) as behind:
-        app, fleet, router = built(behind, **getattr(request, "param", {}))
-        with serving(app) as url:
-            yield Running(url, stub, fleet, app.gateway, router)
-
-
-def error(response: httpx.Response) -> dict[str, Any]:
-    """The error of a response, in the form that OpenAI's clients read."""
-    body = response.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    return dict(body["error"])
+    with run(**getattr(request, "param", {})) as one:
+        yield one
 
 
 # --- clients ----------------------------------------------------------------------------------------------------
@@ -247,99 +177,6 @@ def test_another_replica_answers_for_one_that_is_gone() -> None:
                 assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
 
 
-# --- bad input --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "param"),
-    [
-        (b"{not json", 400, None),
-        (b"[1]", 400, None),
-        (b"\xff\xfe", 400, None),
-        (b"[" * 100_000, 400, None),
-        ({"model": "trace"}, 400, "messages"),
-        ({"model": "trace", "messages": []}, 400, "messages"),
-        ({"model": "trace", "messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x"}]}, 400, "model"),
-        ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, 400, "max_tokens"),
-        ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "temperature": "hot"}, 400, "temperature"),
-        ({"model": "trace", "messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools"),
-        ({"model": "gpt-9", "messages": [{"role": "user", "content": "x"}]}, 404, "model"),
-        ({"model": "../../etc", "messages": [{"role": "user", "content": "x"}]}, 404, "model"),
-        ({"model": "trace", "messages": [{"role": "user", "content": "long"}]}, 400, "messages"),
-        ({"model": "trace", "messages": [{"role": "user", "content": "fail"}]}, 500, None),
-        ({"model": "refund", "messages": [{"role": "user", "content": "liar"}]}, 502, None),
-    ],
-)
-def test_bad_input_gets_the_error_body_that_clients_read(
-    running: Running, body: Any, status: int, param: str | None
-) -> None:
-    refused = running.post(body)
-    assert refused.status_code == status
-    assert error(refused)["param"] == param
-    assert "/secret" not in refused.text
-    assert "Traceback" not in refused.text
-    assert running.gateway.in_flight == 0
-    assert running.chat("still there").status_code == 200
-
-
-def test_official_client_gets_its_own_exceptions(running: Running) -> None:
-    client = running.client()
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
-    assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as long:
-        client.chat.completions.create(model="trace", messages=[{"role": "user", "content": "long"}])
-    assert long.value.code == "context_length_exceeded"
-    wrong = openai.OpenAI(base_url=f"{running.url}/v1", api_key="not-the-right-key-at-all", max_retries=0)
-    with pytest.raises(openai.AuthenticationError) as refused:
-        wrong.models.list()
-    assert "not-the-right" not in str(refused.value)
-
-
-def test_bodies_are_read_up_to_the_limit_only(running: Running) -> None:
-    large = running.post(b" " * (10 << 20))
-    assert (large.status_code, error(large)["code"]) == (413, "request_too_large")
-    # Without a length, what comes is counted.
-    host, port = running.url.removeprefix("http://").split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=30)
-    parts = (b" " * (1 << 20) for _ in range(10))
-    try:
-        connection.request(
-            "POST", "/v1/chat/completions", parts, {"authorization": f"Bearer {KEY}"}, encode_chunked=True
-        )
-        assert connection.getresponse().status == 413
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # refused before all of it was sent
-    assert running.chat("still there").status_code == 200
-
-
-def test_other_sites_and_paths(running: Running) -> None:
-    assert error(running.chat("x", headers={"origin": "http://evil.example"}))["code"] == "foreign_origin"
-    assert running.chat("x", headers={"origin": running.url}).status_code == 200
-    assert httpx.get(f"{running.url}/v2/x", trust_env=False).status_code == 404
-    assert httpx.get(f"{running.url}/v1/chat/completions", trust_env=False).status_code == 405
-    for path in ("/v1/models", "/metrics", "/status"):
-        assert error(httpx.get(f"{running.url}{path}", trust_env=False))["code"] == "invalid_api_key"
-    assert httpx.get(f"{running.url}/health", trust_env=False).json() == {"status": "ok"}
-
-
-def test_without_keys_only_this_machine_may_ask() -> None:
-    with pytest.raises(ConfigurationError, match="without keys"):
-        check_host("0.0.0.0", Keys())
-    check_host("127.0.0.1", Keys())
-    check_host("0.0.0.0", Keys.of([KEY]))
-    with pytest.raises(ConfigurationError, match="fewer than"):
-        Keys.of(["short"])
-    stub = Stub()
-    with serving(stub.app) as behind:
-        app, _, _ = built(behind, keys=Keys())
-        with serving(app) as url:
-            assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
-            foreign = httpx.get(f"{url}/v1/models", headers={"host": "rebound.example"}, trust_env=False)
-            assert error(foreign)["code"] == "foreign_host"
-
-
 # --- time, load, clients that leave -----------------------------------------------------------------------------
 
 
@@ -415,9 +252,9 @@ def test_nothing_grows_over_many_requests(running: Running) -> None:
             for start in range(0, count, 16):
                 await asyncio.gather(*(one(start + i) for i in range(16)))
 
-    asyncio.run(ask(64))
+    asyncio.run(ask(128))
     descriptors = process.num_fds()
     asyncio.run(ask(256))
-    assert process.num_fds() <= descriptors + 4
+    until(lambda: process.num_fds() <= descriptors + 8)
     assert running.gateway.in_flight == 0
     assert running.fleet.held["refund@v1-aaaaaaaa"] == 0
