@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.columns import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
 
-HEAD = "0001"
+HEAD = "0002"
 VERSION_TABLE = "trace_alembic_version"
 
 
@@ -324,6 +324,38 @@ class Route(Base):
     probabilities: Mapped[Object]
     neighbours: Mapped[Array]
     milliseconds: Mapped[Seconds]
+
+
+class Conversation(Base):
+    """A conversation of the gateway as it stood after its last answer, and what was said of it. With feedback it is
+    diagnosis data of the target `traffic`; `conversation` is the name that the client knows it by."""
+
+    __tablename__ = "conversations"
+    __table_args__ = (Index(None, "feedback_at"), Index(None, "capability"))
+
+    id: Mapped[Id]
+    conversation: Mapped[str]
+    target: Mapped[str]
+    base: Mapped[str]
+    policy_id: Mapped[str]
+    capability: Mapped[str]
+    adapter: Mapped[str]
+    mode: Mapped[str]
+    router_version: Mapped[str]
+    probabilities: Mapped[Object]
+    routing_milliseconds: Mapped[Seconds]
+    messages: Mapped[Array]
+    tools: Mapped[Array]
+    turns: Mapped[Count]
+    prompt_tokens: Mapped[Big]
+    sampled_tokens: Mapped[Big]
+    seconds: Mapped[Seconds]
+    reward: Mapped[float | None]
+    success: Mapped[bool | None]
+    comment: Mapped[LongText]
+    feedback_at: Mapped[Moment]
+    created_at: Mapped[Created]
+    updated_at: Mapped[Created]
 
 
 class Reply(Base):

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli_serving import add_serving
 from flows.cli_tools import add_commands
 
 # Quiet and offline by default; set before the libraries that read them are imported.
@@ -89,7 +90,9 @@ def improve(
 
     wait_for_server = start_early()
     from tasks.context import preflight
+    from tasks.traffic import check_stage
 
+    check_stage(settings.target, "a whole round")
     preflight(settings)
     import flows.improve as flow
 
@@ -194,13 +197,14 @@ def show(
 
 
 @app.command()
-def targets(as_json: AsJson = False) -> None:
+def targets(home: Home = None, as_json: AsJson = False) -> None:
     """What can be improved on: splits, counts, hash, licence, and what is missing to run it."""
     from dataclasses import asdict
 
     from environments.catalogue import describe_targets
+    from tasks.stored import describe_traffic
 
-    rows = [asdict(t) for t in describe_targets()]
+    rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
     lines = []
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
@@ -226,9 +230,9 @@ def rollback(capability: str, target: TargetName = None, home: Home = None) -> N
 
 
 @app.command()
-def serve(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
+def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
-    from flows.serve import serve_schedule
+    from flows.schedule import serve_schedule
 
     serve_schedule(cron, target, profile)
 
@@ -274,6 +278,7 @@ def _stage_command(name: str) -> None:
 for _name in STAGES:
     _stage_command(_name)
 add_commands(app)
+add_serving(app)
 
 
 def main() -> None:

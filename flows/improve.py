@@ -25,6 +25,7 @@ from tasks.mine import contrast, rollout, select_capabilities
 from tasks.outlook import nothing_trained
 from tasks.report import report
 from tasks.synthesize import calibrate, synthesize
+from tasks.traffic import check_stage
 from tasks.train import register, train
 
 
@@ -86,6 +87,7 @@ def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
     """Run one round, or go on with the one that was not finished. Returns the round's id and the report's path."""
     given = params or ImproveParameters()
     settings = load_settings(**given.model_dump(exclude={"fresh"}))
+    check_stage(settings.target, "a whole round")
     with opened(settings, given.fresh) as context:
         round_id = context.round.id
         if settings.profile == "dry":

@@ -14,13 +14,16 @@ from tasks.evaluate import evaluate, fit_router, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
 from tasks.report import report
 from tasks.synthesize import calibrate, synthesize
+from tasks.traffic import check_stage
 from tasks.train import train
 
 
 @flow(name="stage", flow_run_name="{stage} of {params.target}")
 def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     """Run the round up to and with `stage`; what is stored is not done again."""
-    context = open_context(load_settings(**params.model_dump(exclude={"fresh"})), params.fresh, code_version())
+    settings = load_settings(**params.model_dump(exclude={"fresh"}))
+    check_stage(settings.target, stage)
+    context = open_context(settings, params.fresh, code_version())
     round_id = context.round.id
     try:
         result = _until(stage, round_id)

@@ -7,9 +7,9 @@ computed once and kept by the policy. Not covered: policies outside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,12 +35,22 @@ class Opening:
     text: str
 
 
-def opening_of(environment: Environment, renderer: Renderer, first: Sequence[Message]) -> Opening:
-    """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
-    all tasks, and half of the tokens of a short request. Only the environment's instructions, tools and examples are
-    read."""
-    start = renderer.start(environment.instructions, environment.tools, environment.examples, first)
-    before = environment.examples[-1].role if environment.examples else "system"
+class Surroundings(Protocol):
+    """What stands before every conversation of a target; an `Environment` has it."""
+
+    @property
+    def instructions(self) -> str: ...
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def examples(self) -> Sequence[Message]: ...
+
+
+def opening_of(around: Surroundings, renderer: Renderer, first: Sequence[Message]) -> Opening:
+    """The opening of a conversation that begins with the messages `first`, without the turn markers around them: those
+    are equal for all tasks, and half of the tokens of a short request."""
+    start = renderer.start(around.instructions, around.tools, around.examples, first)
+    before = around.examples[-1].role if around.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
     end = len(start.ids) - len(renderer.separator(first[-1].role, "assistant"))
     if shared >= end:  # nothing was said: the markers are all there is

@@ -219,6 +219,10 @@ class Renderer:
             raise ConfigurationError("the tokenizer turns plain text into special tokens; use another tokenizer")
         return ids
 
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of a plain text: special tokens that it spells out stay text."""
+        return self._encode(text)
+
     def _encode_plain(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 

@@ -2,8 +2,9 @@
 
 Retrieval: the nearest training episodes by the base model's hidden states vote, weighted by similarity. Episodes that
 the base model solves alone are a class of their own (""), so that the router knows when no adapter should be used.
-Label: the base model reads a letter per candidate (`models/router_labels.py`). A request unlike every training episode
-still gets its nearest class: retrieval does not detect novelty.
+Label: the base model reads a letter per candidate (`models/router_labels.py`).
+It abstains (no adapter) from what it was not fitted for: a request further from every training episode than any of
+them is from the others, and a class that is less probable than validation showed to be worth it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Router:
     """Made by `Router.fit`, `Router.always` or `Router.load`; `replace`d to change the mode (`with_mode`).
 
     `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `source`
-    names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked.
+    names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. No adapter is chosen for
+    a request whose nearest training row has a similarity below `near`, nor by a probability below `certain`.
     """
 
     mode: str
@@ -79,6 +81,8 @@ class Router:
     layers: tuple[int, int] = LAYERS
     source: str = ""
     fixed: str = ""
+    near: float = -1.0
+    certain: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -113,7 +117,7 @@ class Router:
             tuple(ids),
             neighbours,
         )
-        return replace(router, temperature=router._best_temperature())
+        return replace(router, temperature=router._best_temperature(), near=router._nearest_apart())
 
     @classmethod
     def always(cls, capability: str = "") -> Router:
@@ -150,6 +154,11 @@ class Router:
         nearest = _nearest(similarity, self.neighbours)
         return self._votes(similarity, nearest, self.temperature), nearest
 
+    def novel(self, embeddings: np.ndarray) -> np.ndarray:
+        """Which vectors (n, d) lie further from all training rows than `near` allows, (n,) of bool."""
+        similarity = _unit(np.asarray(embeddings, dtype=np.float32) - self.centre) @ self.vectors.T
+        return np.asarray(similarity.max(axis=1) < self.near)
+
     def decide(
         self, embeddings: np.ndarray | None = None, label: np.ndarray | None = None, count: int = 0
     ) -> list[RouteDecision]:
@@ -158,6 +167,7 @@ class Router:
         began = time.perf_counter()
         probabilities, nearest = np.ones((count, 1)), np.zeros((count, 0), dtype=int)
         names: tuple[str, ...] = (self.fixed,)
+        abstains: np.ndarray | None = None
         if self.mode in ("retrieval", "label", "both"):
             names, parts = self.classes, []
             if self.mode != "label":
@@ -171,13 +181,17 @@ class Router:
                 parts.append(np.asarray(label))
             product = np.prod(parts, axis=0)
             probabilities = product / product.sum(axis=1, keepdims=True)
+            abstains = probabilities.max(axis=1) < self.certain
+            if embeddings is not None and self.mode != "label":
+                abstains |= self.novel(embeddings)
             if self.mode == "label":
                 nearest = np.zeros((len(product), 0), dtype=int)
         best = probabilities.argmax(axis=1)
+        chosen = ["" if abstains is not None and abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [
             RouteDecision(
-                names[best[i]],
+                chosen[i],
                 {name: float(value) for name, value in zip(names, probabilities[i], strict=True)},
                 tuple(self.ids[j] for j in nearest[i]),
                 each,
@@ -225,11 +239,21 @@ class Router:
             losses.append(round(float(-np.log(votes[np.arange(len(truth)), truth]).mean()), 9))
         return max(t for t, loss in zip(TEMPERATURES, losses, strict=True) if loss == min(losses))
 
+    def _nearest_apart(self) -> float:
+        """The similarity below which a request is unlike all training rows: a standard deviation below the least that
+        any of them has to its nearest other."""
+        similarity = self.vectors @ self.vectors.T
+        np.fill_diagonal(similarity, -np.inf)
+        nearest = similarity.max(axis=1)
+        return round(float(nearest.min() - nearest.std()), 6)
+
     def _fields(self) -> dict[str, object]:
-        """Everything but the arrays, as JSON."""
+        """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""
+        later = {"near": -1.0, "certain": 0.0}
+        set_later = {name: getattr(self, name) for name, usual in later.items() if getattr(self, name) != usual}
         plain = ("mode", "labels", "ids", "neighbours", "temperature", "layers", "source", "fixed")
         candidates = [[c.capability, c.description, c.example] for c in self.candidates]
-        return {name: getattr(self, name) for name in plain} | {"candidates": candidates}
+        return {name: getattr(self, name) for name in plain} | {"candidates": candidates} | set_later
 
     @property
     def version(self) -> str:

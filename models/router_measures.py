@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from models.sampler import LocalPolicy
 
 # How much more accurate than retrieval a mode with label probabilities must be on validation to be chosen.
 MARGIN = 0.02
+# Probabilities that are tried as the least that an adapter is chosen by.
+CERTAIN = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,21 @@ def choose_mode(
     accuracies = {mode: accuracy(router.with_mode(mode).decide(vectors, label), truth) for mode in modes}
     best = max(modes, key=lambda mode: accuracies[mode])
     return ModeChoice(best if accuracies[best] > accuracies["retrieval"] + margin else "retrieval", accuracies)
+
+
+def calibrated(router: Router, policy: LocalPolicy, renderer: Renderer, rows: Sequence[tuple[Opening, str]]) -> Router:
+    """The router with the probability below which it abstains: the one with which it is most often right on validation
+    `rows` (opening, true class), the least of equals. Nothing changes without rows, or in a mode that reads nothing."""
+    if not rows or router.mode in ("fixed", "off"):
+        return router
+    decisions = replace(router, certain=0.0).route(policy, renderer, [opening for opening, _ in rows])
+    truth = [label for _, label in rows]
+
+    def right(certain: float) -> int:
+        pairs = zip(decisions, truth, strict=True)
+        return sum((d.capability if max(d.probabilities.values()) >= certain else "") == t for d, t in pairs)
+
+    return replace(router, certain=max(CERTAIN, key=lambda c: (right(c), -c)))
 
 
 def _paired(decisions: Sequence[RouteDecision], truth: Sequence[str]) -> None:

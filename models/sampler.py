@@ -160,15 +160,37 @@ class LocalPolicy:
         self._prefixes.clear()
         self._cache.clear()
 
-    @torch.inference_mode()
     def poll(self) -> list[Generation]:
         """Compute until at least one turn is finished; [] when nothing is in flight."""
-        while self._queue or self._active:
-            started = self._admit()
-            finished = self._prefill(started) if started else self._decode()
-            if finished:
+        while self.busy:
+            if finished := self.step():
                 return finished
         return []
+
+    @property
+    def busy(self) -> bool:
+        """Whether any turn is in flight."""
+        return bool(self._queue or self._active)
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """One forward pass: the turns that it finished. For a server that sends tokens as they come."""
+        started = self._admit()
+        return self._run_and_sample(started or list(range(self._active)))
+
+    def sampled(self) -> dict[str, list[int]]:
+        """What the turns in the batch have sampled so far, by session."""
+        return {row.session: row.sampled for row in self._slots[: self._active]}
+
+    @torch.inference_mode()
+    def cancel(self, session: str) -> None:
+        """End a session's turn, if it is in flight, without an answer, and forget the session."""
+        self._queue = deque(request for request in self._queue if request.session != session)
+        for slot in range(self._active):
+            if self._slots[slot].session == session:
+                self._retire([slot])
+                break
+        self.release(session)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Finish all `requests` and return the answers in their order."""
@@ -211,17 +233,18 @@ class LocalPolicy:
             raise PolicyError(
                 f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row"
             )
-        self._use(None)
-        shared = self._prefix(None, tuple(prefix))
+        # An adapter that is merged stays: changing the merged weights costs more than the plain model's slower layers.
+        model = self.twin.model if self._current is None else self.model
+        shared = self._prefix(None, tuple(prefix), model)
         cache = KeyValueCache(self.model.config, len(rows), self._cache.like)
         cache.reserve(max(counts))
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [len(prefix) + j for count in counts for j in range(count)]
         ids = [i for row in rows for i in row]
         if layers is None:
-            return self._forward(ids, positions, batch)
-        with LayerMean(self.twin.model.model, *layers) as states:
-            self._forward(ids, positions, batch)
+            return self._forward(ids, positions, batch, model)
+        with LayerMean(model.model, *layers) as states:
+            self._forward(ids, positions, batch, model)
         return states.mean
 
     # --- scheduling -------------------------------------------------------------------------------------------
@@ -302,29 +325,33 @@ class LocalPolicy:
             self.twin.merge(self._adapter(adapter)[1] if adapter is not None else {})
             self._current = adapter
 
-    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> PrefixPass | None:
+    def _prefix(self, adapter: str | None, ids: tuple[int, ...], model: Any = None) -> PrefixPass | None:
         if not ids:
             return None
         key = (adapter, ids)
         if key not in self._prefixes:
             shared = PrefixPass()
-            self._forward(ids, range(len(ids)), shared)
+            self._forward(ids, range(len(ids)), shared, model)
             self._prefixes[key] = shared
             while len(self._prefixes) > PREFIXES_KEPT:
                 self._prefixes.popitem(last=False)
         self._prefixes.move_to_end(key)
         return self._prefixes[key]
 
-    def _forward(self, ids: Sequence[int], positions: Sequence[int], shared: object) -> torch.Tensor:
-        """Last hidden states (N, hidden) of N flat tokens."""
+    def _forward(self, ids: Sequence[int], positions: Sequence[int], shared: object, model: Any = None) -> torch.Tensor:
+        """Last hidden states (N, hidden) of N flat tokens, by the twin unless `model` is given."""
         device = self._cache.like.device
         self.computed_tokens += len(ids)
-        return self.twin.model.model(
-            input_ids=torch.tensor([list(ids)], device=device),
-            position_ids=torch.tensor([list(positions)], device=device),
-            use_cache=False,
-            shared=shared,
-        ).last_hidden_state[0]
+        return (
+            (model or self.twin.model)
+            .model(
+                input_ids=torch.tensor([list(ids)], device=device),
+                position_ids=torch.tensor([list(positions)], device=device),
+                use_cache=False,
+                shared=shared,
+            )
+            .last_hidden_state[0]
+        )
 
     def _run(self, slots: list[int]) -> torch.Tensor:
         """Compute `todo` of the rows; hidden state (R, hidden) of each row's last token."""
@@ -342,14 +369,11 @@ class LocalPolicy:
             row.todo = []
         return hidden[torch.tensor(counts).cumsum(0) - 1]
 
-    def _prefill(self, slots: list[int]) -> list[Generation]:
-        return self._sample(slots, self._run(slots))
-
-    def _decode(self) -> list[Generation]:
-        slots = list(range(self._active))
-        return self._sample(slots, self._run(slots))
-
-    def _sample(self, slots: list[int], hidden: torch.Tensor) -> list[Generation]:
+    def _run_and_sample(self, slots: list[int]) -> list[Generation]:
+        """One more token for each of `slots`; the turns that this finished."""
+        if not slots:
+            return []
+        hidden = self._run(slots)
         rows = [self._slots[s] for s in slots]
         logits = self.twin.model.lm_head(hidden).float()
         temperatures = [r.request.sampling.temperature for r in rows if r.request]

@@ -27,6 +27,7 @@ from models.vllm_policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
 from tasks.policies import check_policy, open_policy
 from tasks.preflight import check_analyst
+from tasks.traffic import TRAFFIC, TrafficTarget
 
 T = TypeVar("T")
 logger = logging.getLogger("trace")
@@ -65,7 +66,7 @@ class Context:
 
     @cached_property
     def target(self) -> Target:
-        return load_target(self.settings.target)
+        return target_named(self.settings.target, self.store)
 
     @cached_property
     def base(self) -> BaseModel:
@@ -141,8 +142,8 @@ def registry_name(target: str) -> str:
 def open_context(settings: Settings, fresh: bool = False, code_version: str = "") -> Context:
     """Check everything that can be checked before work starts, then start a round or find the one to resume."""
     folder = writable_folder(settings.folder)
-    target = load_target(settings.target)
     store = open_store(settings.database_url)
+    target = target_named(settings.target, store)
     check_analyst(settings, target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
@@ -160,11 +161,17 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     return context
 
 
+def target_named(name: str, store: Store) -> Target:
+    """A target by name; `traffic` is what the store has of users."""
+    found: Target = TrafficTarget(store) if name == TRAFFIC else load_target(name)
+    return found
+
+
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     writable_folder(settings.folder)
-    target = load_target(settings.target)
     with open_store(settings.database_url) as store:
+        target = target_named(settings.target, store)
         check_base(settings.base_model)
         check_analyst(settings, target, store)
         check_policy(settings)

@@ -17,7 +17,7 @@ from environments.contract import Generators, Message, TargetTask
 from models.embedding import Opening, embed_openings, opening_of, openings
 from models.episodes import Episode
 from models.router import RouteDecision, Router
-from models.router_measures import choose_mode
+from models.router_measures import calibrated, choose_mode
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
 from tasks.gate import GateRules, gate
@@ -80,19 +80,20 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
 
 
 def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
-    """The router in the mode that the settings name; `auto` is whichever is more often right on validation."""
-    mode = context.settings.router
-    if mode == "auto" and not isinstance(context.target, Generators):
-        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
-        mode = "retrieval"
-    if mode != "auto":
-        return router.with_mode(mode)
-    assert isinstance(context.target, Generators)
+    """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
+    probability below which it abstains."""
+    mode: str = context.settings.router
+    if not isinstance(context.target, Generators):  # nobody knows which capability its tasks need
+        if mode == "auto":
+            logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
+        return router.with_mode("retrieval" if mode == "auto" else mode)
     families, base = context.target.families(), context.base
     tasks = context.tasks("validation")
     truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
-    given = openings(context.target.environment, base.renderer, tasks)
-    return router.with_mode(choose_mode(router, base.policy, base.renderer, list(zip(given, truth, strict=True))).mode)
+    rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
+    if mode == "auto":
+        mode = choose_mode(router, base.policy, base.renderer, rows).mode
+    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
 
 
 def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:

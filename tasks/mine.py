@@ -14,6 +14,7 @@ from tasks.context import current, is_transient
 from tasks.contrast import contrast_by_model, judge_fits
 from tasks.playing import base_ground, episodes_for, outcomes, play_owed
 from tasks.selection import bootstrap_labels, discover_candidates, select
+from tasks.traffic import TrafficTarget, import_conversations
 
 RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": [2, 10], "retry_condition_fn": is_transient}
 
@@ -21,6 +22,8 @@ RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": [2, 10], "retry_
 def diagnosis_ids(round_id: str) -> list[str]:
     """Ids of the round's diagnosis trajectories; plays nothing that is stored."""
     context = current(round_id)
+    if isinstance(context.target, TrafficTarget):  # played already, by users
+        return import_conversations(context.store, context.round, context.target)
     episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
     return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
 

@@ -1,0 +1,98 @@
+"""Sampled ids to what a client is shown, as they come: text, or tool calls.
+
+While a turn may still become a call of one of the tools on offer, its text is held back; a call is told whole at the
+end. A "call" of a tool that was not offered is text: a client could not run it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from environments.contract import Action
+from models.renderer import CompactCalls, Renderer
+
+TAG = "<tool_call>"
+BROKEN = "\ufffd"  # what decoding gives for the first bytes of a character whose last ones are still to come
+
+
+class TurnReader:
+    """One turn. `plain` reads no calls (text completions)."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tools: Sequence[Mapping[str, Any]] = (),
+        stop: Sequence[str] = (),
+        plain: bool = False,
+    ) -> None:
+        self._renderer, self._tools, self._stop = renderer, tools, tuple(stop)
+        self._names = () if plain else tuple(tool["function"]["name"] for tool in tools)
+        self._compact = isinstance(renderer.calls, CompactCalls)
+        self._ids: list[int] = []
+        self._shown = 0
+        self.stopped = False
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Take more ids; the text that may be shown now."""
+        self._ids.extend(ids)
+        text = self._text()
+        keep = len(text)
+        if text.endswith(BROKEN):
+            keep = len(text.rstrip(BROKEN))
+        keep = min(keep, self._sure(text))
+        if not self.stopped:
+            # The beginning of a stop text may be all that has come of it.
+            partial = (n for s in self._stop for n in range(len(s) - 1, 0, -1) if text.endswith(s[:n]))
+            keep = min(keep, len(text) - next(partial, 0))
+        if keep <= self._shown:
+            return ""
+        fresh, self._shown = text[self._shown : keep], keep
+        return fresh
+
+    def complete(self, ids: Sequence[int]) -> None:
+        """The turn's ids, whole: those that were not fed are still to be shown."""
+        self._ids = list(ids)
+
+    @property
+    def count(self) -> int:
+        """How many ids were taken."""
+        return len(self._ids)
+
+    def finish(self) -> tuple[Action, str]:
+        """The whole turn as an action, and the text of it that was held back and not shown."""
+        text = self._text()
+        action = Action(content=text)
+        if self._names:
+            read = self._renderer.calls.read(text, self._tools)
+            if read.tool_calls and all(call.name in self._names for call in read.tool_calls):
+                action = read
+        rest = "" if action.tool_calls else action.content[self._shown :]
+        return action, rest
+
+    def _text(self) -> str:
+        """What the ids say, up to the first stop text; without the space that some vocabularies begin with."""
+        kept = [i for i in self._ids if i not in self._renderer.stop_ids]
+        text = str(self._renderer.tokenizer.decode(kept, skip_special_tokens=False))
+        found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            text = text[: min(found)]
+        return text
+
+    def _sure(self, text: str) -> int:
+        """How much of `text` cannot be part of a call."""
+        if not self._names:
+            return len(text)
+        if self._compact:
+            begun = re.match(r"\s*([A-Za-z_][\w.\-]*)?\s*(\()?", text)
+            assert begun is not None
+            word, bracket = begun.group(1) or "", begun.group(2)
+            over = begun.end() == len(text)
+            possible = word in self._names if bracket else over and any(n.startswith(word) for n in self._names)
+            return 0 if possible else len(text)
+        at = text.find(TAG)
+        if at >= 0:
+            return at
+        return len(text) - next((n for n in range(len(TAG) - 1, 0, -1) if text.endswith(TAG[:n])), 0)

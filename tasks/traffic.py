@@ -1,0 +1,155 @@
+"""The target `traffic`: conversations of the gateway that somebody gave feedback on, as diagnosis data of a round.
+
+They were played already, by users: a round on them imports instead of rolling out, contrasts and selects. They cannot
+be played again, so there is nothing to synthesize from, to train on or to evaluate with: what is found lacking is
+trained in a round on the target that the gateway serves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from db import CheckRow, Round, StepRow, Store, TrajectoryRow, row_id
+from environments.contract import Message, TargetTask, Termination, content_hash
+from errors import ConfigurationError, TargetError
+from models.chat_requests import to_messages
+
+TRAFFIC = "traffic"
+STAGES = ("rollout", "contrast", "select")
+ANSWERED = "answer_user_request"
+PART = 500
+
+
+class TrafficTarget:
+    """`Target` over stored conversations with feedback; their tasks are diagnosis tasks, there is no other split."""
+
+    name = TRAFFIC
+    licence = "your users'"
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @cached_property
+    def conversations(self) -> list[dict[str, Any]]:
+        """The rows that can be learnt from: those that say whether the conversation was a success."""
+        return [row for row in self._store.rows("conversations") if row["success"] is not None]
+
+    @cached_property
+    def data_hash(self) -> str:
+        """Changes with every conversation, turn and word of feedback."""
+        return content_hash([[r["id"], r["turns"], r["success"], r["reward"]] for r in self.conversations])
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        if split != "diagnosis":
+            return []
+        return [TargetTask(r["id"], split, family(r), 0) for r in self.conversations]
+
+    def environment(self) -> Any:
+        raise TargetError(
+            "conversations of users cannot be played again; improve on the target that the gateway serves, and use "
+            f"'trace-agent stage select --target {TRAFFIC}' to see what they lack"
+        )
+
+
+def family(row: Mapping[str, Any]) -> str:
+    """What conversations are grouped by: the capability that they were routed to."""
+    return row["capability"] or "base"
+
+
+def check_stage(target: str, stage: str) -> None:
+    """Raises `ConfigurationError` for what cannot be done with conversations that were played already."""
+    if target == TRAFFIC and stage not in STAGES:
+        raise ConfigurationError(
+            f"{stage} needs tasks that can be played, and conversations of users cannot; on target {TRAFFIC!r} there "
+            f"are the stages {', '.join(STAGES)}: train what they show to be lacking in a round on the target served"
+        )
+
+
+def import_conversations(store: Store, current: Round, target: TrafficTarget) -> list[str]:
+    """Ids of the round's trajectories; stored when they are not yet. Feedback that comes later is another round's."""
+    stored = store.trajectory_frame(current.id, purpose="diagnosis")
+    if not stored.empty:
+        return sorted(stored["id"])
+    rows = [trajectory_of(row, current) for row in target.conversations]
+    if not rows:
+        raise TargetError("no conversation has feedback that says success or a reward; POST /v1/feedback gives it")
+    for start in range(0, len(rows), PART):
+        store.add_trajectories(rows[start : start + PART])
+    return sorted(row.id for row in rows)
+
+
+def trajectory_of(row: Mapping[str, Any], current: Round) -> TrajectoryRow:
+    """A stored conversation as a trajectory. It has no token ids: a client may have changed what was sampled."""
+    messages = to_messages([m | {"content": m.get("content") or ""} for m in row["messages"]])
+    return TrajectoryRow(
+        id=row_id(TRAFFIC, current.id, row["id"]),
+        round_id=current.id,
+        purpose="diagnosis",
+        target=TRAFFIC,
+        data_hash=current.data_hash,
+        environment=row["target"],
+        task_id=row["id"],
+        family=family(row),
+        split="diagnosis",
+        seed=0,
+        trial=0,
+        policy_id=row["policy_id"],
+        base=row["base"],
+        termination=str(Termination.DONE),
+        reward=row["reward"],
+        success=row["success"],
+        adapter_id=row["adapter"] or None,
+        prompt_tokens=row["prompt_tokens"],
+        sampled_tokens=row["sampled_tokens"],
+        seconds=row["seconds"],
+        messages=[m.as_dict() for m in messages],
+        steps=_steps(messages),
+        checks=checks_of(row, messages),
+    )
+
+
+def _steps(messages: Sequence[Message]) -> list[StepRow]:
+    """One step an assistant's turn, with what followed it."""
+    turns = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    ends = [*turns[1:], len(messages)]
+    return [
+        StepRow(messages[i].as_dict(), [m.as_dict() for m in messages[i + 1 : end]])
+        for i, end in zip(turns, ends, strict=True)
+    ]
+
+
+def checks_of(row: Mapping[str, Any], messages: Sequence[Message]) -> list[CheckRow]:
+    """What a program sees of a conversation: which tools were called and did not answer with an error, whether the user
+    was answered in words; and whether the capability that it was routed to succeeded, as the feedback says."""
+    names = {call.id: call.name for m in messages for call in m.tool_calls}
+    failed: dict[str, bool] = dict.fromkeys(names.values(), False)
+    for message in messages:
+        if message.role == "tool" and (name := names.get(message.tool_call_id)):
+            failed[name] |= _is_error(message.content)
+    checks = [CheckRow(f"tool:{n}", f"call_{_snake(n)}", True, not bad, n) for n, bad in sorted(failed.items())]
+    last = messages[-1]
+    answered = last.role == "assistant" and bool(last.content.strip())
+    checks.append(CheckRow("answered", ANSWERED, True, answered, str(row["comment"])))
+    if row["capability"]:
+        checks.append(CheckRow("routed", row["capability"], True, bool(row["success"]), str(row["comment"])))
+    return checks
+
+
+def _snake(name: str) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|\W+", "_", name).lower().strip("_")
+    return "_".join(words.split("_")[:4])
+
+
+def _is_error(text: str) -> bool:
+    """Whether a tool's result says that the call failed."""
+    if text.lstrip().lower().startswith("error"):
+        return True
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and bool(value.get("error"))
