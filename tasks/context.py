@@ -163,8 +163,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
 
 def target_named(name: str, store: Store) -> Target:
     """A target by name; `traffic` is what the store has of users."""
-    found: Target = TrafficTarget(store) if name == TRAFFIC else load_target(name)
-    return found
+    return TrafficTarget(store) if name == TRAFFIC else load_target(name)
 
 
 def preflight(settings: Settings) -> None:
