@@ -62,8 +62,9 @@ async def complete(
     temperature: float | None,
     seconds: float,
 ) -> Completion:
-    """One completion within `seconds`; None sends no temperature. Raises `ProviderError` (`transient` for time-outs, lost connections, 408, 409,
-    429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or no structured output."""
+    """One completion within `seconds`; without a temperature none is sent. Raises `ProviderError` (`transient` for
+    time-outs, lost connections, 408, 409, 429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or
+    no structured output."""
     litellm, openai = litellm_modules()
     options: dict[str, Any] = {}
     if settings.structured == "schema":
