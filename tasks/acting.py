@@ -128,7 +128,7 @@ def _known_to_litellm(name: str) -> bool:
 
 
 def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
-    """The policy, after its files, adapter or server were found in order. An API model's key, price and tool calling are
+    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
