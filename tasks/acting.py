@@ -127,9 +127,8 @@ def _known_to_litellm(name: str) -> bool:
 
 
 def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
-    """The policy, after its files, adapter or server were found in order. An API model's key, price and tool calling
-    are left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or
-    `ProviderError`."""
+    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
+    left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "local":
