@@ -7,9 +7,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q -q
 ARGS ?=
 VLLM_VENV := .venv-vllm
 TOOLSANDBOX_VENV := .venv-toolsandbox
+TRACE_HOME ?= runs
+PREFECT_PORT ?= 4200
+MLFLOW_PORT ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help install improve test check format install-targets install-toolsandbox install-vllm clean
+.PHONY: help install improve ui test check format install-targets install-toolsandbox install-vllm clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-20s %s\n' "$$name" "$$text"; done
@@ -32,7 +35,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 improve: install ## Run one round: make improve ARGS="--target shop --budget 2400"
 	@$(BIN)/trace-agent improve $(ARGS)
-	@report=$$(ls -t "$${TRACE_HOME:-runs}"/*/report.html 2>/dev/null | head -n 1); test -z "$$report" || echo "Newest report: $$report"
+	@report=$$(ls -t "$(TRACE_HOME)"/*/report.html 2>/dev/null | head -n 1); test -z "$$report" || echo "Newest report: $$report"
+
+ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ctrl-C
+	@test -f "$(TRACE_HOME)/mlflow.db" || { echo "error: '$(TRACE_HOME)' holds no mlflow.db; run 'make improve' first, or name the folder with TRACE_HOME=" >&2; exit 1; }
+	@echo "Prefect: http://127.0.0.1:$(PREFECT_PORT)   MLflow: http://127.0.0.1:$(MLFLOW_PORT)   (Ctrl-C stops both)"
+	@# Each in the background of one shell, whose trap ends both. PREFECT_UI_API_URL: else its page asks port 4200.
+	@PREFECT_UI_API_URL=/api DO_NOT_TRACK=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
+	  $(BIN)/prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) >/dev/null & prefect=$$!; \
+	MLFLOW_DISABLE_TELEMETRY=true LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
+	  $(BIN)/mlflow server --backend-store-uri "sqlite:///$$(realpath "$(TRACE_HOME)")/mlflow.db" \
+	  --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 >/dev/null & mlflow=$$!; \
+	trap 'kill $$prefect $$mlflow 2>/dev/null; wait; exit 0' INT TERM; wait
 
 install-targets: $(VENV)/.targets ## Add tau2-bench, BFCL and AgentDojo to .venv
 

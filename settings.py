@@ -34,6 +34,7 @@ class RolloutSettings(_Part):
     """How tasks of the target are played, in diagnosis and evaluation alike."""
 
     trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
+    tasks: int = Field(0, ge=0, description="most tasks of a split that are played, spread over its families; 0 = all")
     temperature: float = Field(0.3, ge=0, le=2)
     max_tokens: int = Field(32, ge=1, description="longest turn")
     rows: int = Field(64, ge=1, description="episodes computed at once")
@@ -84,10 +85,77 @@ class TrainSettings(_Part):
 class EvaluationSettings(_Part):
     """Section 7 of the method."""
 
-    trials: int = Field(2, ge=1, description="episodes per held-out task")
+    trials: int = Field(2, ge=1, description="episodes per test task")
+    validation_trials: int = Field(2, ge=1, description="episodes per validation task (tasks tell more)")
     margin: float = Field(2.0, ge=0, description="points another family may fall by")
     alpha: float = Field(0.05, gt=0, lt=1)
     fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")
+
+
+class PolicySettings(_Part):
+    """Where turns are sampled. `vllm` needs servers (docs/6-serving.md); `url` may name several, separated by commas.
+    Only `backend` is part of what a round is: the rest says where things are."""
+
+    backend: Literal["local", "vllm"] = "local"
+    url: str = "http://127.0.0.1:8000"
+    model: str = Field("base", description="the name that the base is served under")
+    api_key_env: str = Field("", description="the variable that holds the servers' key")
+    concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
+    seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
+    lora_folder: Path | None = Field(
+        None, description="where adapters are put for the servers; under home if not given"
+    )
+    server_folder: str = Field("", description="that folder as the servers see it, if elsewhere")
+    max_lora_rank: int = Field(16, ge=1, description="the servers' --max-lora-rank")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers."""
+        return tuple(url.strip() for url in self.url.split(",") if url.strip())
+
+
+class AnalystSettings(_Part):
+    """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
+
+    The N runs and K are `selection.runs` and `selection.required`, whoever labels. A cap of 0 is no cap; caps hold for
+    the round. The key is named, never given: `api_key_variable` is the name of an environment variable.
+    """
+
+    kind: Literal["checks", "llm"] = "checks"
+    model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
+    api_base: str = Field("", description="address of a server of your own, up to /v1")
+    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
+    max_tokens: int = Field(8192, ge=16, description="longest reply")
+    temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
+    send_temperature: bool = Field(True, description="off for models that take no temperature")
+    blind: bool = Field(True, description="raters do not see the outcome")
+    candidates: int = Field(10, ge=1, le=10)
+    batch: int = Field(4, ge=1, description="trajectories labelled in one request")
+    trajectory_tokens: int = Field(2000, ge=100, description="most that one trajectory is compacted to")
+    concurrency: int = Field(4, ge=1)
+    attempts: int = Field(5, ge=1, description="tries of a call that fails for a while")
+    backoff_seconds: float = Field(1.0, ge=0)
+    deadline_seconds: float = Field(120.0, gt=0, description="of one call, with all its tries")
+    max_calls: int = Field(0, ge=0)
+    max_total_tokens: int = Field(0, ge=0)
+    max_dollars: float = Field(0.0, ge=0)
+    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
+    sampled_price: float | None = Field(None, ge=0)
+
+
+class SynthesizerSettings(_Part):
+    """Stage 4: composed from the target's own generators, or written by the analyst's model as modules."""
+
+    kind: Literal["generators", "llm"] = "generators"
+    versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
+
+
+# How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
+_TRANSPORT = (
+    "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
+    "max_total_tokens", "max_dollars", "prompt_price", "sampled_price",
+)  # fmt: skip
 
 
 class Settings(BaseSettings):
@@ -106,11 +174,14 @@ class Settings(BaseSettings):
     database: str = ""
     tracking: str = ""
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
+    policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
     selection: SelectionSettings = SelectionSettings()
     calibration: CalibrationSettings = CalibrationSettings()
     train: TrainSettings = TrainSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    analyst: AnalystSettings = AnalystSettings()
+    synthesizer: SynthesizerSettings = SynthesizerSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -142,6 +213,17 @@ class Settings(BaseSettings):
     def tracking_uri(self) -> str:
         return self.tracking or f"sqlite:///{self.folder / 'mlflow.db'}"
 
+    @property
+    def asks_a_model(self) -> bool:
+        """Whether any stage of a round needs a language model besides the one that is trained."""
+        return "llm" in (self.analyst.kind, self.synthesizer.kind)
+
+    @property
+    def lora_folder(self) -> Path:
+        """Where adapters are put for vLLM servers to read (absolute)."""
+        given = self.policy.lora_folder
+        return self.folder / "served" if given is None else given.expanduser().resolve()
+
     def training_steps(self) -> int:
         """Optimizer steps per capability: what is given, or 36 % of the budget shared among the capabilities.
 
@@ -159,8 +241,12 @@ class Settings(BaseSettings):
         return steps
 
     def identity(self) -> dict[str, Any]:
-        """What decides a round's figures, JSON-able: everything but where things are stored."""
-        return self.model_dump(mode="json", exclude={"home", "database", "tracking"})
+        """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
+        reached, and what it may cost."""
+        given = self.model_dump(mode="json", exclude={"home", "database", "tracking", "policy"})
+        kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
+        given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
+        return given | {"policy": {"backend": self.policy.backend}}
 
 
 def load_settings(**given: Any) -> Settings:
@@ -180,6 +266,11 @@ def load_settings(**given: Any) -> Settings:
     if settings.selection.required > settings.selection.runs:
         raise ConfigurationError(
             f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it"
+        )
+    if settings.policy.backend == "vllm" and settings.train.rank > settings.policy.max_lora_rank:
+        raise ConfigurationError(
+            f"train.rank = {settings.train.rank} is above policy.max_lora_rank = {settings.policy.max_lora_rank}, the "
+            "servers' --max-lora-rank; lower the one or raise the other (and start the servers with it)"
         )
     settings.training_steps()
     return settings

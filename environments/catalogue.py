@@ -89,6 +89,11 @@ def _from_path(path: str) -> Any:
     return value
 
 
+def builtin_names() -> list[str]:
+    """The names of the targets that come with the project."""
+    return list(_builders())
+
+
 def load_target(name: str, user: str | None = None) -> Target:
     """The target called `name`.
 

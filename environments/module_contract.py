@@ -22,6 +22,8 @@ Public names are exactly those below; helpers start with an underscore. The modu
 Constants
 - CAPABILITY: the capability's name. TRANSFER: why practising here carries over to the target (8 words or more).
 - TOOLS: OpenAI function schemas, with names and signatures of the target's tools. INSTRUCTIONS: the policy text.
+  An agent that trains sees the target's own policy, tools and worked examples in front of your scenarios; it can call
+  tools of the target that you leave out, and gets an error for that.
 - MAX_STEPS: 1 to 30. EXAMPLES (optional): worked messages {{"role", "content", "tool_calls"}}.
 - WRONG: at least three named policies that look plausible and must fail, each called like oracle.
 

@@ -1,6 +1,6 @@
 """Where generated modules run: one worker process per module, confined, with a deadline for every call.
 
-Levels, strongest first; `trace.toml` or `TRACE_SANDBOX` may name one:
+Levels, strongest first; `TRACE_SANDBOX` may name one:
 
 - `container` (1): a container without network, read-only, no capabilities (a daemon and `TRACE_SANDBOX_IMAGE`);
 - `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, a read-only system, no file of the host;

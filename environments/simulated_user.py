@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 from environments.contract import ToolCall
@@ -16,7 +18,9 @@ from errors import ProviderError
 
 # OpenAI-form messages and tools -> text and tool calls of one turn.
 Completion = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], tuple[str, tuple[ToolCall, ...]]]
-
+# Model name and messages of a call -> a context in which it is made; what that gives is called with the response.
+Meter = Callable[[str, Sequence[Mapping[str, Any]]], AbstractContextManager[Callable[[Any], None]]]
+_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
 
 YES = "Yes, please go ahead."
 # A scripted user agrees at most this often to an agent that only asks; then it leaves.
@@ -59,11 +63,25 @@ class FactTeller:
         return None
 
 
+@contextmanager
+def metered(meter: Meter) -> Iterator[None]:
+    """Let `meter` count, and hold to its cap, what simulated users cost in this thread while the body runs."""
+    token = _meter.set(meter)
+    try:
+        yield
+    finally:
+        _meter.reset(token)
+
+
+def _unmetered(model: str, messages: Sequence[Mapping[str, Any]]) -> AbstractContextManager[Callable[[Any], None]]:
+    return nullcontext(lambda response: None)
+
+
 def litellm_completion(model: str, temperature: float = 0.0, timeout: float = 120.0) -> Completion:
     """One turn of `model` (a LiteLLM name; keys and addresses come from LiteLLM's own variables).
 
     A failed call raises ProviderError, `transient` when a retry may help; an empty turn raises it too, so that a user
-    who says nothing never becomes a reward of 0.
+    who says nothing never becomes a reward of 0. Calls are counted by the thread's meter (`metered`), if it has one.
     """
 
     def complete(
@@ -76,15 +94,17 @@ def litellm_completion(model: str, temperature: float = 0.0, timeout: float = 12
 
         options: dict[str, Any] = {"tools": list(tools)} if tools else {}
         try:
-            reply = litellm.completion(
-                model=model,
-                messages=list(messages),
-                temperature=temperature,
-                timeout=timeout,
-                num_retries=0,
-                max_retries=0,
-                **options,
-            )
+            with (_meter.get() or _unmetered)(model, messages) as charge:
+                reply = litellm.completion(
+                    model=model,
+                    messages=list(messages),
+                    temperature=temperature,
+                    timeout=timeout,
+                    num_retries=0,
+                    max_retries=0,
+                    **options,
+                )
+                charge(reply)
         except (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError) as error:
             raise ProviderError(f"simulated user {model!r}: {error}; try again later", transient=True) from error
         except (openai.OpenAIError, ValueError) as error:

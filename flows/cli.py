@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # What fails is said once, by main(); Prefect would print the whole traceback as well.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "trace",  # the round's own lines stand in Prefect's UI, too
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -52,6 +54,9 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 def _logging() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("trace").setLevel(logging.INFO)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
@@ -81,12 +86,17 @@ def improve(
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
     typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
+    from flows.early_server import start_early
+
+    wait_for_server = start_early()
     from tasks.context import preflight
     from tasks.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
     preflight(settings)
     import flows.improve as flow
+
+    wait_for_server()
 
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(

@@ -8,33 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.evaluate_cli import evaluate
+
 
 def add_commands(app: typer.Typer) -> None:
     """Register the commands of this file."""
     for command in (evaluate, select, play, validate):
         app.command()(command)
-
-
-def evaluate(
-    target: Annotated[str, typer.Option(help="Such as shop or tau2:retail.")],
-    split: str = "test",
-    policy: Annotated[str, typer.Option(help="noop, oracle, random, or a base model.")] = "noop",
-    trials: int = 1,
-    seed: int = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
-) -> None:
-    """Success of a policy on a split, with its interval, and always the no-op row."""
-    from tasks.measure import measure
-
-    rows = measure(target, split, policy, trials, seed)
-    if as_json:
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    for r in rows:
-        typer.echo(
-            f"{r['policy']:<14} {100 * r['success']:5.1f} % [{100 * r['low']:.1f}, {100 * r['high']:.1f}]  "
-            f"reward {r['reward']:.3f}  {r['episodes']} episodes of {r['tasks']} tasks, {r['errors']} errors"
-        )
 
 
 def select(

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.runtime import flow_run
 from pydantic import BaseModel, Field
 
 from db import RoundState
+from errors import TraceError
 from settings import Settings, load_settings
 from tasks.context import Context, current, forget, open_context, peak_gib
 from tasks.evaluate import evaluate, fit_router, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
+from tasks.outlook import nothing_trained
 from tasks.report import report
 from tasks.synthesize import calibrate, synthesize
 from tasks.traffic import check_stage
@@ -67,7 +70,19 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         forget(context.round.id)
 
 
-@flow(name="improve", flow_run_name="improve {params.target}", log_prints=False)
+def run_name() -> str:
+    """What a run is called in Prefect's UI: the target, profile and seed that its parameters come to."""
+    given: Any = flow_run.parameters.get("params") or {}
+    values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
+    values.pop("fresh", None)
+    try:
+        settings = load_settings(**values)
+    except TraceError:  # the flow itself will say what is wrong
+        return "improve"
+    return f"improve {settings.target}, profile {settings.profile}, seed {settings.seed}"
+
+
+@flow(name="improve", flow_run_name=run_name, log_prints=False)
 def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
     """Run one round, or go on with the one that was not finished. Returns the round's id and the report's path."""
     given = params or ImproveParameters()
@@ -84,7 +99,7 @@ def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
 
 def check(context: Context) -> list[str]:
     """What the profile `dry` does: everything is opened, nothing is played."""
-    tasks = {split: len(context.target.tasks(split)) for split in ("diagnosis", "validation", "test")}
+    tasks = {split: len(context.tasks(split)) for split in ("diagnosis", "validation", "test")}
     context.registry.champions()
     context.store.finish_round(context.round.id, RoundState.DONE, "dry run: nothing was played", peak_gib())
     return [f"target {context.round.target} with {tasks}", f"store {context.store.url}"]
@@ -96,7 +111,7 @@ def run_round(round_id: str) -> dict[str, Any]:
     contrast(round_id)
     selected = select_capabilities(round_id)["selected"]
     trained = prepare_all(round_id, selected)
-    reason = "" if trained else "no capability could be trained; see the report for the reason of each"
+    reason = "" if trained else nothing_trained(round_id, selected)
     if trained:
         fit_router(round_id, trained)
         evaluate(round_id, "validation", trained)

@@ -1,17 +1,37 @@
-"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder, and probed for being live."""
+"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder, and the kind that is trained."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from errors import AdapterError
 from models.adapter_files import adapter_digest
+from models.training_records import TrainingSettings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 WRAPPER = "base_model.model."
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
+    """LoRA on the seven projections of the upper layers, as vLLM can load it: no DoRA, bias or saved modules."""
+    from peft import LoraConfig
+
+    upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=list(PROJECTIONS),
+        layers_to_transform=upper,
+        task_type="CAUSAL_LM",
+    )
 
 
 @torch.no_grad()
@@ -42,7 +62,7 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
         or config.get("modules_to_save")
     ):
         raise AdapterError(
-            f"{folder.name} is not a plain LoRA (no DoRA, bias, saved modules); train one with models.grpo.lora_config"
+            f"{folder.name} is not a plain LoRA (no DoRA, bias, saved modules); train one with adapters.lora_config"
         )
     try:
         weights = load_file(folder / "adapter_model.safetensors")
@@ -63,27 +83,3 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
     if not deltas:
         raise AdapterError(f"{folder.name} holds no LoRA weights; train the adapter again")
     return digest, deltas
-
-
-@torch.no_grad()
-def liveness(policy: Any, renderer: Any, environment: Any, adapter: str, probe: str) -> float:
-    """How far the adapter moves the log-probabilities of a probe prompt's next token (largest absolute change, nats).
-
-    Raises `AdapterError` when it moves nothing: a zero or mismatched adapter would answer as the base does.
-    """
-    from environments.contract import Message
-
-    conversation = renderer.start(
-        getattr(environment, "instructions", ""),
-        getattr(environment, "tools", ()),
-        getattr(environment, "examples", ()),
-        [Message("user", probe)],
-    )
-    base, adapted = (policy.next_logprobs(conversation.ids, conversation.shared, name) for name in (None, adapter))
-    moved = float((base - adapted).abs().max())
-    if not moved > 1e-4:
-        raise AdapterError(
-            f"adapter {adapter!r} is not live: it changes no log-probability of the probe by more than {moved:.1e}; "
-            "train it again"
-        )
-    return moved

@@ -34,7 +34,7 @@ class AnalystSettings:
     `model` is LiteLLM's name ("openai/...", "hosted_vllm/..."), `api_key_variable` names the environment variable with
     the key. `structured` is how a schema is asked for: "schema" (the server enforces it), "object" (JSON mode) or
     "text" (the schema stands in the prompt), for servers that know no more. Prices are dollars per million tokens;
-    None takes LiteLLM's table.
+    None takes LiteLLM's table. `send_temperature` is off for models that take none.
     """
 
     model: str = ""
@@ -51,6 +51,7 @@ class AnalystSettings:
     max_dollars: float = 0.0
     prompt_price: float | None = None
     sampled_price: float | None = None
+    send_temperature: bool = True
 
 
 class ReplyCache(Protocol):

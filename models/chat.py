@@ -1,274 +1,309 @@
-"""Chat completions as OpenAI's API has them: what is asked, checked, and turned into this project's messages.
+"""An API model as a policy: any model that LiteLLM reaches, by its native tool calling.
 
-Checked here is what the gateway itself relies on. What only a server behind it understands (images, audio, sampling
-options) is passed on to such a server, and refused by name where this process answers.
+It gives no token ids, so it can be rolled out and evaluated, never trained. Instructions go into the system message,
+tools are sent as schemas, and what the model calls comes back as parsed calls. Retries, the deadline of a call and the
+money cap are here; what still fails raises, and its episode is stored as the provider's error, never as a reward of 0.
+
+Not covered: reasoning texts are not sent back to the model, and nothing is streamed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from environments.contract import Action, Message, Role, ToolCall
-from models.gateway_errors import ApiError
+from environments.contract import Action, Environment, Message, ToolCall, canonical_json
+from errors import ConfigurationError, ContextOverflow, ProviderError
+from models.completion import SlowDown, classified, key_of, litellm_modules
+from models.policy import PolicyIdentity
+from models.purse import Purse, most_tokens
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-MOST_MESSAGES = 4096
-# What this process cannot do, by parameter, with the values that ask for nothing.
-REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "logprobs": (None, False, 0),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "audio": (None,),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "top_p": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
+# Part of the policy's identity: how a conversation becomes a request.
+RENDERING = "native-tools-1"
+WAITS = (2.0, 8.0, 30.0)
+PING = {
+    "type": "function",
+    "function": {
+        "name": "ping",
+        "description": "Answers with the word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
 }
+_ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too many tokens", "prompt is too long")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
-    completion's ("" for chat). `body` is what came, for a server behind the gateway."""
+class ChatSettings:
+    """Which model, where, and how one turn is sampled. `context` (tokens) and `price` (dollars per million prompt and
+    sampled tokens) are asked from LiteLLM's table when None. `structured` is what `models.completion` asks about."""
 
     model: str
-    chat: bool
-    body: Mapping[str, Any]
-    messages: Sequence[Mapping[str, Any]] = ()
-    prompt: str | Sequence[int] = ""
-    tools: Sequence[Mapping[str, Any]] = ()
-    stream: bool = False
-    usage_in_stream: bool = False
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    size: int = 0
+    api_base: str = ""
+    api_key_variable: str = ""
+    adapter: str = ""
+    temperature: float | None = 0.0
+    max_tokens: int = 2048
+    seconds: float = 180.0
+    context: int | None = None
+    price: tuple[float, float] | None = None
+    structured: Literal["schema", "object", "text"] = "text"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Usage:
-    """Tokens of a request: `prompt` read and `completion` sampled."""
+    """What the turns of one episode took. `truncated` turns ended at the token limit."""
 
-    prompt: int = 0
-    completion: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    truncated: int = 0
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """What all parts of one answer share. `model` names who answered."""
+class ChatPolicy:
+    """A scripted policy (`models.policy`) on an API model; safe to use from several threads, one `ChatTurns` each.
 
-    model: str
-    chat: bool = True
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    `stop` makes everything under way end at its next wait. `answered_by` collects the names that the provider gave."""
 
-    def whole(self, action: Action, finish: str, usage: Usage) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-        if self.chat:
-            message: dict[str, Any] = {"role": "assistant", "content": action.content or None, "refusal": None}
-            if action.tool_calls:
-                message["tool_calls"] = calls_as_dicts(action.tool_calls)
-                choice["finish_reason"] = "tool_calls"
-            elif message["content"] is None:
-                message["content"] = action.malformed
-            choice["message"] = message
-        else:
-            choice["text"] = action.content
-        return self._head("chat.completion" if self.chat else "text_completion") | {
-            "choices": [choice],
-            "usage": usage.as_dict(),
-        }
+    def __init__(self, settings: ChatSettings, purse: Purse | None = None) -> None:
+        self.settings, self.purse = settings, purse or Purse()
+        self.answered_by: set[str] = set()
+        self.stop = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
+        self._thread.start()
 
-    def chunk(self, delta: Mapping[str, Any] | str | None, finish: str | None = None) -> dict[str, Any]:
-        """One part of a streamed answer; a text completion's delta is a text."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-        choice |= {"delta": delta or {}} if self.chat else {"text": delta or ""}
-        return self._head("chat.completion.chunk" if self.chat else "text_completion") | {"choices": [choice]}
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        """Model name and address: what is behind them is the provider's to change."""
+        s = self.settings
+        return PolicyIdentity(s.model, s.api_base or "provider", "", s.adapter, RENDERING)
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        """The last part of a stream that was asked for its usage."""
-        head = self._head("chat.completion.chunk" if self.chat else "text_completion")
-        return head | {"choices": [], "usage": usage.as_dict()}
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        """One turn, not counted by episode; see `ChatTurns.act`."""
+        return ChatTurns(self).act(environment, messages, seed)
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+    @property
+    def context(self) -> int | None:
+        """The longest prompt in tokens, where it is known."""
+        if self.settings.context is not None:
+            return self.settings.context
+        row = _table_row(self.settings.model)
+        return int(row["max_input_tokens"]) if row.get("max_input_tokens") else None
 
-
-def event(value: Mapping[str, Any] | str) -> bytes:
-    """One server-sent event."""
-    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n".encode()
-
-
-DONE = event("[DONE]")
-
-
-def calls_as_dicts(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Tool calls as OpenAI's API writes them; ids are made where there is none that is unique."""
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24]}",
-            "type": "function",
-            "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments), ensure_ascii=False)},
-        }
-        for c in calls
-    ]
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as problem:
-        raise ApiError(400, f"the body is not JSON: {str(problem)[:200]}") from None
-    if not isinstance(body, dict):
-        raise ApiError(400, f"the body is a JSON {type(body).__name__}; send an object")
-    return body
-
-
-def parse_chat(body: dict[str, Any], size: int = 0) -> Asked:
-    """A request to `/v1/chat/completions`. Raises `ApiError` (400) naming the parameter that is wrong."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages must be a list with at least one message", param="messages")
-    if len(messages) > MOST_MESSAGES:
-        raise ApiError(400, f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", param="messages")
-    for index, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ROLES:
-            raise ApiError(
-                400,
-                f"messages[{index}] has role {role!r:.60}; use one of {', '.join(ROLES)}",
-                param=f"messages[{index}].role",
+    def check(self) -> None:
+        """Refuse, before any work, a model that LiteLLM knows to have no tools, a missing key, or a cap without a
+        price; then ask the model to call a tool once. Raises `ConfigurationError`, or `ProviderError` when nobody
+        answers."""
+        s = self.settings
+        litellm, _ = litellm_modules()
+        if _table_row(s.model) and not litellm.supports_function_calling(s.model):
+            raise ConfigurationError(
+                f"{s.model} has no tool calling, says LiteLLM; an agent needs it, give another model"
             )
-    tools = body.get("tools") or []
-    if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
-        raise ApiError(400, 'tools must be a list of {"type": "function", "function": {"name": ...}}', param="tools")
-    if body.get("tool_choice") == "none":
-        tools = []
-    return _common(body, True, size=size, messages=messages, tools=tools)
+        if not s.api_base and not s.api_key_variable:
+            missing = missing_keys(s.model)
+            if missing:
+                raise ConfigurationError(f"{s.model} needs {', '.join(missing)}; set it in the environment")
+        self.purse.require_price(s.model, s.price)
+        asked = [{"role": "user", "content": "Call the tool ping with the word pong. Answer with the call only."}]
+        try:
+            called = (
+                self._turn(asked, [PING], Usage()).tool_calls
+                or self._turn(asked, [PING], Usage(), tool_choice="required").tool_calls
+            )
+        except ProviderError as problem:
+            if problem.transient:
+                raise
+            raise ConfigurationError(
+                f"{s.model} refused a request with one tool: {problem}; give a model (or start the server) with tool "
+                "calling, for vLLM with --enable-auto-tool-choice and --tool-call-parser"
+            ) from problem
+        if not called:
+            raise ConfigurationError(
+                f"{s.model} answered in words when asked to call a tool: no native tool calling; give another model, "
+                "or start the server with a tool parser (vLLM: --enable-auto-tool-choice --tool-call-parser NAME)"
+            )
+
+    def close(self) -> None:
+        """Stop the policy's thread; safe to call again."""
+        self.stop.set()
+        if self._thread.is_alive():
+            # LiteLLM leaves a logging task on the loop that it ran in.
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=5)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def _turn(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], usage: Usage, **options: Any
+    ) -> Action:
+        """One turn, tried again while the failure may pass."""
+        for wait in (*WAITS, None):
+            if self.stop.is_set():
+                break
+            try:
+                return self._once(messages, tools, usage, options)
+            except ProviderError as problem:
+                if wait is None or not problem.transient:
+                    raise
+                asked = problem.retry_after if isinstance(problem, SlowDown) else 0.0
+                self.stop.wait(min(120.0, max(wait, asked)))
+        raise ProviderError(
+            f"{self.settings.model}: stopped before the call; run the same command again", transient=True
+        )
+
+    def _once(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        usage: Usage,
+        options: Mapping[str, Any],
+    ) -> Action:
+        s = self.settings
+        with self.purse.call(s.model, most_tokens(messages, tools), s.max_tokens, s.price) as charge:
+            asked = self._complete(messages, tools, options)
+            try:
+                response = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+            except TimeoutError as problem:
+                raise ProviderError(f"{s.model} did not answer within {s.seconds:g} s", transient=True) from problem
+            charge(response)
+        self.answered_by.add(str(getattr(response, "model", "") or s.model))
+        counted = getattr(response, "usage", None)
+        usage.calls += 1
+        usage.prompt_tokens += int(getattr(counted, "prompt_tokens", 0) or 0)
+        usage.sampled_tokens += int(getattr(counted, "completion_tokens", 0) or 0)
+        if not response.choices:
+            raise ProviderError(f"{s.model} answered without a choice", transient=True)
+        choice = response.choices[0]
+        usage.truncated += choice.finish_reason == "length"
+        return _action(s.model, choice)
+
+    async def _complete(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> Any:
+        s = self.settings
+        litellm, openai = litellm_modules()
+        given: dict[str, Any] = {"tools": [dict(t) for t in tools], **options} if tools else {}
+        if s.temperature is not None:
+            given["temperature"] = s.temperature
+        if s.api_base:
+            given["api_base"] = s.api_base
+        call = litellm.acompletion(
+            model=s.model, messages=messages, max_tokens=s.max_tokens, timeout=s.seconds, api_key=key_of(s),
+            num_retries=0, max_retries=0, **given,
+        )  # fmt: skip
+        try:
+            # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.
+            return await asyncio.wait_for(call, s.seconds)
+        except openai.OpenAIError as problem:
+            raise self._failure(problem) from problem
+
+    def _failure(self, problem: Any) -> Exception:
+        litellm, _ = litellm_modules()
+        text = str(problem)
+        long = isinstance(problem, litellm.ContextWindowExceededError) or (
+            getattr(problem, "status_code", None) == 400 and any(w in text.lower() for w in _ABOUT_CONTEXT)
+        )
+        if long:
+            return ContextOverflow(
+                f"{self.settings.model}: the conversation is longer than its context: {text[:300]}; "
+                "use a model with a longer context"
+            )
+        return classified(self.settings, problem)
 
 
-def parse_completion(body: dict[str, Any], size: int = 0) -> Asked:
-    """A request to `/v1/completions`: one prompt, a text or token ids."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    ids = isinstance(prompt, list) and prompt and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
-    if not (ids or (isinstance(prompt, str) and prompt)):
-        raise ApiError(400, "prompt must be one text, or one list of token ids, that is not empty", param="prompt")
-    return _common(body, False, size=size, prompt=cast("str | list[int]", prompt))
+class ChatTurns:
+    """The turns of one episode on a `ChatPolicy`; `usage` and `seconds` (waiting for the model) are theirs alone."""
+
+    def __init__(self, policy: ChatPolicy) -> None:
+        self.policy, self.usage, self.seconds = policy, Usage(), 0.0
+
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        return self.policy.identity(adapter)
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        """The model's next turn. Raises `ProviderError`, `ContextOverflow`, `ConfigurationError` (key or model refused)
+        and `BudgetExceeded`. `seed` is not sent: few providers take one."""
+        since = time.perf_counter()
+        said = openai_messages([Message("system", environment.instructions), *environment.examples, *messages])
+        try:
+            return self.policy._turn(said, environment.tools, self.usage)
+        finally:
+            self.seconds += time.perf_counter() - since
 
 
-def _is_function(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
-def _common(body: dict[str, Any], chat: bool, **given: Any) -> Asked:
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise ApiError(400, "model must be a name; /v1/models lists them", param="model")
-    options = body.get("stream_options") or {}
-    stop = body.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
-        raise ApiError(400, "stop must be a text or a list of texts", param="stop")
-    if not isinstance(options, dict):
-        raise ApiError(400, "stream_options must be an object", param="stream_options")
-    longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True)
-    if longest is None:
-        longest = _number(body, "max_tokens", 1, 1 << 20, whole=True)
-    temperature = _number(body, "temperature", 0, 2)
-    seed = _number(body, "seed", -(1 << 63), (1 << 63) - 1, whole=True)
-    return Asked(
-        model=model,
-        chat=chat,
-        body=body,
-        stream=bool(body.get("stream")),
-        usage_in_stream=bool(options.get("include_usage")),
-        max_tokens=None if longest is None else int(longest),
-        temperature=1.0 if temperature is None else float(temperature),
-        seed=None if seed is None else int(seed) % (1 << 63),
-        stop=tuple(stop),
-        **given,
-    )
+def missing_keys(model: str) -> list[str]:
+    """Environment variables that LiteLLM would need for `model` and that are not set."""
+    litellm, _ = litellm_modules()
+    return [str(name) for name in litellm.validate_environment(model).get("missing_keys", [])]
 
 
-def _number(body: Mapping[str, Any], name: str, low: float, high: float, whole: bool = False) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return None
-    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not right or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        raise ApiError(400, f"{name} is {value!r:.40}; give {kind} from {low} to {high}", param=name)
-    return cast("float", value)
+def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages in the form of the chat protocol, where every call has an id and every result names its call.
 
-
-def refuse_unsupported(asked: Asked) -> None:
-    """Raises `ApiError` for what this process cannot do; a server behind the gateway decides for itself."""
-    for name, nothing in REFUSED.items():
-        if asked.body.get(name) not in nothing:
-            raise ApiError(400, f"{name} is not supported by the model in this process; leave it out", param=name)
-    if asked.body.get("tool_choice") not in (None, "auto", "none"):
-        raise ApiError(400, "tool_choice can be auto or none for the model in this process", param="tool_choice")
-    kind = asked.body.get("response_format")
-    if isinstance(kind, dict) and kind.get("type") not in (None, "text"):
-        raise ApiError(400, "response_format can be text only for the model in this process", param="response_format")
-
-
-def text_of(content: Any, where: str) -> str:
-    """The text of a message's content: a string, nothing, or text parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    raise ApiError(400, f"{where} holds something that is not text; send text", param=where)
-
-
-def to_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """This project's messages; neighbours of role user or system become one, as an append-only template wants it."""
-    messages: list[Message] = []
-    for index, one in enumerate(raw):
-        where = f"messages[{index}]"
-        role = cast("Role", ROLES[one["role"]])
-        text = text_of(one.get("content"), f"{where}.content")
-        calls = tuple(_call(call, f"{where}.tool_calls") for call in one.get("tool_calls") or ())
-        if messages and role in ("user", "system") and messages[-1].role == role:
-            messages[-1] = Message(role, f"{messages[-1].content}\n{text}")
+    Calls without an id (worked examples) get one, and results without one answer them in order. A result that answers
+    no call at all (to a turn that could not be read) becomes a user message: the protocol knows no such result."""
+    said: list[dict[str, Any]] = []
+    unnamed: list[str] = []
+    for place, message in enumerate(messages):
+        if message.tool_calls:
+            ids = [call.id or f"call_{place}_{index}" for index, call in enumerate(message.tool_calls)]
+            unnamed = [i for i, call in zip(ids, message.tool_calls, strict=True) if not call.id]
+            calls = [
+                {
+                    "id": i,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                }
+                for i, call in zip(ids, message.tool_calls, strict=True)
+            ]
+            said.append({"role": "assistant", "content": message.content or None, "tool_calls": calls})
+        elif message.role == "tool" and (message.tool_call_id or unnamed):
+            answered = message.tool_call_id or unnamed.pop(0)
+            said.append({"role": "tool", "tool_call_id": answered, "content": message.content})
         else:
-            given = one.get("tool_call_id")
-            messages.append(Message(role, text, calls, given if isinstance(given, str) else ""))
-    return messages
+            said.append({"role": "user" if message.role == "tool" else message.role, "content": message.content})
+    return said
 
 
-def _call(call: Any, where: str) -> ToolCall:
-    try:
-        function = call["function"]
-        written = function.get("arguments") or "{}"
-        arguments = json.loads(written) if isinstance(written, str) else written
-        return ToolCall(str(function["name"]), dict(arguments), str(call.get("id") or ""))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ApiError(400, f"{where} is not a list of calls with a name and JSON arguments", param=where) from None
+def _action(model: str, choice: Any) -> Action:
+    """The action of a reply. Arguments that are no JSON object make the whole turn malformed: the agent's mistake."""
+    message = choice.message
+    content = (message.content or getattr(message, "refusal", None) or "").strip()
+    if choice.finish_reason == "content_filter" and not content:
+        raise ProviderError(f"{model}: the provider's filter stopped the turn")
+    calls = []
+    for index, item in enumerate(message.tool_calls or ()):
+        name, text = str(item.function.name or ""), item.function.arguments or "{}"
+        try:
+            arguments = json.loads(text)
+            canonical_json(arguments).encode()  # NaN and lone surrogates are not JSON that can be stored
+        except (ValueError, RecursionError):
+            return Action(malformed=f"{name}({text})")
+        if not isinstance(arguments, dict) or not name:
+            return Action(malformed=f"{name}({text})")
+        calls.append(ToolCall(name, arguments, str(item.id or f"call_{index}")))
+    if not calls and not content:
+        return Action(malformed="(nothing)")
+    return Action(content=content.encode("utf-8", "replace").decode(), tool_calls=tuple(calls))
+
+
+def _table_row(model: str) -> Mapping[str, Any]:
+    """LiteLLM's row about a model, {} when it has none."""
+    litellm, _ = litellm_modules()
+    for name in (model, model.partition("/")[2]):
+        if name in litellm.model_cost:
+            return dict(litellm.model_cost[name])
+    return {}

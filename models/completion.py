@@ -33,6 +33,8 @@ class ModelSettings(Protocol):
     def structured(self) -> Literal["schema", "object", "text"]: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def send_temperature(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ async def complete(
 ) -> Completion:
     """One completion within `seconds`. Raises `ProviderError` (`transient` for time-outs, lost connections, 408, 409,
     429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or no structured output."""
-    litellm, openai = _litellm()
+    litellm, openai = litellm_modules()
     options: dict[str, Any] = {}
     if settings.structured == "schema":
         described = {"name": schema.__name__, "schema": _strict(schema.model_json_schema()), "strict": True}
@@ -73,10 +75,12 @@ async def complete(
         options["response_format"] = {"type": "json_object"}
     if settings.api_base:
         options["api_base"] = settings.api_base
-    options["api_key"] = _key(settings)
+    options["api_key"] = key_of(settings)
+    if settings.send_temperature:
+        options["temperature"] = temperature
     call = litellm.acompletion(
-        model=settings.model, messages=list(messages), temperature=temperature, max_tokens=settings.max_tokens,
-        timeout=seconds, num_retries=0, max_retries=0, **options,
+        model=settings.model, messages=list(messages), max_tokens=settings.max_tokens, timeout=seconds, num_retries=0,
+        max_retries=0, **options,
     )  # fmt: skip
     try:
         # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.
@@ -84,7 +88,7 @@ async def complete(
     except TimeoutError as error:
         raise ProviderError(f"{settings.model} did not answer within {seconds:.3g} s", transient=True) from error
     except openai.OpenAIError as error:
-        raise _classified(settings, error) from error
+        raise classified(settings, error) from error
     choice = response.choices[0]
     usage = getattr(response, "usage", None)
     # LiteLLM keeps the protocol's `refusal` under the provider's own fields for some providers.
@@ -105,7 +109,7 @@ def price_of(model: str, prompt_price: float | None, sampled_price: float | None
     """Dollars per million (prompt, sampled) tokens: as given, else LiteLLM's table, else None."""
     if prompt_price is not None and sampled_price is not None:
         return prompt_price, sampled_price
-    litellm, _ = _litellm()
+    litellm, _ = litellm_modules()
     for name in (model, model.partition("/")[2]):
         row = litellm.model_cost.get(name)
         if row and "input_cost_per_token" in row and "output_cost_per_token" in row:
@@ -119,7 +123,7 @@ def bad_release(release: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _litellm() -> tuple[Any, Any]:
+def litellm_modules() -> tuple[Any, Any]:
     """(litellm, openai): LiteLLM's exceptions are subclasses of openai's."""
     release = version("litellm")
     if bad_release(release):
@@ -136,7 +140,7 @@ def _litellm() -> tuple[Any, Any]:
     return litellm, openai
 
 
-def _key(settings: ModelSettings) -> str | None:
+def key_of(settings: ModelSettings) -> str | None:
     if not settings.api_key_variable:
         # A server of one's own needs none, but the client insists on a word.
         return "none" if settings.api_base else None
@@ -148,7 +152,7 @@ def _key(settings: ModelSettings) -> str | None:
     return key
 
 
-def _classified(settings: ModelSettings, error: Any) -> Exception:
+def classified(settings: ModelSettings, error: Any) -> Exception:
     status, text = getattr(error, "status_code", None), str(error)[:400]
     if status == 400 and settings.structured != "text" and _about_format(text):
         return ConfigurationError(

@@ -35,13 +35,6 @@ class Opening:
     text: str
 
 
-def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
-    """Reset `environment` to `task` and render its first observation, without the turn markers around it: they are
-    equal for all tasks, and half of the tokens of a short request."""
-    first = environment.reset(task).messages
-    return render_opening(renderer, environment, first)
-
-
 class Surroundings(Protocol):
     """What stands before every conversation of a target; an `Environment` has it."""
 
@@ -53,8 +46,9 @@ class Surroundings(Protocol):
     def examples(self) -> Sequence[Message]: ...
 
 
-def render_opening(renderer: Renderer, around: Surroundings, first: Sequence[Message]) -> Opening:
-    """The opening of a conversation that begins with the messages `first`."""
+def opening_of(around: Surroundings, renderer: Renderer, first: Sequence[Message]) -> Opening:
+    """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
+    all tasks, and half of the tokens of a short request."""
     start = renderer.start(around.instructions, around.tools, around.examples, first)
     before = around.examples[-1].role if around.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
@@ -62,6 +56,11 @@ def render_opening(renderer: Renderer, around: Surroundings, first: Sequence[Mes
     if shared >= end:  # nothing was said: the markers are all there is
         shared, end = start.shared, len(start.ids)
     return Opening(tuple(start.ids[:end]), shared, "\n".join(m.content for m in first))
+
+
+def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
+    """Reset `environment` to `task`; the opening of its first observation."""
+    return opening_of(environment, renderer, environment.reset(task).messages)
 
 
 def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:

@@ -23,7 +23,7 @@ from environments.contract import (
     Termination,
     content_hash,
 )
-from errors import EnvironmentFault, PolicyError, TraceError
+from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.policy import Generation, PolicyIdentity, Request, Sampling, ScriptedPolicy, TokenPolicy
 from models.renderer import Conversation, Renderer
@@ -97,7 +97,8 @@ class _Playing:
 
 
 class Player:
-    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments.
+    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments, `policy_seconds` that
+    spent waiting for the policy.
 
     Each call into an environment has `step_seconds`; one that takes longer ends its episode with an `EnvironmentFault`
     that names the limit (what can be interrupted, and where, stands in `models/deadline.py`). Nothing that an
@@ -116,6 +117,7 @@ class Player:
         self.make, self.policy, self.renderer, self.sampling, self.window = make, policy, renderer, sampling, window
         self.step_seconds = step_seconds
         self.environment_seconds = 0.0
+        self.policy_seconds = 0.0
 
     def play(self, episodes: Iterable[Episode]) -> Iterator[Trajectory]:
         """Trajectories in the order in which episodes end; at most `window` are open at once."""
@@ -221,6 +223,11 @@ class Player:
                 # An oracle asks the environment, so what is raised there is the environment's too.
                 action = self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
                 observation = self._act(playing, action, 0)
+        except ContextOverflow as problem:
+            # Before the first turn the task does not fit; later the agent filled its own context (see `_turn`).
+            if playing.steps:
+                return self._end(playing, Termination.CONTEXT)
+            return self._end(playing, Termination.ERROR, problem)
         except TraceError as problem:
             return self._end(playing, Termination.ERROR, problem)
         return self._end(playing, Termination.DONE)
@@ -248,7 +255,10 @@ class Player:
                     open_ones[episode.key] = playing
             if not open_ones:
                 return
-            for generation in policy.poll():
+            since = time.perf_counter()
+            generations = policy.poll()
+            self.policy_seconds += time.perf_counter() - since
+            for generation in generations:
                 playing = open_ones[generation.session]
                 ended = self._turn(playing, generation, policy, renderer)
                 if ended is not None:

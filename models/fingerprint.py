@@ -1,7 +1,7 @@
 """How a served adapter is known for the right one: what it does to the log-probabilities of a stored text.
 
 At registration the last tokens of a probe text are scored with the base alone and with the adapter. A server that holds
-the adapter moves the same tokens by the same amounts. Movements are compared (adapter minus base, on one engine), so that
+the adapter moves the same tokens alike. Movements are compared (adapter minus base, on one engine), so that
 precision and kernels, which shift both alike, cancel; the base's own figures tell whether the base is the same.
 """
 
@@ -41,6 +41,11 @@ class Fingerprint:
     base: tuple[float, ...]
     adapted: tuple[float, ...]
 
+    @property
+    def largest_move(self) -> float:
+        """The largest change of a token's log-probability, nats."""
+        return float(np.abs(_movement(self.base, self.adapted)).max())
+
     def text(self) -> str:
         """As a registry tag; `read_fingerprint` is the inverse."""
         numbers = {"base": self.base, "adapted": self.adapted}
@@ -69,7 +74,7 @@ def take_fingerprint(policy: Scorer, ids: Sequence[int], adapter: str) -> Finger
         raise AdapterError(f"a fingerprint needs a text of two tokens or more, got {len(kept)}; give a longer probe")
     base, adapted = (tuple(policy.score(kept, count, name)) for name in (None, adapter))
     found = Fingerprint(kept, base, adapted)
-    if not _size(_movement(found.base, found.adapted)) > LEAST_MOVE:
+    if not moves(found):
         raise AdapterError(
             f"adapter {adapter!r} is not live: it moves the probe by {_size(_movement(base, adapted)):.1e} nats "
             f"(at least {LEAST_MOVE} is needed); train it again"
@@ -105,9 +110,14 @@ def likeness(expected: Fingerprint, base: Sequence[float], adapted: Sequence[flo
     return Likeness(_size(seen), apart, float(np.abs(_movement(expected.base, base)).mean()))
 
 
-def prove(policy: Scorer, expected: Fingerprint, adapter: str) -> Likeness:
+def moves(expected: Fingerprint) -> bool:
+    """Whether the adapter does anything that can be seen."""
+    return _size(_movement(expected.base, expected.adapted)) > LEAST_MOVE
+
+
+def prove(policy: Scorer, expected: Fingerprint, adapter: str, still: bool = False) -> Likeness:
     """Score the stored text on a server and compare. Raises `AdapterError` that says which of base, movement at all,
-    and the right movement is lacking."""
+    and the right movement is lacking; `still` is for an adapter that must not move anything (yet)."""
     count = len(expected.base)
     base, adapted = (policy.score(expected.ids, count, name) for name in (None, adapter))
     found = likeness(expected, base, adapted)
@@ -116,7 +126,7 @@ def prove(policy: Scorer, expected: Fingerprint, adapter: str) -> Likeness:
             f"{adapter!r} is for another base: the server's base differs from the registered one by "
             f"{found.base_apart:.2f} nats a token (at most {BASE_APART}); serve the base it was trained on"
         )
-    if not found.moved > LEAST_MOVE:
+    if not still and not found.moved > LEAST_MOVE:
         raise AdapterError(
             f"{adapter!r} is not live: the server answers as its base does (moved {found.moved:.1e} nats); its weights "
             "are zero or do not reach the model: register the trained files again"

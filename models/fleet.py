@@ -156,7 +156,7 @@ class Fleet:
         return _asked(self.registry.champions)
 
     def _stand_ins(self, wanted: dict[str, RegisteredAdapter]) -> Iterator[tuple[str, RegisteredAdapter]]:
-        """Versions that answer in the place of a champion that is not live; asked for after the champions were served."""
+        """Versions that answer in the place of a champion that is not live; to be asked after serving those."""
         with self._changed:
             lacking = {a.capability for n, a in wanted.items() if self._entries[n].state is not AdapterState.LIVE}
             names = [n for c, n in self._routes.items() if c in lacking and n not in wanted]

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from peft import LoraConfig
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from environments.contract import Environment, TargetTask
 from errors import TrainingError
-from models.adapters import lora_deltas
+from models.actors import Actor, LocalActor
+from models.adapters import lora_config
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Renderer
@@ -35,11 +35,10 @@ from models.training_records import (
     COMPLETE,
     StepRecord,
     TrainingSettings,
+    gap_alarm,
     last_whole_checkpoint,
     misspecified,
 )
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class ScenarioSource(Protocol):
@@ -75,10 +74,11 @@ class EpisodeGRPO(GRPOTrainer):
                 f"the loss is {loss.item()} at step {self.state.global_step}; "
                 "lower the learning rate and start this adapter again"
             )
-        gap = ((self._logps - inputs["sampling_per_token_logps"]).abs() * self._mask).sum() / self._mask.sum().clamp(
-            min=1
-        )
-        self._metrics["train"]["logprob_gap"].append(gap.item())
+        apart = (self._logps - inputs["sampling_per_token_logps"]) * self._mask
+        tokens = self._mask.sum().clamp(min=1)
+        self._metrics["train"]["logprob_gap"].append((apart.abs().sum() / tokens).item())
+        self._metrics["train"]["sampler_ratio"].append(((apart.exp() * self._mask).sum() / tokens).item())
+        self.source.worst_ratio = max(self.source.worst_ratio, apart.abs().max().clamp(max=20).exp().item())
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
             self._kl_step = self.state.global_step
             self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
@@ -133,12 +133,14 @@ class Rollouts:
     def __init__(
         self,
         source: ScenarioSource,
-        policy: LocalPolicy,
+        actor: Actor,
         renderer: Renderer,
         settings: TrainingSettings,
         on_trajectories: Callable[[int, list[Trajectory]], None],
     ) -> None:
-        self.environments, self.policy, self.renderer, self.settings = source, policy, renderer, settings
+        self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
+        self.adapter = ""
+        self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
         self.on_trajectories = on_trajectories
         self.shared = 0
         self.last: list[Trajectory] = []
@@ -166,17 +168,17 @@ class Rollouts:
                     self.environments.scenario(seed),
                     s.seed * 100_003 + step,
                     k,
-                    "training",
+                    self.adapter,
                 )
                 for seed in seeds
                 for k in range(s.group_size)
             ]
             player = Player(
                 self.environments.environment,
-                self.policy,
+                self.actor.policy,
                 self.renderer,
                 Sampling(s.temperature, s.max_tokens),
-                2 * self.policy.rows,
+                2 * self.actor.rows,
             )
             done = {t.episode.key: t for t in player.play(episodes)}
             self.environment_seconds += player.environment_seconds
@@ -200,7 +202,7 @@ class Rollouts:
             kept.append(spare.pop(0))  # fills the batch; its advantages are 0
         # Episodes lost to the infrastructure may leave too few groups: informative ones then count twice.
         kept = (kept * s.groups)[: s.groups]
-        self.policy.free_buffers()  # the backward pass needs the memory
+        self.actor.rest()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
         self.last = [t for group in kept for t in group]
         return self.last
@@ -208,15 +210,15 @@ class Rollouts:
     def rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
         step = trainer.state.global_step
-        deltas = lora_deltas(trainer.accelerator.unwrap_model(trainer.model))
-        self.policy.load_adapter("training", f"step-{step}", deltas)
+        self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
+        self.worst_ratio = 1.0
         trajectories = self.collect(step)
         if len(prompts) != len(trajectories):
             raise TrainingError(
                 f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; "
                 "make them equal"
             )
-        self.shared = min(t.conversation.shared for t in trajectories)
+        self.shared = shared_ids(trajectories)
         out: dict[str, Any] = {
             "prompt_ids": [],
             "completion_ids": [],
@@ -236,17 +238,15 @@ class Rollouts:
         return out
 
 
-def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
-    """LoRA on the seven projections of the upper layers, as vLLM can load it: no DoRA, bias or saved modules."""
-    upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=0.0,
-        target_modules=list(PROJECTIONS),
-        layers_to_transform=upper,
-        task_type="CAUSAL_LM",
-    )
+def shared_ids(trajectories: Sequence[Trajectory]) -> int:
+    """How many leading ids all conversations share. Scenarios may come from environments with other instructions."""
+    most = min(t.conversation.shared for t in trajectories)
+    first = trajectories[0].conversation.ids[:most]
+    for t in trajectories[1:]:
+        ids = t.conversation.ids
+        if first != ids[: len(first)]:
+            first = first[: next(i for i, (a, b) in enumerate(zip(first, ids, strict=False)) if a != b)]
+    return len(first)
 
 
 class _Steps(TrainerCallback):
@@ -280,9 +280,12 @@ class _Steps(TrainerCallback):
                 "dropped_groups": float(self.rollouts.dropped),
                 "grad_norm": float(logs.get("grad_norm") or 0.0),
                 "entropy": float(logs.get("entropy") or 0.0),
+                "sampler_ratio": float(logs.get("sampler_ratio") or 1.0),
+                "sampler_ratio_worst": self.rollouts.worst_ratio,
             },
         )
         self.began = time.perf_counter()
+        record.metrics["gap_alarm"] = float(bool(gap_alarm(record)))
         self.records.append(record)
         self.on_step(record)
         self.verdict = misspecified(self.records)
@@ -297,16 +300,18 @@ class _Steps(TrainerCallback):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason."""
+    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason;
+    `environment_seconds` of this process's rollouts."""
 
     folder: Path
     records: tuple[StepRecord, ...]
     verdict: str
+    environment_seconds: float = 0.0
 
 
 def train_adapter(
     source: ScenarioSource,
-    policy: LocalPolicy,
+    policy: LocalPolicy | Actor,
     renderer: Renderer,
     settings: TrainingSettings,
     output: Path,
@@ -315,7 +320,8 @@ def train_adapter(
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`.
 
-    The base model is left as it was found. Raises `TrainingError` when the loss is not finite or nothing is
+    `policy` samples: the local one, on the model that is trained, or an actor. The base model is left as it was found.
+    Raises `TrainingError` when the loss is not finite or nothing is
     informative.
     """
     from datasets import Dataset
@@ -323,12 +329,13 @@ def train_adapter(
 
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
-    rollouts = Rollouts(source, policy, renderer, settings, on_trajectories)
+    actor = LocalActor(policy) if isinstance(policy, LocalPolicy) else policy
+    rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
     rows = settings.groups * settings.group_size
     micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
     torch.manual_seed(settings.seed)
-    shape: Any = policy.model.config
-    peft = get_peft_model(policy.model, lora_config(settings, shape.num_hidden_layers))
+    shape: Any = actor.model.config
+    peft = get_peft_model(actor.model, lora_config(settings, shape.num_hidden_layers))
     callback = _Steps(rollouts, on_step, records)
     config = GRPOConfig(
         output_dir=str(output),
@@ -350,8 +357,8 @@ def train_adapter(
         save_steps=1,
         save_total_limit=2,
         gradient_checkpointing=False,
-        use_cpu=policy.model.device.type == "cpu",
-        bf16=policy.model.dtype == torch.bfloat16 and policy.model.device.type != "cpu",
+        use_cpu=actor.model.device.type == "cpu",
+        bf16=actor.model.dtype == torch.bfloat16 and actor.model.device.type != "cpu",
         report_to=[],
         disable_tqdm=True,
         seed=settings.seed,
@@ -380,11 +387,11 @@ def train_adapter(
         peft.save_pretrained(str(folder), safe_serialization=True)
     finally:
         peft.unload()
-        if "training" in policy.adapters:
-            policy.unload_adapter("training")
+        actor.retire()
     if records and not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
-    return TrainingResult(folder, tuple(records), callback.verdict or misspecified(records))
+    verdict = callback.verdict or misspecified(records)
+    return TrainingResult(folder, tuple(records), verdict, rollouts.environment_seconds)
 
 
 def _reward(reward: list[float], **_: Any) -> list[float]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
 
 from models.attention import attend_padded
+
+# Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
+QUERIES_AT_ONCE = 512
 
 
 class KeyValueCache:
@@ -21,18 +26,21 @@ class KeyValueCache:
         self.v: list[torch.Tensor] = []
         self.room = 0
 
-    def reserve(self, length: int) -> None:
-        """Make room for `length` tokens per row."""
+    def reserve(self, length: int, used: Sequence[int] = ()) -> None:
+        """Make room for `length` tokens per row. `used` are the tokens that the first slots hold; the others hold none.
+
+        Only what is used is copied: memory that was never written costs nothing on a CPU, so that a few long episodes
+        do not pay for all slots."""
         if length <= self.room:
             return
         slots, heads, _, dim = self.shape
         room = max(64, -(-length * 3 // 2 // 32) * 32)
         grown: list[list[torch.Tensor]] = []
         for old in (self.k, self.v):
-            # Zeros, not empty memory: a masked weight of 0 times a stray NaN would still be NaN.
-            fresh = [self.like.new_zeros(slots, heads, room, dim) for _ in range(self.layers)]
+            fresh = [_zeros(self.like, (slots, heads, room, dim)) for _ in range(self.layers)]
             for new, prior in zip(fresh, old, strict=False):
-                new[:, :, : self.room] = prior
+                for slot, held in enumerate(used):
+                    new[slot, :, :held] = prior[slot, :, :held]
             grown.append(fresh)
         (self.k, self.v), self.room = grown, room
 
@@ -53,6 +61,15 @@ class KeyValueCache:
             buffer[b, :, :length] = held
 
 
+def _zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Zeros, not empty memory: a masked weight of 0 times a stray NaN would still be NaN. On a CPU they are pages that
+    the system gives when they are written (`torch.zeros` writes them all at once)."""
+    size = math.prod(shape)
+    if like.device.type != "cpu" or not size:
+        return like.new_zeros(shape)
+    return torch.frombuffer(mmap.mmap(-1, size * like.element_size()), dtype=like.dtype, count=size).view(shape)
+
+
 class PrefixPass:
     """Forward pass of one sequence whose keys and values become a shared prefix."""
 
@@ -63,9 +80,14 @@ class PrefixPass:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
         self.k.append(k.contiguous())
         self.v.append(v.contiguous())
-        n = q.shape[1]
-        hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)[None]
-        return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
+        n, parts = q.shape[1], []
+        # In blocks of queries: the scores of a prefix of 6,000 tokens at once would take gigabytes.
+        for start in range(0, n, QUERIES_AT_ONCE):
+            end = min(n, start + QUERIES_AT_ONCE)
+            hidden = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(1 + start)[None]
+            part = q[None, :, start:end], k[None, :, :end], v[None, :, :end]
+            parts.append(attend_padded(*part, hidden, None, scaling)[0])
+        return torch.cat(parts, dim=1).transpose(0, 1)
 
 
 class RowsPass:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.contract import Message
-from models.chat import Asked, text_of
-from models.embedding import Opening, render_opening
+from models.chat_api import Asked, text_of
+from models.embedding import Opening, opening_of
 from models.gateway_errors import ApiError
 from models.local_engine import LocalEngine
 from models.renderer import Renderer
@@ -83,7 +83,7 @@ class RouteMaker:
         began = time.perf_counter()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RouteDecision] = loop.create_future()
-        one = render_opening(self.renderer, self.preset, [Message("user", words)])
+        one = opening_of(self.preset, self.renderer, [Message("user", words)])
         one = Opening(one.prompt[: one.shared + MOST_TOKENS], one.shared, one.text)
         with self._lock:
             self._pending.append((one, future, loop))
@@ -97,7 +97,7 @@ class RouteMaker:
         """Compute what all requests share."""
         self.engine.call(
             lambda: self.router.route(
-                self.engine.policy, self.renderer, [render_opening(self.renderer, self.preset, [Message("user", "?")])]
+                self.engine.policy, self.renderer, [opening_of(self.preset, self.renderer, [Message("user", "?")])]
             )
         ).result()
 

@@ -295,7 +295,7 @@ class LocalPolicy:
         row.todo = suffix[len(row.ids) :]
         row.sampled, row.logprobs, row.request = [], [], request
         row.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
-        self._cache.reserve(len(suffix) + request.sampling.max_tokens)
+        self._cache.reserve(len(suffix) + request.sampling.max_tokens, [len(r.ids) for r in self._slots])
         if place != self._active:
             other = self._slots[self._active]
             self._cache.swap(place, self._active, max(len(row.ids), len(other.ids)))

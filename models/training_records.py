@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 COMPLETE = "complete.json"
+# Nats a token, and distance of the mean ratio from 1: beyond these the trainer learns from what another model did.
+GAP_ALARM, RATIO_ALARM = 0.1, 0.1
+logger = logging.getLogger("trace.models")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,23 @@ class StepRecord:
     logprob_gap: float
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def gap_alarm(record: StepRecord) -> str:
+    """What is wrong between sampler and trainer, also logged; "" when they agree.
+
+    Before the first update of a batch both are the same policy: their log-probabilities differ by rounding alone.
+    """
+    ratio = record.metrics.get("sampler_ratio", 1.0)
+    if record.logprob_gap <= GAP_ALARM and abs(ratio - 1) <= RATIO_ALARM:
+        return ""
+    alarm = (
+        f"step {record.step}: sampler and trainer are {record.logprob_gap:.3f} nats apart a token, ratio {ratio:.3f} "
+        f"(alarm at {GAP_ALARM} and 1 +- {RATIO_ALARM}); serve the trained base in the trainer's dtype, with "
+        "--logprobs-mode processed_logprobs"
+    )
+    logger.warning("%s", alarm)
+    return alarm
 
 
 def misspecified(records: Sequence[StepRecord], window: int = 3) -> str:

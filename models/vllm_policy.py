@@ -52,8 +52,13 @@ class VllmPolicy:
         self.sampled_tokens = 0
 
     def close(self) -> None:
-        """End threads and connections."""
+        """Take this policy's adapters from the servers, end threads and connections."""
         self._abandon()
+        for name in list(self._adapters):
+            try:
+                self.unload_adapter(name)
+            except PolicyError as problem:
+                logger.warning("adapter %s stays loaded: %s", name, problem)
         for server in self.servers:
             server.close()
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -10,37 +10,59 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from db import Round, Store, open_store
 from environments.catalogue import load_target
-from environments.contract import Target
+from environments.contract import Target, TargetTask
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry
+from models.sampler import LocalPolicy
+from models.vllm_policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
+from tasks.policies import check_policy, open_policy
+from tasks.preflight import check_analyst
 from tasks.traffic import TRAFFIC, TrafficTarget
 
+T = TypeVar("T")
 logger = logging.getLogger("trace")
 
 # A stage whose process died is taken over after this long; heartbeats come three times as often.
 LEASE_SECONDS = 15.0
-ENVIRONMENT = "environment"  # time spent in environments, as a part of the other stages
+
+
+@dataclass
+class Stopwatch:
+    """Adds up the seconds spent inside `with`."""
+
+    seconds: float = 0.0
+    _began: float = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
 
 
 @dataclass
 class Context:
-    """One open round."""
+    """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
+    wall time is orchestration."""
 
     settings: Settings
     store: Store
     round: Round
-    model_seconds: float = 0.0
-    environment_seconds: float = 0.0
-    _cache: dict[str, Any] = field(default_factory=dict)
+    model: Stopwatch = field(default_factory=Stopwatch)
+    environment: Stopwatch = field(default_factory=Stopwatch)
+    _kept: dict[str, Any] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
 
     @cached_property
     def target(self) -> Target:
@@ -52,15 +74,36 @@ class Context:
         return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
 
     @cached_property
+    def policy(self) -> LocalPolicy | VllmPolicy:
+        """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
+        return open_policy(self.settings, self.base)
+
+    @cached_property
     def registry(self) -> Registry:
         return Registry(
             self.settings.tracking_uri, registry_name(self.settings.target), self.settings.folder / "mlartifacts"
         )
 
+    def tasks(self, split: str) -> list[TargetTask]:
+        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances."""
+        found = list(self.target.tasks(split))
+        most = self.settings.rollout.tasks or len(found)
+        # The middle of each of `most` equal parts: targets list their tasks family by family.
+        return found if most >= len(found) else [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
+
     @property
     def folder(self) -> Path:
         """Where the round's own files lie."""
         return self.settings.folder / self.round.id
+
+    def keep(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives: made once, and closed (its `close()`) when the round is let go of."""
+        if name not in self._kept:
+            made: Any = make()
+            self.closing.callback(made.close)
+            self._kept[name] = made
+        kept: T = self._kept[name]
+        return kept
 
     def stage(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Do a stage once: its stored result if it is done, else claim it, work, and store what came of it."""
@@ -70,8 +113,12 @@ class Context:
             if stage.claim(lease_seconds=LEASE_SECONDS):
                 logger.info("stage %s begins", name)
                 began = time.perf_counter()
+                before = self.model.seconds, self.environment.seconds
                 with stage.working():
                     result = dict(work())
+                # Of a stage that was resumed: what the last process spent, as with the stage's seconds.
+                result["model_seconds"] = round(self.model.seconds - before[0], 3)
+                result["environment_seconds"] = round(self.environment.seconds - before[1], 3)
                 stage.finish(result)
                 logger.info("stage %s done in %.1f s", name, time.perf_counter() - began)
                 return result
@@ -97,6 +144,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     folder = writable_folder(settings.folder)
     store = open_store(settings.database_url)
     target = target_named(settings.target, store)
+    check_analyst(settings, target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
@@ -122,8 +170,10 @@ def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     writable_folder(settings.folder)
     with open_store(settings.database_url) as store:
-        target_named(settings.target, store)
-    check_base(settings.base_model)
+        target = target_named(settings.target, store)
+        check_base(settings.base_model)
+        check_analyst(settings, target, store)
+        check_policy(settings)
 
 
 def current(round_id: str) -> Context:
@@ -133,15 +183,25 @@ def current(round_id: str) -> Context:
         store = open_store(settings.database_url)
         row = store.round(round_id)
         merged = load_settings(
-            **{**row.config, "home": settings.home, "database": settings.database, "tracking": settings.tracking}
+            **{
+                **row.config,
+                "home": settings.home,
+                "database": settings.database,
+                "tracking": settings.tracking,
+                "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
+            }
         )
         _OPEN[round_id] = Context(merged, store, row)
     return _OPEN[round_id]
 
 
 def forget(round_id: str) -> None:
-    """Drop a round's context from this process."""
-    _OPEN.pop(round_id, None)
+    """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
+    context = _OPEN.pop(round_id, None)
+    if context is not None:
+        context.closing.close()
+        if isinstance(policy := context.__dict__.get("policy"), VllmPolicy):
+            policy.close()
 
 
 def peak_gib() -> float:

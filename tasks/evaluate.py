@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
-from environments.contract import Generators, TargetTask
-from models.embedding import embed, openings
+from environments.contract import Generators, Message, TargetTask
+from models.embedding import Opening, embed_openings, opening_of, openings
 from models.episodes import Episode
 from models.router import RouteDecision, Router
 from models.router_measures import calibrated, choose_mode
@@ -27,34 +27,22 @@ from tasks.statistics import align, clustered_interval
 from tasks.synthesize import stored_environment
 from tasks.train import adapter_id, load_trained
 
+logger = logging.getLogger("trace")
+
 # Successful training trajectories that the router keeps per capability.
 EXAMPLES_PER_CAPABILITY = 120
 
 
-def stored_prompts(context: Context, ids: list[str]) -> dict[str, list[int]]:
-    """The first prompt of stored trajectories: what stands before the first sampled token."""
-    prompts = {}
-    for row in context.store.trajectories(None, with_blobs=True, id=ids):
-        if row.sampled_mask is not None and row.token_ids is not None:
-            first = [bool(m) for m in row.sampled_mask].index(True)
-            prompts[row.id] = [int(i) for i in row.token_ids[:first]]
-    return prompts
-
-
-def common_length(prompts: Sequence[list[int]]) -> int:
-    """How many leading ids all prompts share."""
-    first, last = min(prompts), max(prompts)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max(0, same)
-
-
-def without_marker(context: Context, prompt: list[int]) -> list[int]:
-    """A first prompt without the turn marker that opens the answer."""
-    for role in ("user", "tool"):
-        marker = context.base.renderer.separator(role, "assistant")
-        if prompt[-len(marker) :] == marker:
-            return prompt[: -len(marker)]
-    return prompt
+def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
+    """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
+    environment, found = context.target.environment(), {}
+    for row in context.store.trajectories(None, id=ids):
+        roles = [m["role"] for m in row.messages]
+        if "assistant" in roles and roles[0] != "assistant":
+            first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
+            found[row.id] = opening_of(environment, context.base.renderer, first)
+    environment.close()
+    return {i: found[i] for i in ids if i in found}
 
 
 @task(name="route", task_run_name="fit the router", **RETRIES)
@@ -75,19 +63,17 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
         solved = outcomes(context, diagnosis_ids(round_id))
         solved = solved[solved["success"]].drop_duplicates("task")
         labels |= dict.fromkeys(solved["id"], "")
-        prompts = stored_prompts(context, list(labels))
-        # As `openings` gives them when tasks are routed: what all share is left out, turn markers included.
-        first = openings(context.target.environment, context.base.renderer, context.target.tasks("diagnosis")[:1])
-        shared = min(common_length(list(prompts.values())), first[0].shared)
-        rows = [without_marker(context, prompts[i]) for i in labels]
-        vectors = embed(context.base.policy, rows, shared)
-        router = choose(context, Router.fit(vectors, list(labels.values()), list(labels)), capabilities)
+        with context.model:
+            given = stored_openings(context, list(labels))
+            vectors = embed_openings(context.base.policy, list(given.values()))
+            fitted = Router.fit(vectors, [labels[i] for i in given], list(given))
+            router = choose(context, fitted, capabilities)
         router.save(context.folder / "router")
         return {
             "version": router.version,
             "mode": router.mode,
-            "examples": len(labels),
-            "labels": {k or "none": v for k, v in Counter(labels.values()).items()},
+            "examples": len(given),
+            "labels": {k or "none": v for k, v in Counter(labels[i] for i in given).items()},
         }
 
     return context.stage("route", work)
@@ -97,10 +83,11 @@ def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
     probability below which it abstains."""
     mode = context.settings.router
-    if not isinstance(context.target, Generators):  # nobody knows which capability its tasks need
+    if not isinstance(context.target, Generators):
+        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
         return router.with_mode("retrieval" if mode == "auto" else mode)
     families, base = context.target.families(), context.base
-    tasks = list(context.target.tasks("validation"))
+    tasks = context.tasks("validation")
     truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
     rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
     if mode == "auto":
@@ -112,7 +99,8 @@ def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> lis
     """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
     base = context.base
     given = openings(context.target.environment, base.renderer, tasks)
-    decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
+    with context.model:
+        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
     return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
 
 
@@ -123,17 +111,16 @@ def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, An
 
     def work() -> dict[str, Any]:
         settings = context.settings
-        trials = settings.evaluation.trials
-        tasks = list(context.target.tasks(split))
+        trials = settings.evaluation.validation_trials if split == "validation" else settings.evaluation.trials
+        tasks = context.tasks(split)
         ground = base_ground(context, "evaluation")
         base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")
-        for capability in capabilities:
-            load_trained(context, capability)
+        loaded = {capability: load_trained(context, capability) for capability in capabilities}
         decisions = dict(
             zip([t.id for t in tasks], decide(context, tasks, capabilities) if capabilities else [], strict=False)
         )
         routed = [
-            Episode("", t, settings.seed, k, (decisions[t.id].capability or None) if decisions else None)
+            Episode("", t, settings.seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
             for t in tasks
             for k in range(trials)
         ]

@@ -11,6 +11,7 @@ from prefect.artifacts import create_table_artifact
 from db import row_id
 from errors import EnvironmentFault
 from tasks.context import current, is_transient
+from tasks.contrast import contrast_by_model, judge_fits
 from tasks.playing import base_ground, episodes_for, outcomes, play_owed
 from tasks.selection import bootstrap_labels, discover_candidates, select
 from tasks.traffic import TrafficTarget, import_conversations
@@ -23,7 +24,7 @@ def diagnosis_ids(round_id: str) -> list[str]:
     context = current(round_id)
     if isinstance(context.target, TrafficTarget):  # played already, by users
         return import_conversations(context.store, context.round, context.target)
-    episodes = episodes_for(context.target.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
+    episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
     return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
 
 
@@ -44,13 +45,15 @@ def rollout(round_id: str) -> dict[str, Any]:
     return context.stage("rollout", work)
 
 
-@task(name="contrast", task_run_name="contrast by the checks analyst", **RETRIES)
+@task(name="contrast", task_run_name="contrast successes with failures", **RETRIES)
 def contrast(round_id: str) -> dict[str, Any]:
-    """Candidates and labels from the verifier's checks; N runs are bootstrap resamples."""
+    """Candidates and labels: from the verifier's checks, where N runs are bootstrap resamples, or by a model."""
     context = current(round_id)
 
     def work() -> dict[str, Any]:
         frame, checks = _evidence(round_id)
+        if context.settings.analyst.kind == "llm":
+            return contrast_by_model(context, frame)
         candidates = discover_candidates(checks, frame)
         rows = [
             {
@@ -102,7 +105,7 @@ def _labels(round_id: str, frame: pd.DataFrame, checks: pd.DataFrame) -> pd.Data
 
 @task(name="select", task_run_name="select by coverage and contrast", **RETRIES)
 def select_capabilities(round_id: str) -> dict[str, Any]:
-    """Cov, Delta and K of N; returns the selected names, in order."""
+    """Cov, Delta and K of N; returns the selected names that an environment could train, in order."""
     context = current(round_id)
 
     def work() -> dict[str, Any]:
@@ -115,6 +118,8 @@ def select_capabilities(round_id: str) -> dict[str, Any]:
         stored["capability"] = stored["capability_id"].map(names)
         stored["passed"] = stored["trajectory_id"].map(frame).astype(bool)
         chosen = select(stored, rule.rho, rule.delta, rule.required, rule.runs)
+        kappas = (context.store.stage(round_id, "contrast").row().result or {}).get("kappa_by_capability", {})
+        unfit = judge_fits(context, chosen, frame.to_dict()) if context.settings.analyst.kind == "llm" else {}
         rank = {c.name: i for i, c in enumerate([c for c in chosen if c.selected])}
         context.store.put(
             "selections",
@@ -130,6 +135,7 @@ def select_capabilities(round_id: str) -> dict[str, Any]:
                     "std_delta": c.std_delta,
                     "runs_passed": c.runs_passed,
                     "runs": rule.runs,
+                    "kappa": kappas.get(c.name),
                     "evidence": [{"id": i, "votes": v} for i, v in c.evidence[:20]],
                     "reason": c.reason,
                 }
@@ -146,11 +152,12 @@ def select_capabilities(round_id: str) -> dict[str, Any]:
                     "Cov": round(c.mean_cov, 3),
                     "Delta": round(c.mean_delta, 3),
                     "runs": f"{c.runs_passed}/{rule.runs}",
-                    "reason": c.reason,
+                    "kappa": "" if kappas.get(c.name) is None else round(kappas[c.name], 2),
+                    "reason": unfit.get(c.name, c.reason),
                 }
                 for c in chosen
             ],
         )
-        return {"selected": [c.name for c in chosen if c.selected]}
+        return {"selected": [c.name for c in chosen if c.selected and c.name not in unfit], "unfit": unfit}
 
     return context.stage("select", work)

@@ -102,11 +102,12 @@ class MinedCapability:
 
 @dataclass(frozen=True)
 class Labelling:
-    """All labels of the complete runs [run, trajectory_id, capability, label, weight, passed, request_hash], and the
-    runs that were refused, with what was wrong."""
+    """All labels of the complete runs [run, trajectory_id, capability, label, weight, passed, request_hash], the runs
+    that were refused, with what was wrong, and those of them that may be complete when asked again later."""
 
     labels: pd.DataFrame
     refused: tuple[tuple[int, str], ...]
+    waiting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,8 +201,9 @@ def label(
 ) -> Labelling:
     """N independent runs over every (trajectory, capability) pair, each in fresh contexts and in an order of its own.
 
-    A run in which a request stayed without a usable answer is refused as a whole and named. Raises `LabelError` when
-    none is complete. Every label carries the hash of the request that gave it.
+    A run in which a request stayed without a usable answer is refused as a whole and named. When none is complete this
+    raises a transient `ProviderError` if the model may answer later, else `LabelError`; a run of which no request was
+    answered for such a reason is the last that is tried. Every label carries the hash of the request that gave it.
     """
     by_id = {t.id: t for t in transcripts}
     if len(by_id) != len(transcripts):
@@ -209,7 +211,8 @@ def label(
     texts = {t.id: compact(t.messages, settings.trajectory_tokens, t.id) for t in transcripts}
     names = [candidate.name for candidate in candidates]
     complete: list[tuple[int, list[tuple[str, dict[str, dict[str, str]]]]]] = []
-    refused = []
+    refused: list[tuple[int, str]] = []
+    waiting: list[int] = []
     for run in range(settings.runs):
         batches = _batches(list(by_id), settings, run)
         questions = [_label_question(batch, by_id, texts, candidates, context, settings, run) for batch in batches]
@@ -219,15 +222,25 @@ def label(
             refused.append(
                 (run, f"{len(failures)} of {len(answers)} requests stayed without labels, first: {failures[0]}")
             )
+            if any(failure.transient for failure in failures):
+                waiting.append(run)
+            if all(isinstance(answer, ProviderError) and answer.transient for answer in answers):
+                waiting += range(run + 1, settings.runs)
+                break
             continue
         rows = []
         for batch, answer in zip(batches, answers, strict=True):
             assert isinstance(answer, Answer)
             rows.append((answer.request_hash, _by_trajectory(batch, answer.value)))
         complete.append((run, rows))
+    if not complete and waiting:
+        raise ProviderError(
+            f"none of {settings.runs} labelling runs is complete, and the model may answer later: {refused[0][1]}",
+            transient=True,
+        )
     if not complete:
         raise LabelError(f"none of {settings.runs} labelling runs is complete; run 0: {refused[0][1]}")
-    return Labelling(_frame(complete, by_id, names), tuple(refused))
+    return Labelling(_frame(complete, by_id, names), tuple(refused), tuple(waiting))
 
 
 def agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +30,15 @@ class Playground:
     group: str | None = None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Which target's data an episode was played on, and in which round (None: outside of one)."""
+
+    target: str
+    data_hash: str
+    round_id: str | None = None
+
+
 def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: str | None = None) -> list[Episode]:
     """One episode per task and trial; `key` is filled in by `play_owed`."""
     return [Episode("", task, seed, trial, adapter) for task in tasks for trial in range(trials)]
@@ -51,7 +59,7 @@ def play_owed(
 ) -> list[str]:
     """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`."""
     base = context.base if policy is None or isinstance(policy, TokenPolicy) else None
-    acting = policy if policy is not None else context.base.policy
+    acting = policy if policy is not None else context.policy
     identities = {a: acting.identity(a) for a in {e.adapter for e in episodes}}
     ids = [ids_of(context, ground, [e], identities[e.adapter])[0] for e in episodes]
     stored = context.store.stored_ids(ids)
@@ -66,29 +74,34 @@ def play_owed(
         2 * context.settings.rollout.rows,
     )
     waiting: list[TrajectoryRow] = []
-    began = time.perf_counter()
     for trajectory in track(player.play(owed.values()), what or ground.purpose, len(owed), "episodes"):
         waiting.append(trajectory_row(context, ground, trajectory))
         if len(waiting) >= FLUSH:
             context.store.add_trajectories(waiting)
             waiting.clear()
     context.store.add_trajectories(waiting)
-    context.environment_seconds += player.environment_seconds
-    context.model_seconds += time.perf_counter() - began - player.environment_seconds
+    context.environment.seconds += player.environment_seconds
+    context.model.seconds += player.policy_seconds
     return ids
 
 
 def trajectory_row(
     context: Context, ground: Playground, trajectory: Trajectory, row_id: str | None = None
 ) -> TrajectoryRow:
+    """What the store keeps of an episode of a round."""
+    at = Origin(context.round.target, context.round.data_hash, context.round.id)
+    return row_of(trajectory, ground, at, row_id)
+
+
+def row_of(trajectory: Trajectory, ground: Playground, at: Origin, row_id: str | None = None) -> TrajectoryRow:
     """What the store keeps of an episode."""
     episode, talk, score = trajectory.episode, trajectory.conversation, trajectory.score
     return TrajectoryRow(
         id=row_id or episode.key,
-        round_id=context.round.id,
+        round_id=at.round_id,
         purpose=ground.purpose,
-        target=context.round.target,
-        data_hash=context.round.data_hash,
+        target=at.target,
+        data_hash=at.data_hash,
         environment=ground.environment,
         task_id=episode.task.id,
         family=episode.task.family,

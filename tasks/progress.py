@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,35 +15,87 @@ logger = logging.getLogger("trace")
 EVERY_SECONDS = 15.0
 
 
-def track(items: Iterable[T], what: str, total: int, unit: str) -> Iterator[T]:
-    """Yield `items`, showing how many of `total` are done."""
-    if sys.stderr.isatty():
-        yield from _bar(items, what, total, unit)
-        return
-    began = last = time.monotonic()
-    for done, item in enumerate(items, 1):
-        yield item
+class Meter:
+    """Shows, within `with`, how many of `total` are done; `advance` after each. `done` says how many were before, as
+    when a training is resumed: they do not count into the rate."""
+
+    def __init__(self, what: str, total: int, unit: str, done: int = 0) -> None:
+        self.what, self.total, self.unit, self.before, self.done = what, total, unit, done, done
+
+    def __enter__(self) -> Meter:
+        self._began = self._said = time.monotonic()
+        self._bar = _Bar(self) if sys.stderr.isatty() else None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.close()
+
+    @property
+    def rate(self) -> float:
+        """Items a second, since this meter began."""
+        return (self.done - self.before) / max(1e-6, time.monotonic() - self._began)
+
+    def advance(self, note: str = "", say: bool = False) -> None:
+        """One more is done; `note` is shown beside it. In a log, `say` writes a line even if the last one is recent."""
+        self.done += 1
         now = time.monotonic()
-        if now - last >= EVERY_SECONDS and done < total:
-            rate = done / (now - began)
-            logger.info("%s: %d of %d %s, %.1f/s, %.0f s left", what, done, total, unit, rate, (total - done) / rate)
-            last = now
+        if self._bar:
+            self._bar.show(note)
+        elif say or (now - self._said >= EVERY_SECONDS and self.done < self.total):
+            left = (self.total - self.done) / max(1e-6, self.rate)
+            logger.info(
+                "%s: %d of %d %s, %s, %.0f s left%s",
+                self.what,
+                self.done,
+                self.total,
+                self.unit,
+                pace(self.rate, self.unit),
+                left,
+                f"; {note}" if note else "",
+            )
+            self._said = now
 
 
-def _bar(items: Iterable[T], what: str, total: int, unit: str) -> Iterator[T]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+class _Bar:
+    """The meter on a terminal."""
 
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task, began = progress.add_task(what, total=total, rate=""), time.monotonic()
-        for done, item in enumerate(items, 1):
+    def __init__(self, meter: Meter) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self.meter = meter
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.progress.start()
+        self.task = self.progress.add_task(meter.what, total=meter.total, completed=meter.done, rate="", note="")
+
+    def show(self, note: str) -> None:
+        self.progress.update(
+            self.task, completed=self.meter.done, rate=pace(self.meter.rate, self.meter.unit), note=note
+        )
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def pace(rate: float, unit: str) -> str:
+    """A rate as people read it: `2.4 episodes/s`, or `31 s each` where that is slower than one in two seconds."""
+    return f"{rate:.1f} {unit}/s" if rate >= 0.5 else f"{1 / max(1e-6, rate):.0f} s each"
+
+
+def track(items: Iterable[T], what: str, total: int, unit: str, note: Callable[[], str] = str) -> Iterator[T]:
+    """Yield `items`, showing how many of `total` are done, and what `note` says (such as the cost so far)."""
+    with Meter(what, total, unit) as meter:
+        for item in items:
             yield item
-            rate = done / max(1e-6, time.monotonic() - began)
-            progress.update(task, completed=done, rate=f"{rate:.1f} {unit}/s")
+            meter.advance(note())

@@ -13,6 +13,7 @@ from environments.contract import Generators
 from tasks.context import Context, current, peak_gib
 from tasks.mine import RETRIES
 from tasks.playing import outcomes
+from tasks.report_analyst import analyst_figures, analyst_warnings, versions_of
 from tasks.report_figures import (
     Calibration,
     CapabilityFigures,
@@ -47,7 +48,9 @@ def report(round_id: str, stopped: str = "") -> dict[str, Any]:
     context.registry.log_steps(run, {0: round_metrics(figures)})
     context.registry.end_run(run)
     create_markdown_artifact(
-        key="round", markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`"
+        key="round",
+        description=f"What the round on {context.round.target} came to",
+        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`",
     )
     return {"page": str(page)}
 
@@ -73,6 +76,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
     sides = {name: outcomes(context, test[f"{name}_ids"]) for name in ("base", "routed", "noop")} if test else {}
     seconds = {name: round(r["seconds"], 2) for name, r in stages.items() if r["seconds"] is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
+    work = {k: round(sum(r.get(f"{k}_seconds", 0.0) for r in results.values()), 2) for k in ("model", "environment")}
     capabilities = _capabilities(context, results)
     rule = settings.selection
     return RoundFigures(
@@ -86,6 +90,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         capabilities=capabilities,
         router=_router(context, test, [c.name for c in capabilities if c.verdict == "promoted"]) if test else None,
         seconds=seconds,
+        work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(context),
         peak_gib=round(peak_gib(), 2),
         errors=int(
@@ -94,8 +99,16 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
                 r=current_round.id,
             )["n"].iloc[0]
         ),
-        selection=SelectionRule(rho=rule.rho, delta=rule.delta, k=rule.required, n=rule.runs),
-        warnings=_warnings(capabilities),
+        selection=SelectionRule(
+            rho=rule.rho,
+            delta=rule.delta,
+            k=rule.required,
+            n=rule.runs,
+            analyst=settings.analyst.kind,
+            kappa=results.get("contrast", {}).get("kappa"),
+        ),
+        analyst=analyst_figures(context, results),
+        warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, results)],
         stopped=stopped or None,
         provenance=Provenance(
             base_model=context.base.identity.base,
@@ -172,6 +185,8 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
                 points=verdicts[name]["points"] if name in verdicts else None,
                 adjusted_p=verdicts[name]["p_holm"] if name in verdicts else None,
                 version=registered.get("version"),
+                kappa=s["kappa"],
+                versions=versions_of(context, s["capability_id"]),
             )
         )
     return figures
@@ -185,6 +200,8 @@ def _last_word(
         return verdicts[name]["verdict"], list(verdicts[name]["reasons"])
     if not selection["selected"]:
         return "not-selected", [selection["reason"]]
+    if name in results.get("select", {}).get("unfit", {}):
+        return "not-trainable", [results["select"]["unfit"][name]]
     if over:
         return "over-budget", [
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."

@@ -66,9 +66,37 @@ class Calibration(_Figures):
     version: int = 1
 
 
+class SynthesisVersion(_Figures):
+    """One version of an environment that a model wrote: whether it may train, the beginning of its code's hash ("" when
+    the model gave none), the sandbox level it was judged in, and why it was refused."""
+
+    number: int
+    accepted: bool
+    code_hash: str = ""
+    sandbox: str = ""
+    reasons: list[str] = []
+
+
+class AnalystFigures(_Figures):
+    """The language model that labelled and wrote, and what it cost in all; `refused` says why labelling runs were left
+    out, `too_long` counts trajectories that could not be labelled."""
+
+    model: str
+    calls: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    dollars: float = 0.0
+    seconds: float = 0.0
+    stages: dict[str, float] = {}
+    runs: int | None = None
+    refused: list[str] = []
+    too_long: int = 0
+
+
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the last word on it: the gate's verdict, `unsynthesizable`,
-    `reward-misspecified`, or `not-selected`; `reasons` are sentences."""
+    `reward-misspecified`, `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences;
+    `kappa` is how far labelling runs agree on it."""
 
     name: str
     mean_cov: float
@@ -88,6 +116,8 @@ class CapabilityFigures(_Figures):
     version: str | None = None
     link: str | None = None
     champion: str | None = None
+    kappa: float | None = None
+    versions: list[SynthesisVersion] = []
 
 
 class RouterFigures(_Figures):
@@ -132,7 +162,8 @@ class Provenance(_Figures):
 
 class RoundFigures(_Figures):
     """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
-    `errors` counts episodes lost to infrastructure, which are in no denominator."""
+    `work` splits the same seconds into model, environment and orchestration (everything else); `errors` counts episodes
+    lost to infrastructure, which are in no denominator."""
 
     round: str
     target: str
@@ -146,10 +177,12 @@ class RoundFigures(_Figures):
     capabilities: list[CapabilityFigures] = []
     router: RouterFigures | None = None
     seconds: dict[str, float] = {}
+    work: dict[str, float] = {}
     tokens: dict[str, int] = {}
     peak_gib: float | None = None
     errors: int = 0
     selection: SelectionRule = SelectionRule()
+    analyst: AnalystFigures | None = None
     warnings: list[str] = []
     stopped: str | None = None
     provenance: Provenance = Provenance()

@@ -21,7 +21,7 @@ from environments.module_files import validate_module, verdict_lines
 from environments.modules import SandboxedModule
 from environments.sandbox import choose_level
 from environments.validation import DEFAULT_LIMITS, Limits, ValidationVerdict
-from errors import ProviderError, SandboxError
+from errors import EnvironmentFault, ProviderError
 from models.analyst import Answer, Question
 
 STAGE = "synthesize"
@@ -30,6 +30,15 @@ _SHAPE = 400
 
 # The policy under training plays the module's scenarios; the verdict is of the method's fourth check.
 Calibrate = Callable[[SandboxedModule], ValidationVerdict]
+
+
+@dataclass(frozen=True)
+class SynthesisRules:
+    """Sample sizes of validation, how many versions are asked for, and how freely the model writes."""
+
+    limits: Limits = DEFAULT_LIMITS
+    versions: int = VERSIONS
+    temperature: float = 0.7
 
 
 class Writer(Protocol):
@@ -87,28 +96,39 @@ class Synthesis:
 
 
 def synthesize(
-    analyst: Writer, brief: Brief, calibrate: Calibrate, limits: Limits = DEFAULT_LIMITS, versions: int = VERSIONS
+    analyst: Writer,
+    brief: Brief,
+    calibrate: Calibrate,
+    rules: SynthesisRules | None = None,
+    known: Sequence[Version] = (),
+    keep: Callable[[Version], None] = lambda version: None,
 ) -> Synthesis:
-    """Ask for versions until one is accepted, at most `versions`.
+    """Ask for versions until one is accepted, at most `rules.versions`.
 
-    A refusal or an unusable reply is a version without source. Raises `SandboxError` before anything is asked when no
-    sandbox works here, a transient `ProviderError`, and what the analyst raises about caps and configuration.
+    `known` are versions that an earlier, stopped attempt judged; they are not judged again. `keep` gets each new one as
+    soon as it is judged. A refusal or an unusable reply is a version without source. Raises `SandboxError` before
+    anything is asked when no sandbox works here, a transient `ProviderError`, and what the analyst raises about caps
+    and configuration.
     """
     level = choose_level()
-    tried: list[Version] = []
-    for number in range(1, versions + 1):
-        question = Question(STAGE, _messages(brief, tried), WrittenModule, temperature=0.7, sample=number)
+    rules = rules or SynthesisRules()
+    tried = list(known)
+    while not (tried and tried[-1].accepted):
+        if len(tried) >= rules.versions:
+            return Synthesis(brief.capability, "unsynthesizable", tuple(tried))
+        number = len(tried) + 1
+        question = Question(STAGE, _messages(brief, tried), WrittenModule, temperature=rules.temperature, sample=number)
         try:
             answer = analyst.ask(question)
         except ProviderError as error:
             if error.transient:
                 raise
-            tried.append(Version(number, "", "", False, (f"model: {error}",), {}, str(level), ""))
-            continue
-        tried.append(_judge(number, answer, brief, calibrate, limits))
-        if tried[-1].accepted:
-            return Synthesis(brief.capability, "accepted", tuple(tried))
-    return Synthesis(brief.capability, "unsynthesizable", tuple(tried))
+            version = Version(number, "", "", False, (f"model: {error}",), {}, str(level), "")
+        else:
+            version = _judge(number, answer, brief, calibrate, rules.limits)
+        keep(version)
+        tried.append(version)
+    return Synthesis(brief.capability, "accepted", tuple(tried))
 
 
 def result_shapes(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, str]:
@@ -149,7 +169,7 @@ def _calibrated(source: str, calibrate: Calibrate) -> ValidationVerdict:
             return calibrate(module)
         finally:
             module.close()
-    except SandboxError as error:
+    except EnvironmentFault as error:
         return ValidationVerdict(False, (f"the module broke down: {error}",), {})
 
 
@@ -180,7 +200,8 @@ def _feedback(last: Version, tried: Sequence[Version]) -> str:
     figures = []
     for name, verdict in last.verdicts.items():
         lines = verdict_lines(ValidationVerdict(verdict["accepted"], tuple(verdict["reasons"]), verdict["figures"]))
-        figures.append(f"{name}: " + "\n".join(lines))
+        numbers = [f"  {k} {v:.3f}" for k, v in verdict["figures"].items() if isinstance(v, float) and k != "seconds"]
+        figures.append(f"{name}: " + "\n".join([*lines, *numbers]))
     before = "\n".join(f"- version {v.number}: {v.reasons[0]}" for v in tried if v is not last and v.reasons)
     reasons = "\n".join(f"- {reason}" for reason in last.reasons)
     return (

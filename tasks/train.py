@@ -11,17 +11,18 @@ from prefect.artifacts import create_link_artifact
 
 from db import row_id
 from errors import AdapterError
-from models.adapter_files import AdapterRecord, export_adapter
-from models.adapters import folder_deltas, liveness
+from models.adapter_files import AdapterRecord, adapter_digest, export_adapter
 from models.episodes import Episode, Trajectory
+from models.fingerprint import TAG as FINGERPRINT
 from models.grpo import StepRecord, TrainingSettings, train_adapter
-from tasks.context import Context, current
+from tasks.calibration import FRESH_SEED
+from tasks.context import Context, Stopwatch, current
 from tasks.mine import RETRIES
 from tasks.playing import Playground, outcomes, play_owed, trajectory_row
+from tasks.policies import fingerprint_of, load_adapter, probe_ids, training_actor
+from tasks.progress import Meter
 from tasks.statistics import clustered_interval
-from tasks.synthesize import FRESH_SEED, stored_environment
-
-PROBE = "Please cancel order 314."
+from tasks.synthesize import stored_environment
 
 
 def training_settings(context: Context) -> TrainingSettings:
@@ -83,21 +84,32 @@ def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]
         )
         run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
 
+        storing = Stopwatch()
+
         def on_step(record: StepRecord) -> None:
-            context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
-            context.registry.log_steps(run, {record.step: step_metrics(record)})
+            with storing:
+                context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
+                context.registry.log_steps(run, {record.step: step_metrics(record)})
+                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
 
         def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
-            rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
-            context.store.add_trajectories(rows)
+            with storing:
+                rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
+                context.store.add_trajectories(rows)
 
-        result = train_adapter(
-            environment, context.base.policy, context.base.renderer, settings, output, on_step, on_trajectories
-        )
+        done = len(context.store.rows("training_steps", adapter_id=identity))
+        with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
+            probe, _ = probe_ids(context.base, context.target.environment())
+            actor = training_actor(context.policy, context.base, context.settings, probe, f"{capability}@{round_id}")
+            result = train_adapter(
+                environment, actor, context.base.renderer, settings, output, on_step, on_trajectories
+            )
+        context.environment.seconds += result.environment_seconds
+        context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
         folder = output / "final"
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
         export_adapter(result.folder, folder)
-        digest, _ = folder_deltas(folder)
+        digest = adapter_digest(folder)
         context.store.set_state(
             "adapters", identity, "trained", sha256=digest, path=str(folder.relative_to(context.settings.folder))
         )
@@ -121,19 +133,17 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def load_trained(context: Context, capability: str) -> str:
-    """Make a trained adapter usable in this process under its capability's name; hash checked. Returns the name."""
-    policy = context.base.policy
-    if capability not in policy.adapters:
-        row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
-        assert row is not None
-        digest, deltas = folder_deltas(context.settings.folder / row["path"])
-        if digest != row["sha256"]:
-            raise AdapterError(
-                f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; "
-                "train it again with --fresh"
-            )
-        policy.load_adapter(capability, digest, deltas)
-    return capability
+    """Make a round's trained adapter usable in this process, hash checked. Returns the name to sample with."""
+    row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
+    assert row is not None
+    folder = context.settings.folder / row["path"]
+    name, digest = load_adapter(context.policy, context.settings, folder, capability, context.round.id)
+    if digest != row["sha256"]:
+        raise AdapterError(
+            f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; "
+            "train it again with --fresh"
+        )
+    return name
 
 
 @task(name="register", task_run_name="register {capability}", **RETRIES)
@@ -144,7 +154,9 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
     def work() -> dict[str, Any]:
         identity, environment = adapter_id(round_id, capability), stored_environment(context, capability)
         name = load_trained(context, capability)
-        moved = liveness(context.base.policy, context.base.renderer, context.target.environment(), name, PROBE)
+        with context.model:
+            proof = fingerprint_of(context.policy, context.base, context.target.environment(), name)
+        moved = proof.largest_move
         rollout = context.settings.rollout
         ground = Playground(
             environment.environment,
@@ -176,7 +188,7 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
             context.base.identity.revision,
             round_id,
             {k: str(v) for k, v in row["config"].items()},
-            {"environment": environment_id, "dtype": context.base.identity.dtype},
+            {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
         )
         folder = context.settings.folder / row["path"]
         registered = context.registry.register(record, folder, run)
@@ -202,6 +214,7 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
             key=f"adapter-{capability.replace('_', '-')}",
             link=context.registry.link(registered),
             link_text=registered.served_name,
+            description=f"The adapter for {capability} in MLflow's registry",
         )
         return {"version": str(registered.version), "served_name": registered.served_name, **metrics}
 

@@ -54,6 +54,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"speed": 3}}, "rollout.speed"),
     ({"colour": "red"}, "colour"),
     ({"selection": {"required": 9, "runs": 3}}, "required = 9 of only 3"),
+    ({"analyst": {"kind": "oracle"}}, "analyst.kind = 'oracle'"),
+    ({"analyst": {"temperature": 0}}, "analyst.temperature = 0"),
+    ({"analyst": {"api_key": "secret"}}, "analyst.api_key"),
+    ({"synthesizer": {"versions": 6}}, "synthesizer.versions = 6"),
 ]
 
 
@@ -103,3 +107,25 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(ConfigurationError, match="cannot be written"):
             writable_folder(tmp_path / "locked" / "below")
+
+
+def test_how_a_model_is_reached_and_what_it_may_cost_is_no_part_of_a_round(settings_folder: Path) -> None:
+    plain = load_settings()
+    assert plain.identity()["analyst"] == {"kind": "checks"}
+    assert not plain.asks_a_model
+    assert load_settings(analyst={"model": "openai/any"}).identity() == plain.identity()
+    asked = {"kind": "llm", "model": "openai/any"}
+    one = load_settings(analyst=asked | {"max_dollars": 1.0, "concurrency": 2, "api_base": "http://a/v1"})
+    assert one.identity() == load_settings(analyst=asked | {"max_dollars": 9.0}).identity()
+    assert one.identity() != load_settings(analyst=asked | {"model": "openai/other"}).identity()
+    assert one.identity() != load_settings(analyst=asked, synthesizer={"kind": "llm"}).identity()
+
+
+def test_a_stored_round_takes_its_address_from_where_it_goes_on(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = load_settings(analyst={"kind": "llm", "model": "openai/any", "batch": 7}).identity()
+    monkeypatch.setenv("TRACE_ANALYST__API_BASE", "http://here/v1")
+    monkeypatch.setenv("TRACE_ANALYST__BATCH", "2")
+    again = load_settings(**stored)
+    assert (again.analyst.api_base, again.analyst.batch, again.analyst.model) == ("http://here/v1", 7, "openai/any")

@@ -12,7 +12,7 @@ from environments.shop.families import FAMILIES, draw
 from errors import TargetError
 
 # Tasks per unit of a family's share, and where each split's seeds begin. Fresh scenarios begin above all of them.
-PER_SHARE: Mapping[str, int] = {"diagnosis": 4, "validation": 2, "test": 4}
+PER_SHARE: Mapping[str, int] = {"diagnosis": 4, "validation": 4, "test": 4}
 FIRST_SEED: Mapping[str, int] = {"diagnosis": 0, "validation": 100_000, "test": 200_000}
 FRESH_SEED = 1_000_000
 

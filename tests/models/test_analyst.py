@@ -59,6 +59,15 @@ def test_a_good_reply_is_parsed_paid_for_and_never_paid_for_again(ask):
     assert store.row("replies", request_hash=first.request_hash)["completion_tokens"] == 5
 
 
+def test_a_model_that_takes_no_temperature_is_sent_none(ask):
+    analyst, server, _ = ask(in_turn(good({"answer": "yes"})))
+    analyst.ask(question(temperature=0.5))
+    silent, other, _ = ask(in_turn(good({"answer": "yes"})), path="other.db", send_temperature=False)
+    silent.ask(question(temperature=0.5))
+    assert server.requests[0]["temperature"] == 0.5
+    assert "temperature" not in other.requests[0]
+
+
 def test_samples_are_different_requests(ask):
     analyst, server, _ = ask(in_turn(good({"answer": "a"}), good({"answer": "b"})))
     assert [analyst.ask(question(sample=n)).value.answer for n in range(2)] == ["a", "b"]

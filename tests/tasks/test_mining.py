@@ -178,6 +178,29 @@ def test_a_run_with_a_failed_request_is_refused_as_a_whole_and_named():
         label(ScriptedAsker(nothing), TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=3))
 
 
+def test_a_model_that_does_not_answer_now_leaves_runs_that_wait():
+    asked = []
+
+    def dies(request):
+        asked.append(1)
+        if len(asked) > 4:
+            raise ProviderError("it is down", transient=True)
+        return answer_to(request)
+
+    found = label(ScriptedAsker(dies), TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=5))
+    assert sorted(found.labels["run"].unique()) == [0]
+    assert found.waiting == (1, 2, 3, 4)
+    # Run 1 was answered in part, run 2 not at all: no other run was tried.
+    assert [run for run, _ in found.refused] == [1, 2]
+
+    def down(request):
+        raise ProviderError("it is down", transient=True)
+
+    with pytest.raises(ProviderError, match="may answer later") as raised:
+        label(ScriptedAsker(down), TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=3))
+    assert raised.value.transient
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from errors import LabelError
+from flows.cli import app
 from tasks.published import published_selection
 
 FAILED, PASSED = [f"f{n}" for n in range(10)], [f"p{n}" for n in range(5)]
@@ -156,3 +158,21 @@ def test_broken_candidates_and_empty_folders_are_refused(files, tmp_path):
         published_selection(candidates, folder)
     with pytest.raises(LabelError, match="cannot be read"):
         published_selection(tmp_path / "missing.json", folder)
+
+
+def test_the_command_prints_a_table_or_json_and_names_what_is_wrong(files):
+    candidates, folder = files()
+    given = ["select", "--candidates", str(candidates), "--runs", str(folder)]
+    printed = CliRunner().invoke(app, [*given, "--json"])
+    assert printed.exit_code == 0
+    found = json.loads(printed.output)
+    assert set(found) == {"selected", "rejected", "kappa"}
+    wanted = ["name", "mean_cov", "std_cov", "mean_delta", "std_delta", "runs_passed", "runs", "kappa", "evidence"]
+    assert set(wanted) <= set(found["selected"][0])
+    assert found["rejected"][0]["reason"]
+    table = CliRunner().invoke(app, given)
+    assert "check_before_cancel" in table.output
+    (folder / "run_02.json").write_text(json.dumps(broken(other_round)))
+    refused = CliRunner().invoke(app, given)
+    assert isinstance(refused.exception, LabelError)
+    assert "run_02" in str(refused.exception)

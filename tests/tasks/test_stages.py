@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 from errors import ConfigurationError, EnvironmentFault
 from settings import load_settings
 from tasks import context as contexts
+from tasks.calibration import calibration_figures, judge
 from tasks.context import Context, current, forget, open_context, registry_name
 from tasks.stored import find_row
-from tasks.synthesize import calibration_figures, judge
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
 
@@ -94,9 +95,22 @@ def test_a_stage_is_done_once(context: Context) -> None:
         calls.append(1)
         return {"figure": 7}
 
-    assert context.stage("rollout", work) == {"figure": 7}
-    assert context.stage("rollout", work) == {"figure": 7}
+    first = context.stage("rollout", work)
+    assert first["figure"] == 7
+    assert context.stage("rollout", work) == first
     assert calls == [1]
+
+
+def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context) -> None:
+    def work() -> dict[str, Any]:
+        with context.model:
+            time.sleep(0.02)
+        return {}
+
+    context.model.seconds = 5.0  # of another stage
+    result = context.stage("rollout", work)
+    assert 0.02 <= result["model_seconds"] < 1.0
+    assert result["environment_seconds"] == 0.0
 
 
 def test_a_stage_that_failed_is_done_again(context: Context) -> None:
@@ -108,7 +122,7 @@ def test_a_stage_that_failed_is_done_again(context: Context) -> None:
     stage = context.store.stage(context.round.id, "contrast")
     assert not stage.finished
     assert "no" in str(stage.row().error)
-    assert context.stage("contrast", lambda: {"second": True}) == {"second": True}
+    assert context.stage("contrast", lambda: {"second": True})["second"] is True
 
 
 def test_a_stage_whose_process_died_is_taken_over(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +131,17 @@ def test_a_stage_whose_process_died_is_taken_over(context: Context, monkeypatch:
     slept: list[float] = []
     real = contexts.time.sleep
     monkeypatch.setattr(contexts.time, "sleep", lambda seconds: (slept.append(seconds), real(0.3)))
-    assert context.stage("train:x", lambda: {"by": "the second"}) == {"by": "the second"}
+    assert context.stage("train:x", lambda: {"by": "the second"})["by"] == "the second"
     assert slept
+
+
+def test_a_round_may_play_some_tasks_of_each_split(context: Context) -> None:
+    everything = list(context.target.tasks("diagnosis"))
+    some = context.tasks("diagnosis")
+    assert len(some) == context.settings.rollout.tasks < len(everything)
+    assert len({t.id for t in some}) == len(some)
+    assert {t.family for t in some} == {t.family for t in everything}
+    assert some == context.tasks("diagnosis")
 
 
 def test_the_same_settings_find_the_same_round(context: Context, settings_folder: Path) -> None:
@@ -126,7 +149,7 @@ def test_the_same_settings_find_the_same_round(context: Context, settings_folder
     context.stage("rollout", lambda: {"figure": 7})
     again = open_context(load_settings(profile="smoke", home=home))
     assert again.round.id == context.round.id
-    assert again.stage("rollout", lambda: {"figure": 8}) == {"figure": 7}
+    assert again.stage("rollout", lambda: {"figure": 8})["figure"] == 7
     assert open_context(load_settings(profile="smoke", home=home, seed=1)).round.id != context.round.id
     assert open_context(load_settings(profile="smoke", home=home), fresh=True).round.id != context.round.id
     assert current(context.round.id).round.id == context.round.id

@@ -11,7 +11,7 @@ from environments.validation import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from models.analyst import Analyst, AnalystSettings
 from models.analyst_store import StoredReplies, StoredSpend
-from tasks.synthesis import Brief, result_shapes, synthesize
+from tasks.synthesis import Brief, SynthesisRules, result_shapes, synthesize
 from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
 TESTS = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def run(tmp_path):
     """run(script, calibrate) -> (synthesis, server, store)"""
     opened = []
 
-    def start(script, calibrate=in_band, **settings):
+    def start(script, calibrate=in_band, known=(), keep=lambda version: None, **settings):
         store = open_store(f"sqlite:///{tmp_path / 'trace.db'}")
         server = ScriptedAnalyst(script).__enter__()
         round_id = store.start_round("shop", "hash", 0, "test", {}).id
@@ -64,7 +64,7 @@ def run(tmp_path):
         options = AnalystSettings(model, server.api_base, **base | settings)
         analyst = Analyst(options, round_id, StoredReplies(store), StoredSpend(store))
         opened.append((analyst, server, store))
-        return synthesize(analyst, BRIEF, calibrate, LIMITS), server, store
+        return synthesize(analyst, BRIEF, calibrate, SynthesisRules(LIMITS), known, keep), server, store
 
     yield start
     for analyst, server, store in opened:
@@ -101,6 +101,30 @@ def test_after_five_versions_it_is_unsynthesizable_with_every_reason(run):
     assert synthesis.accepted is None
     assert len(synthesis.versions) == len(server.requests) == 5
     assert all(version.reasons for version in synthesis.versions)
+
+
+def test_what_a_stopped_attempt_judged_is_neither_asked_nor_judged_again(run):
+    kept = []
+    synthesis, server, _ = run(in_turn(module(LEAKY), module(SOUND)), keep=kept.append)
+    assert kept == list(synthesis.versions)
+    again, other, _ = run(in_turn(module(SOUND)), known=kept[:1])
+    assert [version.number for version in again.versions] == [1, 2]
+    # The same question as before: its answer is in the cache.
+    assert (len(server.requests), len(other.requests)) == (2, 0)
+    assert again.versions[0] is kept[0]
+    done, silent, _ = run(in_turn(failed(500)), known=kept)
+    assert done.accepted is kept[1]
+    assert silent.requests == []
+
+
+def test_the_figures_of_calibration_go_back(run):
+    refusing = ValidationVerdict(False, ("too easy",), {"success_rate": 0.875, "seconds": 3.0})
+    verdicts = iter([refusing])
+    _, server, _ = run(
+        in_turn(module(SOUND), module(SOUND + "\n# harder\n")), lambda opened: next(verdicts, None) or in_band(opened)
+    )
+    assert "success_rate 0.875" in server.requests[1]["messages"][-1]["content"]
+    assert "seconds" not in server.requests[1]["messages"][-1]["content"].split("## Version 1")[1]
 
 
 def test_calibration_comes_last_and_its_reasons_go_back(run):

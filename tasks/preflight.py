@@ -1,0 +1,171 @@
+"""What has to hold before a round that asks a language model may start: one clear error for each thing that is wrong.
+
+Without a model configured in `analyst` nothing here does anything. With one, a probe of a few tokens shows that model,
+address, key and structured output work; a round that starts at night must not find that out after its rollouts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from db import Store
+from environments.contract import Target
+from environments.sandbox import choose_level
+from errors import ConfigurationError, ProviderError
+from models.analyst import Analyst, AnalystSettings, Question, most_tokens
+from models.analyst_store import StoredSpend
+from settings import Settings
+
+# No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
+CHARACTERS_PER_TOKEN = 8
+_PROBED: set[AnalystSettings] = set()
+
+
+class Ready(BaseModel):
+    """What the probe asks for."""
+
+    ready: bool
+
+
+def analyst_settings(settings: Settings) -> AnalystSettings:
+    """The part of the settings that the client knows."""
+    names = AnalystSettings.__dataclass_fields__
+    return AnalystSettings(**{name: getattr(settings.analyst, name) for name in names})
+
+
+def target_context(target: Target) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """(policy text, tools) of a target as its diagnosis tasks show them; tools are a union, for those that differ."""
+    environment = target.environment()
+    tools: dict[str, Mapping[str, Any]] = {}
+    instructions = ""
+    for task in target.tasks("diagnosis"):
+        environment.reset(task)
+        instructions = instructions or environment.instructions
+        for tool in environment.tools:
+            tools.setdefault(str(tool["function"]["name"]), tool)
+    environment.close()
+    return instructions, tuple(tools.values())
+
+
+def context_text(target: Target) -> str:
+    """Policy and tools as they stand once in front of every request."""
+    instructions, tools = target_context(target)
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    return f"## Policy\n{instructions}\n\n## Tools\n{lines}"
+
+
+def check_analyst(settings: Settings, target: Target, store: Store) -> None:
+    """Raise `ConfigurationError` (or `SandboxError`, `ProviderError`) when a round with these settings cannot end."""
+    if not settings.asks_a_model:
+        return
+    a = settings.analyst
+    if not a.model:
+        stage = "analyst.kind" if a.kind == "llm" else "synthesizer.kind"
+        raise ConfigurationError(
+            f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name of "
+            "one), or use 'checks' and 'generators', which need none"
+        )
+    if a.api_key_variable and not os.environ.get(a.api_key_variable):
+        raise ConfigurationError(
+            f"analyst.api_key_variable names the environment variable {a.api_key_variable!r}, which is empty; "
+            "put the key there, or name another"
+        )
+    if settings.synthesizer.kind == "llm":
+        choose_level()
+    _check_caps(settings, target)
+    _probe(settings, store)
+
+
+def least_calls(settings: Settings, target: Target) -> int:
+    """The fewest calls that the stages of a round can come to: discovery and every labelling run, or one module."""
+    calls = 0
+    if settings.analyst.kind == "llm":
+        trajectories = len(target.tasks("diagnosis")) * settings.rollout.trials
+        calls += 1 + settings.selection.runs * math.ceil(trajectories / settings.analyst.batch)
+    return calls + (settings.synthesizer.kind == "llm")
+
+
+def _check_caps(settings: Settings, target: Target) -> None:
+    a = settings.analyst
+    calls = least_calls(settings, target)
+    if a.max_calls and a.max_calls < calls:
+        raise ConfigurationError(
+            f"analyst.max_calls = {a.max_calls}, and a round needs {calls} at least; raise it, or lower selection.runs"
+        )
+    if not (a.max_total_tokens or a.max_dollars):
+        return
+    text = context_text(target)
+    one_call = most_tokens(text) + a.max_tokens
+    tokens = max(one_call, calls * (len(text) // CHARACTERS_PER_TOKEN))
+    if a.max_total_tokens and a.max_total_tokens < tokens:
+        raise ConfigurationError(
+            f"analyst.max_total_tokens = {a.max_total_tokens}, and a round needs {tokens} at least ({calls} calls, "
+            f"each with the target's policy and tools, and room for one reply of {a.max_tokens}); raise it, or lower "
+            "selection.runs or analyst.max_tokens"
+        )
+    prices = analyst_prices(settings)
+    dollars = calls * (len(text) // CHARACTERS_PER_TOKEN) * prices[0] / 1e6
+    if a.max_dollars and a.max_dollars < dollars:
+        raise ConfigurationError(
+            f"analyst.max_dollars = {a.max_dollars:g}, and a round needs {dollars:.4g} at least ({calls} calls at "
+            f"{prices[0]:g} dollars per million tokens); raise it, or lower selection.runs"
+        )
+
+
+def analyst_prices(settings: Settings) -> tuple[float, float]:
+    """Dollars per million prompt and sampled tokens; zeros where unknown (a cap in dollars is refused there)."""
+    from models.completion import price_of
+
+    a = settings.analyst
+    return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)
+
+
+class _NoReplies:
+    """A cache without memory: a probe that is answered from a cache proves nothing."""
+
+    def get(self, request_hash: str) -> Mapping[str, Any] | None:
+        return None
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        return None
+
+
+class _OutsideRounds:
+    """What a probe costs is stored, and belongs to no round."""
+
+    def __init__(self, store: Store) -> None:
+        self._log = StoredSpend(store)
+
+    def total(self, round_id: str) -> Mapping[str, float]:
+        return {"calls": 0.0, "prompt_tokens": 0.0, "sampled_tokens": 0.0, "dollars": 0.0, "seconds": 0.0}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self._log.add({**row, "round_id": None})
+
+
+def _probe(settings: Settings, store: Store) -> None:
+    """Ask for one small object in the schema, once a process."""
+    client = analyst_settings(settings)
+    if client in _PROBED:
+        return
+    analyst = Analyst(client, "", _NoReplies(), _OutsideRounds(store))
+    asked = "This is a test of the connection. Answer with ready set to true."
+    try:
+        analyst.ask(Question("probe", [{"role": "user", "content": asked}], Ready))
+    except ProviderError as problem:
+        if problem.transient:
+            raise
+        raise ConfigurationError(
+            f"{client.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "
+            "change analyst.max_tokens, switch analyst.send_temperature off for a model that takes none, or choose "
+            "another model"
+        ) from problem
+    finally:
+        analyst.close()
+    _PROBED.add(client)

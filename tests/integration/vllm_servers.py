@@ -1,0 +1,101 @@
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.base import embedded_folder
+from tests.integration.servers import clean_environment, free_port, status
+
+PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
+MISSING = f"vLLM is not installed in {PYTHON.parents[1].name}: run 'make install-vllm'"
+MAX_RANK, CONTEXT = 16, 1024
+
+
+def installed() -> bool:
+    """Whether the virtual environment is complete (the marker is written last)."""
+    return PYTHON.is_file() and ((PYTHON.parents[1] / ".installed").is_file() or "TRACE_VLLM_PYTHON" in os.environ)
+
+
+@dataclass
+class Server:
+    """A server that can be stopped and started again on the same port."""
+
+    log: Path
+    max_loras: int = 4
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, seconds: float = 400) -> None:
+        """Start and wait until it is healthy; an error with the end of its log when it is not."""
+        given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
+        command += ["--served-model-name", "base", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
+        command += [
+            "--enable-lora",
+            "--max-loras",
+            str(self.max_loras),
+            "--max-cpu-loras",
+            "16",
+            "--max-lora-rank",
+            str(MAX_RANK),
+        ]
+        command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
+        command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env=clean_environment(**given),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+        deadline = time.monotonic() + seconds
+        while status(f"{self.url}/health") != 200:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"vLLM did not start within {seconds:.0f} s:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """End the server and the engine process that it started."""
+        if self.process is None:
+            return
+        for sign, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 20)):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience)
+                if sign == signal.SIGKILL:
+                    break
+        self.process = None
+
+
+def _end_with_parent() -> None:
+    """In the server's process before it begins: a test run that is killed takes the server with it (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
+
+
+@contextmanager
+def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
+    """A healthy server; its process group is gone afterwards, whatever happens."""
+    server = Server(folder / "vllm.log", max_loras)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,146 @@
+"""A stub that speaks the part of vLLM's HTTP interface that is used, with failures on demand. The real server is in
+`tests/integration/test_vllm_*.py`; this stands for what it cannot be made to do at will."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+# What the stub's models do to a token's log-probability: the base nothing, an adapter by name what is set here.
+Moves = dict[str, float]
+
+
+@dataclass
+class Stub:
+    """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer."""
+
+    url: str = ""
+    names: set[str] = field(default_factory=set)
+    moves: Moves = field(default_factory=dict)
+    failures: list[int] = field(default_factory=list)
+    delay: float = 0.0
+    raw_logprobs: bool = False
+    answers_as: str = ""
+    loading: bool = True
+    key: str = ""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    gone: bool = False
+    busy: int = 0
+    busiest: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def logprob(token: int, move: float) -> float:
+    """The stub's log-probability of a token; alternate tokens are moved up and down."""
+    return -0.5 - 0.01 * (token % 7) + (move if token % 2 else -move)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stub: Stub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def _answer(self, status: int, body: Any) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._answer(status, {"error": {"message": message, "code": status}})
+
+    def do_GET(self) -> None:
+        if self.stub.key and self.headers.get("Authorization") != f"Bearer {self.stub.key}":
+            return self._refuse(401, "Unauthorized")
+        cards = [{"id": "base", "parent": None, "max_model_len": 64}]
+        cards += [{"id": n, "parent": "base", "max_model_len": None} for n in sorted(self.stub.names)]
+        return self._answer(200, {"data": cards})
+
+    def do_POST(self) -> None:
+        stub = self.stub
+        if stub.gone:  # a connection that is still open dies with its server
+            self.close_connection = True
+            return None
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with stub.lock:
+            stub.calls.append(self.path)
+        if self.path == "/v1/load_lora_adapter":
+            return self._load(body)
+        if self.path == "/v1/unload_lora_adapter":
+            found = body["lora_name"] in stub.names
+            stub.names.discard(body["lora_name"])
+            return self._answer(200, "ok") if found else self._refuse(404, "no such adapter")
+        with stub.lock:
+            failure = stub.failures.pop(0) if stub.failures else 0
+            stub.busy += 1
+            stub.busiest = max(stub.busiest, stub.busy)
+        try:
+            time.sleep(stub.delay)
+            if failure == -1:  # break off without an answer
+                self.close_connection = True
+                return None
+            if failure:
+                return self._refuse(failure, "stub was told to fail")
+            return self._complete(body)
+        finally:
+            with stub.lock:
+                stub.busy -= 1
+
+    def _load(self, body: dict[str, Any]) -> None:
+        stub, name = self.stub, body["lora_name"]
+        if not stub.loading:
+            return self._answer(404, {"detail": "Not Found"})
+        if not Path(body["lora_path"]).is_dir():
+            return self._refuse(404, f"no adapter at {body['lora_path']}")
+        if name in stub.names:
+            return self._refuse(400, "already been loaded")
+        stub.names.add(name)
+        return self._answer(200, "ok")
+
+    def _complete(self, body: dict[str, Any]) -> None:
+        stub, model, prompt = self.stub, body["model"], body["prompt"]
+        if model != "base" and model not in stub.names:
+            return self._refuse(404, f"The model `{model}` does not exist.")
+        with stub.lock:
+            stub.bodies.append(body)
+        move = stub.moves.get(model, 0.0)
+        choice: dict[str, Any] = {"finish_reason": "length"}
+        if "prompt_logprobs" in body:
+            values = [{str(t): {"logprob": logprob(t, move)}} for t in prompt]
+            choice["prompt_logprobs"] = [None, *values[1:]]
+        if body.get("return_token_ids"):
+            ids = [(sum(prompt) + i + body.get("seed", 0)) % 50 for i in range(body["max_tokens"])]
+            choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [logprob(t, move) for t in ids]}}
+        elif "logprobs" in body:
+            top = -1.0 if stub.raw_logprobs else -1.0 * body["temperature"]
+            choice["logprobs"] = {"top_logprobs": [{"a": top}]}
+        return self._answer(200, {"model": stub.answers_as or model, "choices": [choice]})
+
+
+@contextmanager
+def vllm_stub(port: int = 0) -> Iterator[Stub]:
+    """A running stub on a free port."""
+    stub = Stub()
+    handler = type("Handler", (_Handler,), {"stub": stub})
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield stub
+    finally:
+        stub.gone = True
+        server.shutdown()
+        server.server_close()
+        thread.join()
