@@ -47,8 +47,8 @@ class Surroundings(Protocol):
 
 
 def opening_of(around: Surroundings, renderer: Renderer, first: Sequence[Message]) -> Opening:
-    """The opening of a conversation that begins with the messages `first`, without the turn markers around them: those
-    are equal for all tasks, and half of the tokens of a short request."""
+    """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
+    all tasks, and half of the tokens of a short request."""
     start = renderer.start(around.instructions, around.tools, around.examples, first)
     before = around.examples[-1].role if around.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))

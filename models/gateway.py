@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from errors import TraceError
-from models.chat_requests import Asked, event
+from models.chat_api import Asked, event
 from models.gateway_errors import ApiError, unknown_model
 from models.gateway_metrics import Metrics
 from models.gateway_settings import GatewaySettings

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from models.chat_requests import Asked, parse_body, parse_chat, parse_completion
+from models.chat_api import Asked, parse_body, parse_chat, parse_completion
 from models.gateway import Gateway
 from models.gateway_errors import ApiError
 from models.gateway_page import page

@@ -19,7 +19,7 @@ import httpx
 
 from environments.contract import canonical_json
 from errors import ConfigurationError
-from models.chat_requests import ROLES, Usage
+from models.chat_api import ROLES, Usage
 from models.gateway_errors import KINDS, ApiError, too_long
 from models.policy import Generation, Request
 from models.upstream import AdapterGone, Replica, Turn

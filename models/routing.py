@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.contract import Message
-from models.chat_requests import Asked, text_of
+from models.chat_api import Asked, text_of
 from models.embedding import Opening, opening_of
 from models.gateway_errors import ApiError
 from models.local_engine import LocalEngine

@@ -17,7 +17,7 @@ from typing import Any
 from db import Store, row_id
 from db.columns import utc_now
 from errors import StoreError
-from models.chat_requests import ROLES
+from models.chat_api import ROLES
 from models.gateway_errors import ApiError
 from models.policy import PolicyIdentity
 from models.routing import Routed

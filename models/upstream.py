@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from environments.contract import Message
 from errors import ConfigurationError, ContextOverflow, ProviderError
-from models.chat_requests import DONE, Asked, Envelope, Usage, event, refuse_unsupported, to_messages
+from models.chat_api import DONE, Asked, Envelope, Usage, event, refuse_unsupported, to_messages
 from models.gateway_errors import ApiError, too_long
 from models.lifecycle import ServedAdapter
 from models.policy import Generation, Request, Sampling

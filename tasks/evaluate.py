@@ -83,9 +83,8 @@ def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
     probability below which it abstains."""
     mode: str = context.settings.router
-    if not isinstance(context.target, Generators):  # nobody knows which capability its tasks need
-        if mode == "auto":
-            logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
+    if not isinstance(context.target, Generators):
+        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
         return router.with_mode("retrieval" if mode == "auto" else mode)
     families, base = context.target.families(), context.base
     tasks = context.tasks("validation")
