@@ -22,10 +22,9 @@ def serve(
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose champions; those of the newest round by default.")] = None,
     server: Annotated[
-        list[str] | None, typer.Option(help="Address of a vLLM server; repeat for replicas. None: the local model.")
+        list[str] | None,
+        typer.Option(help="Address of a vLLM server; repeat for replicas. None: as policy.backend says."),
     ] = None,
-    server_model: Annotated[str, typer.Option(help="Name of the base on those servers.")] = "base",
-    adapters_folder: Annotated[str, typer.Option(help="Where those servers see HOME/served, if elsewhere.")] = "",
     server_chat: Annotated[
         bool, typer.Option("--server-chat", help="Pass requests on as they came, instead of rendering as in training.")
     ] = False,
@@ -39,13 +38,9 @@ def serve(
     deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 120.0,
     concurrency: Annotated[int, typer.Option(help="Requests at once; more are told to come again.")] = 64,
     sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Never put the target's instructions before a request.")
-    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
 ) -> None:
     """One OpenAI-compatible endpoint in front of base and adapters."""
-    import os
-
     from models.gateway_settings import GatewaySettings, Keys
 
     wanted = GatewaySettings(
@@ -61,10 +56,6 @@ def serve(
 
     serving = Serving(
         servers=tuple(server or ()),
-        # Not an option: what stands on a command line is seen by everybody on the machine.
-        server_key=os.environ.get("TRACE_SERVER_KEY", ""),
-        server_base=server_model,
-        adapters_folder=adapters_folder,
         rendered=not server_chat,
         plain=plain,
         mode=mode,

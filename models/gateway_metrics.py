@@ -34,7 +34,6 @@ class Metrics:
         self.feedback = counter("feedback", "Feedback by outcome", ("outcome",))
         self.stored = counter("stored_conversations", "Conversations written to the store")
         self.dropped = counter("dropped_conversations", "Conversations that were not stored because the store was slow")
-        self.retries = counter("upstream_retries", "Requests tried again on another replica")
         self.seconds = histogram("request_seconds", "Seconds until a request was answered whole", SECONDS)
         self.routing = histogram("routing_seconds", "Seconds that a routing decision took", SECONDS)
         self.confidence = histogram("route_confidence", "Probability of the class that was chosen", SHARES)

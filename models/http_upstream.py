@@ -47,8 +47,8 @@ class Servers:
 class Pool:
     """Connections to replicas; a request goes to the one with the fewest in flight."""
 
-    def __init__(self, servers: Servers, retried: Any = None) -> None:
-        self.addresses = servers.addresses
+    def __init__(self, servers: Servers) -> None:
+        self.addresses, self.retries = servers.addresses, 0
         headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
         # The gateway's deadline ends what takes too long; here only connecting has a limit. Proxies are not asked.
         self._client = httpx.AsyncClient(
@@ -58,7 +58,6 @@ class Pool:
             trust_env=False,
         )
         self._busy: Counter[str] = Counter()
-        self._retried = retried
 
     @contextlib.asynccontextmanager
     async def post(
@@ -79,8 +78,7 @@ class Pool:
                 try:
                     response = await self._client.send(request, stream=True)
                 except (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError):
-                    if left and self._retried is not None:
-                        self._retried()
+                    self.retries += bool(left)
                     continue
                 try:
                     yield address, response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,27 +25,25 @@ from models.router import Router
 from models.routing import RouteMaker
 from models.traffic_log import TrafficLog
 from models.upstream import Preset, RenderedUpstream, Upstream
-from models.vllm_server import VllmServer
 from settings import Settings, load_settings
 from tasks.context import registry_name
+from tasks.policies import open_servers
 from tasks.traffic import TRAFFIC
 
 logger = logging.getLogger("trace")
 # Turns sampled at once, and the longest conversation, of the model in this process: both decide its memory.
 ROWS, CONTEXT = 8, 2048
+# What is in memory as weights is bounded by the model, not by the rank.
+LOCAL_RANK = 512
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What `trace-agent serve` is told. `servers` empty: the model in this process answers. `rendered`: servers get
-    token ids rendered as in training; else they get the request as it came. `plain`: requests without instructions are
-    not put behind the target's own."""
+    """What `trace-agent serve` is told. `servers` answer with their models (empty: those of the policy settings when
+    their backend is vllm, else the model in this process). `rendered`: servers get token ids rendered as in training;
+    else they get the request as it came. `plain`: requests without instructions are not put behind the target's own."""
 
     servers: tuple[str, ...] = ()
-    server_key: str = ""
-    server_base: str = "base"
-    adapters_folder: str = ""
-    most_rank: int = 64
     rendered: bool = True
     plain: bool = False
     mode: str = "auto"
@@ -109,12 +108,16 @@ def build_gateway(
     registry = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts")
     engine = LocalEngine(base.policy)
     engine.start()
-    name = serving.server_base if serving.servers else wanted.base
-    wanted = replace(wanted, target=settings.target, base=name)
-    upstream, hosts = _behind(serving, engine, base, name)
+    if serving.servers:
+        policy = settings.policy.model_copy(update={"backend": "vllm", "url": ",".join(serving.servers)})
+        settings = settings.model_copy(update={"policy": policy})
+    remote = settings.policy.backend == "vllm"
+    wanted = replace(wanted, target=settings.target, base=settings.policy.model if remote else wanted.base)
+    upstream, hosts = _servers(settings, serving, base) if remote else _this_process(engine, base)
     modules = linear_modules(base.policy.model)
-    limits = ServerLimits(base.identity.base, base.identity.revision, serving.most_rank, modules)
-    fleet = Fleet(registry, hosts, settings.folder / "served", limits)
+    rank = settings.policy.max_lora_rank if remote else LOCAL_RANK
+    limits = ServerLimits(base.identity.base, base.identity.revision, rank, modules)
+    fleet = Fleet(registry, hosts, settings.lora_folder if remote else settings.folder / "served", limits)
     maker = RouteMaker(engine, base.renderer, router, preset) if router is not None else None
     gateway = Gateway(wanted, upstream, fleet, maker, None, None if serving.plain else preset)
     if wanted.sample > 0:
@@ -127,14 +130,18 @@ def build_gateway(
     return GatewayApp(gateway, Reconciler(fleet), loopback)
 
 
-def _behind(serving: Serving, engine: LocalEngine, base: BaseModel, name: str) -> tuple[Upstream, list[Host]]:
-    """Who answers, and what holds the adapters."""
-    if not serving.servers:
-        return RenderedUpstream(engine, base.renderer), [EngineHost(engine)]
-    servers = [VllmServer(url, name, serving.server_key) for url in serving.servers]
+def _this_process(engine: LocalEngine, base: BaseModel) -> tuple[Upstream, list[Host]]:
+    """The model in this process answers, and holds the adapters."""
+    return RenderedUpstream(engine, base.renderer), [EngineHost(engine)]
+
+
+def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Upstream, list[Host]]:
+    """The servers answer; each holds the adapters."""
+    servers, policy = open_servers(settings), settings.policy
     context = min(server.check() for server in servers)
-    pool = Pool(Servers(serving.servers, serving.server_key))
-    hosts: list[Host] = [VllmHost(server, serving.adapters_folder) for server in servers]
+    key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
+    pool = Pool(Servers(policy.urls, key))
+    hosts: list[Host] = [VllmHost(server, policy.server_folder) for server in servers]
     if serving.rendered:
-        return RenderedUpstream(HttpTokens(pool, name, context, base.renderer.stop_ids), base.renderer), hosts
-    return HttpUpstream(pool, name), hosts
+        return RenderedUpstream(HttpTokens(pool, policy.model, context, base.renderer.stop_ids), base.renderer), hosts
+    return HttpUpstream(pool, policy.model), hosts

@@ -215,6 +215,7 @@ def test_scripts_can_be_run() -> None:
         "docker/postgres/10-databases.sh",
         "tests/ensure_postgres.sh",
         "tests/ensure_bubblewrap.sh",
+        "tests/ensure_chromium.sh",
     ):
         path = ROOT / name
         assert path.stat().st_mode & 0o111, f"{name} is not executable"
