@@ -15,6 +15,7 @@ from models.episodes import Episode, Player
 from models.policy import Sampling, ScriptedPolicy, TokenPolicy
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 from settings import load_settings
+from tasks.policies import open_policy
 from tasks.progress import track
 from tasks.statistics import clustered_interval
 
@@ -39,7 +40,9 @@ def _row(target: str, split: str, policy: str, trials: int, seed: int) -> dict[s
         acting = SCRIPTED[policy]()
     else:
         base = load_base(policy, settings.dtype, settings.calls, settings.rollout.rows)
-        acting, renderer = base.policy, base.renderer
+        # Another model than the settings' is not what their servers serve.
+        acting = open_policy(settings, base) if policy == settings.base_model else base.policy
+        renderer = base.renderer
     sampling = Sampling(settings.rollout.temperature, settings.rollout.max_tokens)
     tasks = loaded.tasks(split)
     episodes = [Episode(f"{t.id}/{k}", t, seed, k) for t in tasks for k in range(trials)]
