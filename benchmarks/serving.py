@@ -151,9 +151,8 @@ def lite(url: str) -> Ask:
 
 def told(name: str, direct: np.ndarray, through: np.ndarray) -> None:
     added = {q: 1000 * (np.quantile(through, q) - np.quantile(direct, q)) for q in (0.5, 0.99)}
-    print(
-        f"{name}: added p50 {added[0.5]:.1f} ms, p99 {added[0.99]:.1f} ms (direct p50 {1000 * np.median(direct):.1f} ms)"
-    )
+    figures = ", ".join(f"p{100 * q:.0f} {value:.1f} ms" for q, value in added.items())
+    print(f"{name}: added {figures} (direct p50 {1000 * np.median(direct):.1f} ms)")
 
 
 async def latency(args: argparse.Namespace, direct: str, through: str) -> None:
@@ -179,7 +178,8 @@ async def growth(args: argparse.Namespace, process: psutil.Process, url: str) ->
         seconds = time.perf_counter() - began
         after = process.num_fds(), process.memory_info().rss / 2**20
     print(
-        f"{args.requests} requests: descriptors {before[0]} -> {after[0]}, memory {before[1]:.1f} -> {after[1]:.1f} MiB, "
+        f"{args.requests} requests: descriptors {before[0]} -> {after[0]}, "
+        f"memory {before[1]:.1f} -> {after[1]:.1f} MiB, "
         f"{(args.requests - warm) / seconds:.0f} requests/s through the gateway"
     )
 

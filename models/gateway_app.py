@@ -122,15 +122,15 @@ class GatewayApp:
         gateway = self.gateway
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")
-        place = _Place(gateway)
+        place: _Place | None = _Place(gateway)
         try:
             body = await self._body(request)
             asked = parse(body, request.state.size)
             owner, header = request.state.owner, request.headers.get(CONVERSATION, "")
             if asked.stream:
                 events, headers = await _unless_gone(request, gateway.stream(asked, owner, header))
-                sent = place.held_by(events)
-                place = None
+                assert place is not None
+                sent, place = place.held_by(events), None
                 return StreamingResponse(
                     sent, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
                 )

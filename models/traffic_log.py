@@ -94,7 +94,7 @@ class TrafficLog:
                 code="conversation_not_found",
                 param="conversation",
             )
-        said = {
+        said: dict[str, Any] = {
             "reward": feedback.reward if feedback.reward is not None else row["reward"],
             "success": feedback.success if feedback.success is not None else row["success"],
             "comment": feedback.comment or row["comment"],

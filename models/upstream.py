@@ -89,8 +89,8 @@ class TokenEngine(Protocol):
     """Samples token ids: the model in this process (`LocalEngine`), or servers (`HttpTokens`). `context` in tokens;
     `holders` are the replicas that have the adapter."""
 
-    context: int
-
+    @property
+    def context(self) -> int: ...
     def generate(
         self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
     ) -> AsyncGenerator[list[int] | Generation]: ...

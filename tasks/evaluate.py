@@ -82,7 +82,7 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
 def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
     probability below which it abstains."""
-    mode = context.settings.router
+    mode: str = context.settings.router
     if not isinstance(context.target, Generators):
         logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
         return router.with_mode("retrieval" if mode == "auto" else mode)

@@ -117,8 +117,8 @@ def filled(store: Store, log: TrafficLog) -> None:
 
 
 def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> None:
+    empty = store.start_round(TRAFFIC, "0", 0, "laptop", {})
     with pytest.raises(TargetError, match="no conversation has feedback"):
-        empty = store.start_round(TRAFFIC, "0", 0, "laptop", {})
         import_conversations(store, empty, TrafficTarget(store))
     filled(store, log)
     target = TrafficTarget(store)
