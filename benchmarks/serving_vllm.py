@@ -2,10 +2,11 @@
 
     python -m benchmarks.serving_vllm [--url http://127.0.0.1:8000] [--requests 64] [--tokens 32] [--concurrency 32]
 
-Without `--url` the CPU build in `.venv-vllm` is started on the embedded model (`make install-vllm`). With it, the server
-must serve that model as `--model` with `--max-loras 16` and see this machine's temporary folder (`--folder`). Every side
-answers the same prompts with as many tokens, no end of turn; each adapter is the same random LoRA under another name,
-so what is measured is the number of adapters in a batch. Sides alternate over `--repeats`; the median is printed.
+Without `--url` the CPU build in `.venv-vllm` is started on the embedded model (`make install-vllm`). With it, the
+server must serve that model as `--model` with `--max-loras 16` and see this machine's temporary folder (`--folder`).
+Every side answers the same prompts with as many tokens, no end of turn; each adapter is the same random LoRA under
+another name, so what is measured is the number of adapters in a batch. Sides alternate over `--repeats`; the
+median is printed.
 """
 
 from __future__ import annotations

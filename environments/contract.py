@@ -153,9 +153,10 @@ class Target(Protocol):
     """An environment to improve on, with its tasks. `data_hash` covers everything that decides a score."""
 
     name: str
-    data_hash: str
     licence: str
 
+    @property
+    def data_hash(self) -> str: ...
     def tasks(self, split: str) -> Sequence[TargetTask]: ...
     def environment(self) -> Environment: ...
 

@@ -224,10 +224,9 @@ class Analyst:
         self._reserve(tokens, dollars)
         bill.calls += 1
         used = (0, 0.0)
+        warmth = question.temperature if settings.send_temperature else None
         try:
-            reply = await complete(
-                settings, messages, schema=question.schema, temperature=question.temperature, seconds=seconds
-            )
+            reply = await complete(settings, messages, schema=question.schema, temperature=warmth, seconds=seconds)
             cost = self._cost(reply.prompt_tokens, reply.sampled_tokens)
             used = (reply.prompt_tokens + reply.sampled_tokens, cost)
             bill.prompt_tokens += reply.prompt_tokens

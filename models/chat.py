@@ -53,6 +53,10 @@ class ChatSettings:
     price: tuple[float, float] | None = None
     structured: Literal["schema", "object", "text"] = "text"
 
+    @property
+    def send_temperature(self) -> bool:
+        return self.temperature is not None
+
 
 @dataclass
 class Usage:

@@ -33,8 +33,6 @@ class ModelSettings(Protocol):
     def structured(self) -> Literal["schema", "object", "text"]: ...
     @property
     def max_tokens(self) -> int: ...
-    @property
-    def send_temperature(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,12 @@ async def complete(
     messages: Sequence[dict[str, str]],
     *,
     schema: type[BaseModel],
-    temperature: float,
+    temperature: float | None,
     seconds: float,
 ) -> Completion:
-    """One completion within `seconds`. Raises `ProviderError` (`transient` for time-outs, lost connections, 408, 409,
-    429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or no structured output."""
+    """One completion within `seconds`; without a temperature none is sent. Raises `ProviderError` (`transient` for
+    time-outs, lost connections, 408, 409, 429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or
+    no structured output."""
     litellm, openai = litellm_modules()
     options: dict[str, Any] = {}
     if settings.structured == "schema":
@@ -76,7 +75,7 @@ async def complete(
     if settings.api_base:
         options["api_base"] = settings.api_base
     options["api_key"] = key_of(settings)
-    if settings.send_temperature:
+    if temperature is not None:
         options["temperature"] = temperature
     call = litellm.acompletion(
         model=settings.model, messages=list(messages), max_tokens=settings.max_tokens, timeout=seconds, num_retries=0,

@@ -122,22 +122,31 @@ class GatewayApp:
         gateway = self.gateway
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")
+<<<<<<< HEAD
         place: _Place | None = _Place(gateway)
+=======
+        place = _Place(gateway)
+        streaming = False  # then the stream gives the place back, when it ends
+>>>>>>> main
         try:
             body = await self._body(request)
             asked = parse(body, request.state.size)
             owner, header = request.state.owner, request.headers.get(CONVERSATION, "")
             if asked.stream:
                 events, headers = await _unless_gone(request, gateway.stream(asked, owner, header))
+<<<<<<< HEAD
                 assert place is not None
                 sent, place = place.held_by(events), None
+=======
+                sent, streaming = place.held_by(events), True
+>>>>>>> main
                 return StreamingResponse(
                     sent, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
                 )
             answer, headers = await _unless_gone(request, gateway.answer(asked, owner, header))
             return Response(json.dumps(answer, ensure_ascii=False), 200, dict(headers), "application/json")
         finally:
-            if place is not None:
+            if not streaming:
                 place.leave()
 
     async def feedback(self, request: Request) -> Response:

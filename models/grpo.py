@@ -30,7 +30,7 @@ from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Renderer
 from models.sampler import LocalPolicy
-from models.training_pass import token_logprobs
+from models.training_pass import common_prefix, token_logprobs
 from models.training_records import (
     COMPLETE,
     StepRecord,
@@ -218,7 +218,9 @@ class Rollouts:
                 f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; "
                 "make them equal"
             )
-        self.shared = shared_ids(trajectories)
+        # Retention scenarios may come with other instructions than the capability's own.
+        shared = min(t.conversation.shared for t in trajectories)
+        self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])
         out: dict[str, Any] = {
             "prompt_ids": [],
             "completion_ids": [],
@@ -236,17 +238,6 @@ class Rollouts:
             out["reward"].append(t.score.reward if t.score else 0.0)
             out["success"].append(float(t.score.success) if t.score else 0.0)
         return out
-
-
-def shared_ids(trajectories: Sequence[Trajectory]) -> int:
-    """How many leading ids all conversations share. Scenarios may come from environments with other instructions."""
-    most = min(t.conversation.shared for t in trajectories)
-    first = trajectories[0].conversation.ids[:most]
-    for t in trajectories[1:]:
-        ids = t.conversation.ids
-        if first != ids[: len(first)]:
-            first = first[: next(i for i, (a, b) in enumerate(zip(first, ids, strict=False)) if a != b)]
-    return len(first)
 
 
 class _Steps(TrainerCallback):

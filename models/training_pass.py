@@ -50,6 +50,12 @@ class _Prefix:
         return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
 
 
+def common_prefix(rows: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
+    """How many leading ids all rows share."""
+    first, last = min(rows), max(rows)  # what the two furthest apart share, all do
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
 def token_logprobs(
     causal: Any, rows: Sequence[Sequence[int]], shared: int, wanted: Sequence[Sequence[int]], temperature: float
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -38,6 +38,14 @@ class ModelMissing(ProviderError):
     """The server answers, but not under this name."""
 
 
+class ServerFailed(ProviderError):
+    """The server answered with a `status` that may go away by itself."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, transient=True)
+        self.status = status
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A line of `/v1/models`. `parent` is the base of an adapter, else empty; `context` in tokens, 0 if not told."""
@@ -148,8 +156,9 @@ class VllmServer:
     def load(self, name: str, path: str) -> None:
         """Load an adapter under a name that was never used. `path` is the folder as the server sees it. That the name
         is loaded already counts as done: names are never reused. Raises `AdapterError` when the server refuses it."""
+        body = {"lora_name": name, "lora_path": path}
         try:
-            self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, WAITS[:3])
+            self._send("POST", "/v1/load_lora_adapter", body, WAITS[:3], final=500)
         except ModelMissing as problem:
             if name in self.models():
                 return
@@ -161,8 +170,10 @@ class VllmServer:
                 f"{self.url} does not find adapter {name!r} at {path}; set policy.lora_folder to a folder that the "
                 "server sees too (policy.server_folder when it sees it elsewhere)"
             ) from problem
-        except (PolicyError, ConfigurationError) as problem:
-            if isinstance(problem, ProviderError) and problem.transient:
+        except PolicyError as problem:
+            # 500 is how the engine says that the files do not fit it.
+            broken = isinstance(problem, ServerFailed) and problem.status == 500
+            if isinstance(problem, ProviderError) and problem.transient and not broken:
                 raise
             if name not in self.models():
                 raise AdapterError(f"{self.url} refuses adapter {name!r}: {problem}") from problem
@@ -181,15 +192,19 @@ class VllmServer:
 
     # --- transport --------------------------------------------------------------------------------------------
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, waits: Sequence[float]) -> dict[str, Any]:
-        """One request, tried again after each of `waits` while its failure is transient."""
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, waits: Sequence[float], final: int = 0
+    ) -> dict[str, Any]:
+        """One request, tried again after each of `waits` while its failure is transient and its status not `final`."""
         for wait in (*waits, None):
             try:
                 return self._once(method, path, body)
             except ProviderError as problem:
-                if not problem.transient or wait is None or self._closed.wait(wait):
+                ended = isinstance(problem, ServerFailed) and problem.status == final
+                if ended or not problem.transient or wait is None or self._closed.is_set():
                     raise
                 logger.warning("%s; trying again in %.1f s", problem, wait)
+                self._closed.wait(wait)
         raise AssertionError("the last try returns or raises")
 
     def _once(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -241,8 +256,8 @@ def _refusal(where: str, response: httpx.Response) -> PolicyError | Configuratio
             f"{where} answers {status}: {said}; name the variable that holds the key in policy.api_key_env"
         )
     if status in RETRIED:
-        return ProviderError(f"{where} answers {status}: {said}; look at the server's log", transient=True)
-    if "context length" in said or "max_model_len" in said or "maximum model length" in said:
+        return ServerFailed(f"{where} answers {status}: {said}; look at the server's log", status)
+    if "context length" in said or "max_model_len" in said or "got 0" in said:  # no room for one token
         return ContextOverflow(f"{where} answers {status}: {said}; start it with a larger --max-model-len")
     return PolicyError(f"{where} answers {status}: {said}; correct the request or the server's settings")
 

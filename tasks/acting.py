@@ -32,7 +32,6 @@ EMBEDDED = "smollm2-135m"
 Kind = Literal["scripted", "local", "chat", "vllm"]
 # An API model's turn, unless told otherwise; a local model takes what the profile says.
 CHAT_TOKENS = 2048
-PROBE = "Please cancel order 314."
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _known_to_litellm(name: str) -> bool:
 
 
 def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
-    """The policy, after its files, adapter or server were found in order. An API model's key, price and tool calling are
+    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
@@ -207,11 +206,12 @@ def _load_local(name: PolicyName, options: ActingOptions, settings: Settings, ta
             f"adapter {adapter.served_name} was trained on {trained_on[0]} (revision {trained_on[1]}), not on "
             f"{identity.base} ({identity.revision}); evaluate it on that model"
         )
-    from models.adapters import folder_deltas, liveness
+    from models.adapters import folder_deltas
+    from models.fingerprint import prove, read_fingerprint
 
     digest, deltas = folder_deltas(folder)
     base.policy.load_adapter(adapter.served_name, digest, deltas)
-    liveness(base.policy, base.renderer, target.environment(), adapter.served_name, PROBE)
+    prove(base.policy, read_fingerprint(adapter.tags, adapter.served_name), adapter.served_name)
     return replace(acting, adapter=adapter.served_name)
 
 

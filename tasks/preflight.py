@@ -86,7 +86,8 @@ def least_calls(settings: Settings, target: Target) -> int:
     """The fewest calls that the stages of a round can come to: discovery and every labelling run, or one module."""
     calls = 0
     if settings.analyst.kind == "llm":
-        trajectories = len(target.tasks("diagnosis")) * settings.rollout.trials
+        tasks = len(target.tasks("diagnosis"))
+        trajectories = min(tasks, settings.rollout.tasks or tasks) * settings.rollout.trials
         calls += 1 + settings.selection.runs * math.ceil(trajectories / settings.analyst.batch)
     return calls + (settings.synthesizer.kind == "llm")
 

@@ -16,7 +16,7 @@ MODULES = ("q_proj", "v_proj", "down_proj")
 
 
 def make_adapter(
-    model: Any, folder: Path, size: float = 0.02, seed: int = 0, rank: int = 4, layers: tuple[int, ...] = UPPER
+    model: Any, folder: Path, size: float = 0.3, seed: int = 0, rank: int = 4, layers: tuple[int, ...] = UPPER
 ) -> Path:
     """An adapter folder for `model` (left as it was) on two upper layers; `size` 0 leaves B at zero."""
     from peft import LoraConfig, get_peft_model

@@ -35,7 +35,7 @@ from models.vllm_server import ModelMissing, VllmServer
 from settings import load_settings
 from tasks.policies import fingerprint_of, load_adapter, open_policy
 from tests.adapters_made import make_adapter, renamed
-from tests.integration.vllm_servers import MAX_RANK, MISSING, Server, installed, vllm_server
+from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
 from tests.models.test_grpo import SMALL, Source, Toy
 
 pytestmark = [
@@ -47,8 +47,8 @@ pytestmark = [
 TEXT = (
     "Order 314 was a blue lamp. It came broken, so the customer asks: please cancel order 314 and refund it to my card."
 )
-# bfloat16 on another engine moves a token's log-probability by some hundredths of a nat.
-TOLERANCE = 0.1
+# Nats. The same weights on another engine: bfloat16 moves a token's log-probability by some hundredths.
+TOLERANCE = 1e-2 if DTYPE == "float32" else 0.3
 PER_SECOND, SECONDS = 20, 6
 
 
@@ -113,7 +113,7 @@ def remote(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
 
 
 def test_ids_and_logprobs_are_those_of_the_local_backend(world: World, remote: VllmPolicy, tmp_path: Path) -> None:
-    folder = make_adapter(world.local.model, tmp_path / "made", size=0.05)
+    folder = make_adapter(world.local.model, tmp_path / "made", size=0.3)
     digest, deltas = folder_deltas(folder)
     world.local.load_adapter("made", digest, deltas)
     remote.load_adapter("made@v1-same", digest, folder)
@@ -134,8 +134,8 @@ def test_ids_and_logprobs_are_those_of_the_local_backend(world: World, remote: V
                     gaps.append(abs(float(mine[token]) - value))
                     if not temperature:  # greedy: the local choice, unless the two are a rounding apart
                         assert float(mine.max() - mine[token]) < TOLERANCE
-            assert sum(gaps) / len(gaps) < TOLERANCE / 2
-            assert max(gaps) < 3 * TOLERANCE
+            assert sum(gaps) / len(gaps) < TOLERANCE / 3
+            assert max(gaps) < TOLERANCE
             if temperature:
                 again = remote.generate(asked[:2])
                 assert [a.ids for a in again] == [a.ids for a in answers[:2]]  # the seed decides
@@ -146,7 +146,7 @@ def test_ids_and_logprobs_are_those_of_the_local_backend(world: World, remote: V
 
 def test_scores_are_those_of_the_local_backend(world: World) -> None:
     local, remote = (p.score(world.text, 12) for p in (world.local, world.server))
-    assert max(abs(a - b) for a, b in zip(local, remote, strict=True)) < 3 * TOLERANCE
+    assert max(abs(a - b) for a, b in zip(local, remote, strict=True)) < TOLERANCE
 
 
 def test_the_server_refuses_what_cannot_work_in_our_words(world: World, remote: VllmPolicy) -> None:
@@ -306,7 +306,7 @@ def test_grpo_samples_on_the_server_with_each_steps_adapter(world: World, remote
     assert [s.step for s in steps] == [1, 2]
     assert len(set(loaded)) == 2  # a name for each step, used once
     for step in steps:
-        assert step.logprob_gap < TOLERANCE
+        assert step.logprob_gap < TOLERANCE / 3
         assert step.metrics["sampler_ratio"] == pytest.approx(1.0, abs=0.1)
         assert step.metrics["sampler_ratio_worst"] < 2
         assert step.metrics["gap_alarm"] == 0.0
@@ -316,11 +316,11 @@ def test_grpo_samples_on_the_server_with_each_steps_adapter(world: World, remote
     # What was trained is loaded for evaluation under a name of its own, and its fingerprint is taken on the server.
     settings = load_settings(home=tmp_path / "home", policy={"backend": "vllm", "url": world.server.url})
     base = BaseModel(world.local, world.renderer, world.local.identity())
-    strong = make_adapter(world.local.model, tmp_path / "strong", size=0.05, seed=21)
+    strong = make_adapter(world.local.model, tmp_path / "strong", size=0.3, seed=21)
     name, digest = load_adapter(remote, settings, strong, "toy", "round1")
     assert name == f"toy@round1-{digest[:8]}"
     taken = fingerprint_of(remote, base, Toy(), name)
-    assert taken.largest_move > TOLERANCE
+    assert taken.largest_move > 0.1
     remote.unload_adapter(name)
 
 

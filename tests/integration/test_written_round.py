@@ -25,7 +25,7 @@ from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, refused
 
 ROOT = Path(__file__).parents[2]
 MODULE = (Path(__file__).parent / "module_move_order.py").read_text(encoding="utf-8")
-ESCAPING = "import os\n" + MODULE
+ESCAPING = MODULE.replace("import random", "import os\nimport random", 1)
 CAPABILITY, UNFIT = "move_order_exactly", "read_minds_of_customers"
 LIMIT_SECONDS = 900
 RUNS, BATCH = 3, 4

@@ -12,12 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.base import embedded_folder
+from models.base import embedded_folder, fast_dtype
 from tests.integration.servers import clean_environment, free_port, status
 
 PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
 MISSING = f"vLLM is not installed in {PYTHON.parents[1].name}: run 'make install-vllm'"
 MAX_RANK, CONTEXT = 16, 1024
+# That of the local backend, so that the two can be compared closely.
+DTYPE = str(fast_dtype()).removeprefix("torch.")
 
 
 def installed() -> bool:
@@ -43,7 +45,7 @@ class Server:
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
-        command += ["--served-model-name", "base", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT)]
+        command += ["--served-model-name", "base", "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
         command += [
             "--enable-lora",
             "--max-loras",

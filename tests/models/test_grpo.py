@@ -67,6 +67,14 @@ class Uniform(Toy):
     uniform = True
 
 
+class Mixed(Toy):
+    """Scenarios of two kinds behind different instructions, as retention scenarios may stand."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.instructions = "Answer in one word." if task.seed % 2 else "Answer."
+        return super().reset(task)
+
+
 class Source:
     """A scenario source over `Toy`."""
 
@@ -189,6 +197,13 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert policy.adapters == ()
     assert not lora_deltas(policy.model)
+
+
+def test_scenarios_with_other_instructions_are_scored_after_their_own(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    steps: list[StepRecord] = []
+    train_adapter(Source(Mixed), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append)
+    assert steps[0].logprob_gap < 1e-3
 
 
 def test_equal_rewards_teach_nothing_and_say_so(tiny_model: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from errors import ContextOverflow, PolicyError
 from models.adapters import lora_deltas
 from models.grpo import TrainingSettings, lora_config
+from models.kv_cache import KeyValueCache
 from models.policy import Generation, Request, Sampling
 from models.sampler import PREFIXES_KEPT, LocalPolicy
 from tests.tokenizers_trained import plain_twin, random_ids, tiny_policy
@@ -257,3 +259,25 @@ def test_embedded_model_equals_plain_transformers(embedded_model: Any) -> None:
         assert sum(gap) / len(gap) < (1e-3 if policy.identity().dtype == "float32" else 5e-2)
         if policy.identity().dtype == "float32":
             assert list(generation.ids) == greedy(plain, list(request.prompt), 10, policy.stop_ids)
+
+
+def test_a_long_prefix_is_attended_to_in_blocks(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = tiny_model
+    prompt = [5 + (7 * i) % 300 for i in range(41)]
+    whole = policy.next_logprobs(prompt, 40)
+    policy.free_buffers()
+    monkeypatch.setattr("models.kv_cache.QUERIES_AT_ONCE", 16)
+    assert torch.allclose(policy.next_logprobs(prompt, 40), whole, atol=1e-5)
+
+
+def test_growing_keeps_what_the_rows_hold() -> None:
+    like = torch.empty(0)
+    cache = KeyValueCache(SimpleNamespace(num_attention_heads=2, hidden_size=8, num_hidden_layers=1), 3, like)
+    cache.reserve(10)
+    cache.k[0][0, :, :7] = 3.0
+    cache.v[0][1, :, :2] = 4.0
+    cache.reserve(500, [7, 2])
+    assert cache.room >= 500
+    assert cache.k[0][0, :, :7].eq(3.0).all()
+    assert cache.v[0][1, :, :2].eq(4.0).all()
+    assert not cache.k[0][0, :, 7:].any()

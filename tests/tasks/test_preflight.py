@@ -54,6 +54,8 @@ def test_caps_that_cannot_hold_a_round(settings_folder: Path, store: Store) -> N
     calls = least_calls(settings, target())
     tasks = len(target().tasks("diagnosis")) * settings.rollout.trials
     assert calls == 1 + 10 * -(-tasks // settings.analyst.batch)
+    fewer = load_settings(analyst={"kind": "llm"}, rollout={"tasks": 10, "trials": 2})
+    assert least_calls(fewer, target()) == 1 + 10 * 5
     with pytest.raises(ConfigurationError, match=f"max_calls = {calls - 1}, and a round needs {calls} at least"):
         check_analyst(with_model(max_calls=calls - 1), target(), store)
     with pytest.raises(ConfigurationError, match="max_total_tokens = 5000, and a round needs"):
