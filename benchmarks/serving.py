@@ -151,10 +151,8 @@ def lite(url: str) -> Ask:
 
 def told(name: str, direct: np.ndarray, through: np.ndarray) -> None:
     added = {q: 1000 * (np.quantile(through, q) - np.quantile(direct, q)) for q in (0.5, 0.99)}
-    print(
-        f"{name}: added p50 {added[0.5]:.1f} ms, p99 {added[0.99]:.1f} ms "
-        f"(direct p50 {1000 * np.median(direct):.1f} ms)"
-    )
+    figures = ", ".join(f"p{100 * q:.0f} {value:.1f} ms" for q, value in added.items())
+    print(f"{name}: added {figures} (direct p50 {1000 * np.median(direct):.1f} ms)")
 
 
 async def latency(args: argparse.Namespace, direct: str, through: str) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,15 @@ class Opened:
     held: str
     headers: dict[str, str]
     began: float
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A streamed answer that has begun. Whoever takes it calls `close`, also when no event was read."""
+
+    events: AsyncGenerator[bytes]
+    headers: Mapping[str, str]
+    close: Callable[[], Awaitable[None]]
 
 
 class Gateway:
@@ -69,10 +78,8 @@ class Gateway:
         self._close(opened, owner)
         return body, opened.headers
 
-    async def stream(
-        self, asked: Asked, owner: str, header: str = ""
-    ) -> tuple[AsyncGenerator[bytes], Mapping[str, str]]:
-        """Events and headers of a streamed answer; the first event has come when this returns. Raises `ApiError`."""
+    async def stream(self, asked: Asked, owner: str, header: str = "") -> Streamed:
+        """A streamed answer; its first event has come when this returns. Raises `ApiError`."""
         until = asyncio.get_running_loop().time() + self.settings.deadline
         async with self._deadline():
             opened = await self._open(asked, owner, header)
@@ -81,7 +88,12 @@ class Gateway:
             except BaseException:
                 self._release(opened)
                 raise
-        return self._events(opened, events, first, until, owner), opened.headers
+
+        async def close() -> None:
+            await events.aclose()
+            self._release(opened)
+
+        return Streamed(self._events(opened, events, first, until, owner), opened.headers, close)
 
     def models(self) -> list[dict[str, Any]]:
         """What `/v1/models` lists."""
@@ -269,6 +281,7 @@ class Gateway:
     def _release(self, opened: Opened) -> None:
         if opened.held:
             self.fleet.release(opened.held)
+            opened.held = ""
 
     def _close(self, opened: Opened, owner: str) -> None:
         """Count an answer, and have it stored."""

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from models.chat_api import Asked, parse_body, parse_chat, parse_completion
-from models.gateway import Gateway
+from models.gateway import Gateway, Streamed
 from models.gateway_errors import ApiError
 from models.gateway_page import page
 from models.gateway_settings import LOOPBACK
@@ -122,23 +122,21 @@ class GatewayApp:
         gateway = self.gateway
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")
-        place = _Place(gateway)
-        streaming = False  # then the stream gives the place back, when it ends
+        gateway.in_flight += 1
+        held = True
         try:
             body = await self._body(request)
             asked = parse(body, request.state.size)
             owner, header = request.state.owner, request.headers.get(CONVERSATION, "")
             if asked.stream:
-                events, headers = await _unless_gone(request, gateway.stream(asked, owner, header))
-                sent, streaming = place.held_by(events), True
-                return StreamingResponse(
-                    sent, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
-                )
+                streamed = await _unless_gone(request, gateway.stream(asked, owner, header))
+                held = False  # the response gives the place back
+                return _Stream(streamed, gateway)
             answer, headers = await _unless_gone(request, gateway.answer(asked, owner, header))
             return Response(json.dumps(answer, ensure_ascii=False), 200, dict(headers), "application/json")
         finally:
-            if not streaming:
-                place.leave()
+            if held:
+                gateway.in_flight -= 1
 
     async def feedback(self, request: Request) -> Response:
         """`/v1/feedback`: what somebody says of a conversation."""
@@ -235,30 +233,28 @@ class GatewayApp:
         return parse_body(b"".join(parts))
 
 
-class _Place:
-    """A request's place among those being answered."""
+class _Stream(StreamingResponse):
+    """A streamed answer. However it ends, the work behind it is closed and its place among the requests is free."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway, self._held = gateway, True
-        gateway.in_flight += 1
+    def __init__(self, streamed: Streamed, gateway: Gateway) -> None:
+        headers = {**streamed.headers, "cache-control": "no-cache"}
+        super().__init__(self._events(streamed), media_type="text/event-stream", headers=headers)
+        self._streamed, self._gateway, self._whole = streamed, gateway, False
 
-    def leave(self) -> None:
-        if self._held:
-            self._held = False
-            self._gateway.in_flight -= 1
+    async def _events(self, streamed: Streamed) -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(streamed.events) as events:
+            async for part in events:
+                yield part
+        self._whole = True
 
-    async def held_by(self, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """The events; the place is held until the last of them, or until the client is gone."""
-        whole = False
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with contextlib.aclosing(events):
-                async for part in events:
-                    yield part
-            whole = True
+            await super().__call__(scope, receive, send)
         finally:
-            if not whole:
+            self._gateway.in_flight -= 1
+            if not self._whole:
                 self._gateway.metrics.cancelled.inc()
-            self.leave()
+            await self._streamed.close()
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from db import CheckRow, Round, StepRow, Store, TrajectoryRow, row_id
@@ -31,17 +30,10 @@ class TrafficTarget:
     licence = "your users'"
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-
-    @cached_property
-    def conversations(self) -> list[dict[str, Any]]:
-        """The rows that can be learnt from: those that say whether the conversation was a success."""
-        return [row for row in self._store.rows("conversations") if row["success"] is not None]
-
-    @cached_property
-    def data_hash(self) -> str:
-        """Changes with every conversation, turn and word of feedback."""
-        return content_hash([[r["id"], r["turns"], r["success"], r["reward"]] for r in self.conversations])
+        # Those that say whether they were a success: only from them can be learnt.
+        self.conversations = [row for row in store.rows("conversations") if row["success"] is not None]
+        # Changes with every conversation, turn and word of feedback.
+        self.data_hash = content_hash([[r["id"], r["turns"], r["success"], r["reward"]] for r in self.conversations])
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
         if split != "diagnosis":
