@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 MODULE = (Path(__file__).parent / "module_move_order.py").read_text(encoding="utf-8")
 ESCAPING = MODULE.replace("import random", "import os\nimport random", 1)
 CAPABILITY, UNFIT = "move_order_exactly", "read_minds_of_customers"
-LIMIT_SECONDS = 900
+# A machine that is busy otherwise needs several times the minute and a half of an idle one.
+LIMIT_SECONDS = 1500
 RUNS, BATCH = 3, 4
 pytestmark = pytest.mark.integration
 
