@@ -44,6 +44,10 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
         statement = statement.on_conflict_do_update(
             index_elements=key, set_={name: statement.excluded[name] for name in changed}
         )
+    elif table.name == "stages":
+        # Their id is a hash of round and name, which are unique too. Of two processes that insert the same stage at once,
+        # PostgreSQL may notice the second constraint first, and a conflict target covers only the one it names.
+        statement = statement.on_conflict_do_nothing()
     else:
         statement = statement.on_conflict_do_nothing(index_elements=key)
     connection.execute(statement, list(rows))
