@@ -45,7 +45,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
             index_elements=key, set_={name: statement.excluded[name] for name in changed}
         )
     elif table.name == "stages":
-        # Their id is a hash of round and name, which are unique too. Of two processes that insert the same stage at once,
+        # Their id is a hash of round and name, which are unique too. Of two processes that insert a stage at once,
         # PostgreSQL may notice the second constraint first, and a conflict target covers only the one it names.
         statement = statement.on_conflict_do_nothing()
     else:

@@ -1,6 +1,7 @@
 """The sandbox against code that wants out, and the levels it may run at. Needs bubblewrap, as a user would."""
 
 import concurrent.futures
+import contextlib
 import logging
 import os
 import subprocess
