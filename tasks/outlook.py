@@ -42,7 +42,7 @@ def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
         why = trained or "; ".join(r for r in reasons or [] if r)
         if why:
             said.append(f"{capability}: {why}.")
-    if not isinstance(context.target, Generators):
+    if not isinstance(context.target, Generators) and not context.settings.asks_a_model:
         said.append(
             "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
             "capability would get a written environment in the sandbox, which must pass the same checks and the same "
