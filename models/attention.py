@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from errors import PolicyError
+
 NAME = "trace_shared_prefix"
 
 
@@ -69,3 +71,20 @@ def attend_padded(
     out = torch.matmul(rest, values)
     shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)
     return (out + shared.view(groups, rows, -1, dim).transpose(0, 1)).reshape(rows, heads, length, dim)
+
+
+def check_supported(config: Any) -> None:
+    """Whether the sampler can run a model of this configuration: loaded with `NAME`, full attention in every layer.
+
+    Raises `PolicyError`.
+    """
+    if config._attn_implementation != NAME:
+        raise PolicyError(
+            f"the model was loaded with attention {config._attn_implementation!r}; "
+            f"load it with {NAME!r} to sample from it"
+        )
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise PolicyError(
+            f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend"
+        )

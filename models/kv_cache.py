@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from models.attention import attend_padded
+from models.policy import Request
 
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
@@ -139,3 +142,18 @@ class RowsPass:
         if self.width == 1:
             return out.squeeze(2)
         return out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.flat]
+
+
+@dataclass
+class Row:
+    """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored."""
+
+    session: str
+    adapter: str | None
+    prefix: tuple[int, ...]
+    ids: list[int] = field(default_factory=list)
+    todo: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    request: Request | None = None
+    draws: np.random.Generator | None = None

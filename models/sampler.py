@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,29 +21,14 @@ import torch
 from torch import nn
 
 from errors import ContextOverflow, PolicyError
-from models.attention import NAME
-from models.kv_cache import KeyValueCache, PrefixPass, RowsPass
+from models.attention import check_supported
+from models.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass
 from models.layer_mean import LayerMean
 from models.packed import SamplerTwin
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
 # How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
 PREFIXES_KEPT = 8
-
-
-@dataclass
-class _Row:
-    """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored."""
-
-    session: str
-    adapter: str | None
-    prefix: tuple[int, ...]
-    ids: list[int] = field(default_factory=list)
-    todo: list[int] = field(default_factory=list)
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    request: Request | None = None
-    draws: np.random.Generator | None = None
 
 
 class LocalPolicy:
@@ -55,16 +40,7 @@ class LocalPolicy:
 
     def __init__(self, model: nn.Module, identity: PolicyIdentity, stop_ids: frozenset[int], rows: int = 48) -> None:
         config: Any = model.config
-        if config._attn_implementation != NAME:
-            raise PolicyError(
-                f"the model was loaded with attention {config._attn_implementation!r}; "
-                f"load it with {NAME!r} to sample from it"
-            )
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise PolicyError(
-                f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend"
-            )
+        check_supported(config)
         self.model: Any = model  # transformers' models carry more than nn.Module declares
         self.stop_ids, self.rows = stop_ids, rows
         self.context = int(config.max_position_embeddings)
@@ -75,7 +51,7 @@ class LocalPolicy:
         like = next(model.parameters())
         self._cache = KeyValueCache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
         self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], PrefixPass] = OrderedDict()
-        self._slots: list[_Row] = []  # slot i of the cache; the first `_active` are sampling, the rest wait for a turn
+        self._slots: list[Row] = []  # slot i of the cache; the first `_active` are sampling, the rest wait for a turn
         self._active = 0
         self._queue: deque[Request] = deque()
         self.sampled_tokens = 0
@@ -154,8 +130,7 @@ class LocalPolicy:
 
     def free_buffers(self) -> None:
         """Give the memory of keys and values back; only while nothing is in flight. It is taken again when needed."""
-        if self._active or self._queue:
-            raise PolicyError("free_buffers while turns are in flight; finish them first")
+        self._at_rest("free_buffers")
         self._slots.clear()
         self._prefixes.clear()
         self._cache.clear()
@@ -206,8 +181,7 @@ class LocalPolicy:
     @torch.inference_mode()
     def next_logprobs(self, prompt: Sequence[int], shared: int = 0, adapter: str | None = None) -> torch.Tensor:
         """Log-probabilities (vocabulary,) of the token after `prompt`; only while nothing is in flight."""
-        if self._active or self._queue:
-            raise PolicyError("next_logprobs while turns are in flight; finish them first")
+        self._at_rest("next_logprobs")
         request = Request("next_logprobs", prompt, Sampling(0.0, 1), adapter, shared)
         self.submit(request)
         slots = self._admit()
@@ -216,10 +190,19 @@ class LocalPolicy:
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
 
+    @torch.inference_mode()
     def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
         """Log-probabilities (nats, temperature 1) of the last `count` of `ids`; only while nothing is in flight."""
-        first = len(ids) - count
-        return [float(self.next_logprobs(ids[:at], first - 1, adapter)[ids[at]]) for at in range(first, len(ids))]
+        self._at_rest("score")
+        before = len(ids) - count - 1  # the token at `before` gives the first draw to be scored
+        if count < 1 or before < 0 or len(ids) > self.context:
+            raise PolicyError(f"cannot score the last {count} of {len(ids)} tokens; give at least one more before them")
+        self._use(adapter)
+        hidden = self._rows_after([ids[before:-1]], before, self._prefix(adapter, tuple(ids[:before])))
+        logprobs = torch.log_softmax(self.twin.model.lm_head(hidden).float(), dim=-1)
+        wanted = torch.tensor(list(ids[before + 1 :]), device=logprobs.device)
+        scored: list[float] = logprobs.gather(1, wanted[:, None])[:, 0].tolist()
+        return scored
 
     @torch.inference_mode()
     def forward_rows(
@@ -236,16 +219,26 @@ class LocalPolicy:
         # An adapter that is merged stays: changing the merged weights costs more than the plain model's slower layers.
         model = self.twin.model if self._current is None else self.model
         shared = self._prefix(None, tuple(prefix), model)
+        if layers is None:
+            return self._rows_after(rows, len(prefix), shared, model)
+        with LayerMean(model.model, *layers) as states:
+            self._rows_after(rows, len(prefix), shared, model)
+        return states.mean
+
+    def _rows_after(
+        self, rows: Sequence[Sequence[int]], offset: int, shared: PrefixPass | None, model: Any = None
+    ) -> torch.Tensor:
+        """Last hidden states (N, hidden) of `rows` laid flat, after a prefix of `offset` tokens. Nothing is kept."""
+        counts = [len(row) for row in rows]
         cache = KeyValueCache(self.model.config, len(rows), self._cache.like)
         cache.reserve(max(counts))
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
-        positions = [len(prefix) + j for count in counts for j in range(count)]
-        ids = [i for row in rows for i in row]
-        if layers is None:
-            return self._forward(ids, positions, batch, model)
-        with LayerMean(model.model, *layers) as states:
-            self._forward(ids, positions, batch, model)
-        return states.mean
+        positions = [offset + j for count in counts for j in range(count)]
+        return self._forward([i for row in rows for i in row], positions, batch, model)
+
+    def _at_rest(self, what: str) -> None:
+        if self._active or self._queue:
+            raise PolicyError(f"{what} while turns are in flight; finish them first")
 
     # --- scheduling -------------------------------------------------------------------------------------------
 
@@ -286,7 +279,7 @@ class LocalPolicy:
             ):  # every slot is held by a session between turns: the oldest is computed again
                 self.release(self._slots[self._active].session)
             place = len(self._slots)
-            self._slots.append(_Row(request.session, request.adapter, prefix))
+            self._slots.append(Row(request.session, request.adapter, prefix))
         row = self._slots[place]
         suffix = list(request.prompt[len(prefix) :])
         same = row.adapter == request.adapter and row.prefix == prefix and suffix[: len(row.ids)] == row.ids
