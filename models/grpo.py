@@ -85,7 +85,7 @@ class EpisodeGRPO(GRPOTrainer):
         return loss
 
     @torch.no_grad()
-    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 8) -> float:
+    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 4) -> float:
         """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
         mask = self._mask
         self._mask = mask[:rows]
