@@ -30,7 +30,7 @@ def blend_name(weights: Mapping[str, float]) -> str:
         raise AdapterError(f"weights {dict(weights)} leave no adapter; give at least one above an eighth")
     if len(parts) == 1 and next(iter(parts.values())) == QUARTERS:
         return next(iter(parts))
-    return ".".join(["blend", *(f"{name}-{quarters}" for name, quarters in sorted(parts.items()))])
+    return "-".join(["blend", *(f"{name}-{quarters}" for name, quarters in sorted(parts.items()))])
 
 
 def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from gateway_running import KEY, built
-from gateway_servers import Stub, serving
+from tests.models.gateway_running import KEY, built
+from tests.models.gateway_servers import Stub, serving
 
 pytestmark = pytest.mark.integration
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import openai
-from gateway_servers import HandMadeFleet, Stub, serving
 
 from models.gateway import Gateway
 from models.gateway_app import GatewayApp
@@ -19,6 +18,7 @@ from models.http_upstream import HttpUpstream, Pool, Servers
 from models.router import Router
 from models.routing import RouteMaker
 from models.upstream import Preset
+from tests.models.gateway_servers import HandMadeFleet, Stub, serving
 
 KEY = "a-key-of-enough-length"
 

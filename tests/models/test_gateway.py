@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from gateway_running import KEY, Running, WordRouter, built, error, run
-from gateway_servers import HandMadeFleet, Stub, serving
 
 from models.http_upstream import HttpUpstream, Pool, Servers
 from models.lifecycle import AdapterState
+from tests.models.gateway_running import KEY, Running, WordRouter, built, error, run
+from tests.models.gateway_servers import HandMadeFleet, Stub, serving
 
 TOOLS = [
     {

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from gateway_running import KEY, Running, built, error, run
-from gateway_servers import Stub, serving
 
 from errors import ConfigurationError
 from models.gateway_settings import Keys, check_host
+from tests.models.gateway_running import KEY, Running, built, error, run
+from tests.models.gateway_servers import Stub, serving
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 import torch
-from gateway_servers import HandMadeFleet, serving
 
 from environments.shop.target import target
 from errors import ContextOverflow, ProviderError
@@ -23,6 +22,7 @@ from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.turn_reader import TurnReader
 from models.upstream import Preset, RenderedUpstream
+from tests.models.gateway_servers import HandMadeFleet, serving
 
 Tiny = tuple[Any, Renderer]
 PROMPT = list(range(10, 40))
