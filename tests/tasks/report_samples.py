@@ -175,3 +175,34 @@ def nothing_selected() -> RoundFigures:
     return RoundFigures(
         round="r3", target="shop", data_hash="9b1e", seed=0, capabilities=[figures.capabilities[3]], base=figures.base
     )
+
+
+def written_round() -> RoundFigures:
+    """A round in which a model labelled and wrote the environments."""
+    data = full_round().model_dump(mode="json")
+    data["selection"] |= {"analyst": "llm", "kappa": 0.61}
+    data["analyst"] = {
+        "model": "hosted_vllm/writer",
+        "calls": 1234,
+        "prompt_tokens": 56789,
+        "sampled_tokens": 4321,
+        "dollars": 1.5,
+        "stages": {"contrast": 1.25, "synthesize": 0.25},
+        "runs": 9,
+    }
+    data["capabilities"][0] |= {
+        "kappa": 0.72,
+        "versions": [
+            {"number": 1, "accepted": False, "code_hash": "", "sandbox": "bubblewrap", "reasons": ["model: refused"]},
+            {
+                "number": 2,
+                "accepted": False,
+                "code_hash": "abc123abc123",
+                "sandbox": "bubblewrap",
+                "reasons": ["static: import of os is forbidden", "<script>alert(1)</script>"],
+            },
+            {"number": 3, "accepted": True, "code_hash": "def456def456", "sandbox": "bubblewrap"},
+        ],
+    }
+    data["capabilities"][-1] |= {"verdict": "not-trainable", "reasons": ["No environment could train it (broken tool)"]}
+    return RoundFigures.model_validate(data)

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from pydantic import ValidationError
-from report_samples import full_round, noise_round, nothing_selected, stopped_round
+from report_samples import full_round, noise_round, nothing_selected, stopped_round, written_round
 from rich.console import Console
 
 from tasks.report_figures import RoundFigures, RouterFigures, duration, headline
@@ -17,7 +17,13 @@ from tasks.report_page import render
 from tasks.report_summary import print_summary
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
-ROUNDS = {"full": full_round, "noise": noise_round, "stopped": stopped_round, "nothing": nothing_selected}
+ROUNDS = {
+    "full": full_round,
+    "noise": noise_round,
+    "stopped": stopped_round,
+    "nothing": nothing_selected,
+    "written": written_round,
+}
 
 
 class Page(HTMLParser):
@@ -174,3 +180,21 @@ def test_durations():
         "1 h 00 min",
         "2 h 07 min",
     ]
+
+
+def test_what_a_language_model_did_and_cost_is_on_the_page() -> None:
+    source = render(written_round())
+    words = " ".join(Page(source).words)
+    for text in (
+        "hosted_vllm/writer: 1,234 calls, 56,789 + 4,321 tokens, 1.5000 dollars; 9 of 10 labelling runs complete",
+        "version 1 no module (sandbox: bubblewrap): model: refused",
+        "static: import of os is forbidden",
+        "version 3 def456def456 (sandbox: bubblewrap): accepted",
+        "not-trainable",
+        "No environment could train it (broken tool)",
+        "0.72",
+        "0.61",
+    ):
+        assert text in re.sub(r"\s+", " ", words), text
+    assert "<script>alert" not in source
+    assert "language model" not in render(full_round())
