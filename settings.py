@@ -246,7 +246,8 @@ class Settings(BaseSettings):
         given = self.model_dump(mode="json", exclude={"home", "database", "tracking", "policy"})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
-        return given | {"policy": {"backend": self.policy.backend}}
+        # The local model is what rounds had before there was a choice: they are found under the same settings.
+        return given if self.policy.backend == "local" else given | {"policy": {"backend": self.policy.backend}}
 
 
 def load_settings(**given: Any) -> Settings:
