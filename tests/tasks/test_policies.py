@@ -42,10 +42,10 @@ def on_servers(**policy: Any) -> Any:
     return load_settings(policy={"backend": "vllm", **policy})
 
 
-def test_the_local_model_is_the_default_and_changes_no_rounds_identity(settings_folder: Path, base: BaseModel) -> None:
+def test_the_local_model_is_the_default(settings_folder: Path, base: BaseModel) -> None:
     settings = load_settings()
     assert open_policy(settings, base) is base.policy
-    assert "policy" not in settings.identity()
+    assert settings.identity()["policy"] == {"backend": "local"}
     assert training_actor(base.policy, base, settings, [1, 2], "x") is base.policy
     check_policy(settings)  # asks nobody
 
