@@ -5,7 +5,8 @@ AdamW with a constant learning rate. TRL keeps loss, optimizer, checkpoints and 
 - `rollout_func` plays whole episodes and hands over the exact ids, log-probabilities and the mask of sampled tokens;
 - groups whose rewards are all equal are replaced by new seeds, at most `collections` times;
 - the ratio is taken against the sampler's own log-probabilities, so the gap between sampler and trainer is in it;
-- per-token log-probabilities are computed with the prefix of all rows once, and logits at sampled tokens alone.
+- per-token log-probabilities are computed with the prefix of all rows once, and logits at sampled tokens alone;
+- rows without an advantage, which move nothing, are left out of the pass (`models/grpo_trainer.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from typing import Any, Protocol
 
 import torch
 from transformers import PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from environments.contract import Environment, TargetTask
 from errors import TrainingError
 from models.actors import Actor, LocalActor
 from models.adapters import lora_config
 from models.episodes import Episode, Player, Trajectory
+from models.grpo_trainer import EpisodeGRPO
 from models.policy import Sampling
 from models.renderer import Renderer
 from models.sampler import LocalPolicy
-from models.training_pass import common_prefix, token_logprobs
+from models.training_pass import common_prefix
 from models.training_records import (
     COMPLETE,
     StepRecord,
@@ -46,85 +48,6 @@ class ScenarioSource(Protocol):
 
     def scenario(self, seed: int) -> TargetTask: ...
     def environment(self) -> Environment: ...
-
-
-class EpisodeGRPO(GRPOTrainer):
-    """TRL's trainer with episodes as rollouts. `collect` gives a batch of trajectories for a step."""
-
-    def __init__(self, *args: Any, source: Rollouts, **kwargs: Any) -> None:
-        self.source = source
-        self._kl_step = -1
-        kwargs["rollout_func"] = source.rollout
-        super().__init__(*args, **kwargs)
-
-    def _causal(self, model: Any) -> Any:
-        return self.accelerator.unwrap_model(model).get_base_model()
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        output = super()._generate_and_score_completions(inputs)
-        # TRL compares with its own detached pass; the sampler's figures make ratio and clipping mean what they say.
-        output["old_per_token_logps"] = output["sampling_per_token_logps"]
-        return output
-
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self._mask = inputs["completion_mask"] * inputs["tool_mask"]
-        loss = super()._compute_loss(model, inputs)
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {loss.item()} at step {self.state.global_step}; "
-                "lower the learning rate and start this adapter again"
-            )
-        apart = (self._logps - inputs["sampling_per_token_logps"]) * self._mask
-        tokens = self._mask.sum().clamp(min=1)
-        self._metrics["train"]["logprob_gap"].append((apart.abs().sum() / tokens).item())
-        self._metrics["train"]["sampler_ratio"].append(((apart.exp() * self._mask).sum() / tokens).item())
-        self.source.worst_ratio = max(self.source.worst_ratio, apart.abs().max().clamp(max=20).exp().item())
-        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
-            self._kl_step = self.state.global_step
-            self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
-        return loss
-
-    @torch.no_grad()
-    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 4) -> float:
-        """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
-        mask = self._mask
-        self._mask = mask[:rows]
-        policy = self._logps[:rows]
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
-        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
-        with self.accelerator.unwrap_model(model).disable_adapter():
-            base, _, _ = self._get_per_token_logps_and_entropies(model, ids, seen, inputs["completion_ids"].shape[1])
-        apart = (base - policy).clamp(-20, 20)
-        kl = ((apart.exp() - apart - 1) * self._mask).sum() / self._mask.sum().clamp(min=1)
-        self._mask = mask
-        return float(kl)
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (masked in the loss)."""
-        total = input_ids.shape[1]
-        rows, wanted = [], []
-        for ids, seen, mask in zip(input_ids, attention_mask, self._mask, strict=True):
-            start = total - logits_to_keep - int(seen[: total - logits_to_keep].sum())  # left padding of the prompt
-            end = total - logits_to_keep + int(seen[total - logits_to_keep :].sum())
-            rows.append(ids[start:end].tolist())
-            wanted.append([total - logits_to_keep - start + j for j in mask.nonzero()[:, 0].tolist()])
-        scored = token_logprobs(self._causal(model), rows, self.source.shared, wanted, self.temperature)
-        logps = torch.zeros(self._mask.shape, device=input_ids.device)
-        entropies = torch.zeros_like(logps)
-        for i, (chosen, entropy) in enumerate(scored):
-            at = self._mask[i].nonzero()[:, 0]
-            logps = logps.index_put((torch.full_like(at, i), at), chosen)
-            entropies[i, at] = entropy
-        self._logps = logps.detach()
-        return logps, entropies, None
 
 
 class Rollouts:
@@ -207,7 +130,7 @@ class Rollouts:
         self.last = [t for group in kept for t in group]
         return self.last
 
-    def rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+    def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
         """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
         step = trainer.state.global_step
         self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))

@@ -13,7 +13,7 @@ from models.attention import attend_padded
 class _Suffixes:
     """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
 
-    def __init__(self, counts: Sequence[int], prefix: _Prefix | None, device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], prefix: Prefix | None, device: torch.device) -> None:
         count = torch.tensor(counts)
         self.prefix, self.rows, self.width = prefix, len(counts), int(count.max())
         row = torch.repeat_interleave(torch.arange(self.rows), count)
@@ -35,12 +35,17 @@ class _Suffixes:
         return out.transpose(1, 2).reshape(self.rows * self.width, q.shape[0], q.shape[2])[self.flat]
 
 
-class _Prefix:
-    """Forward pass with gradient of the shared prefix."""
+class Prefix:
+    """Forward pass with gradient of a shared prefix: `k` and `v`, one (heads, n, dim) tensor per layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, causal: Any, ids: Sequence[int]) -> None:
         self.k: list[torch.Tensor] = []
         self.v: list[torch.Tensor] = []
+        device = next(causal.parameters()).device
+        positions = torch.arange(len(ids), device=device)[None]
+        causal.model(
+            input_ids=torch.tensor([list(ids)], device=device), position_ids=positions, use_cache=False, shared=self
+        )
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
         self.k.append(k)
@@ -50,6 +55,29 @@ class _Prefix:
         return attend_padded(q[None], k[None], v[None], hidden, None, scaling)[0].transpose(0, 1)
 
 
+class StepPrefix(Prefix):
+    """A prefix computed once for all micro-batches of an optimizer step, the weights being the same.
+
+    Its `k` and `v` are leaves: what micro-batches send back stays in them until `backward` sends the sum through the
+    prefix, once. The gradient is that of computing the prefix in every micro-batch.
+    """
+
+    def __init__(self, causal: Any, ids: Sequence[int]) -> None:
+        super().__init__(causal, ids)
+        self._made = [*self.k, *self.v]
+        self.k, self.v = (
+            [t.detach().requires_grad_() if t.requires_grad else t for t in made] for made in (self.k, self.v)
+        )
+
+    def backward(self) -> None:
+        """To be called after the last micro-batch's own backward pass, before the optimizer's step."""
+        leaves = zip(self._made, [*self.k, *self.v], strict=True)
+        sent = [(made, leaf.grad) for made, leaf in leaves if made.requires_grad and leaf.grad is not None]
+        if sent:
+            torch.autograd.backward([made for made, _ in sent], [gradient for _, gradient in sent])
+        self._made.clear()
+
+
 def common_prefix(rows: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
     """How many leading ids all rows share."""
     first, last = min(rows), max(rows)  # what the two furthest apart share, all do
@@ -57,21 +85,22 @@ def common_prefix(rows: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
 
 
 def token_logprobs(
-    causal: Any, rows: Sequence[Sequence[int]], shared: int, wanted: Sequence[Sequence[int]], temperature: float
+    causal: Any,
+    rows: Sequence[Sequence[int]],
+    shared: int,
+    wanted: Sequence[Sequence[int]],
+    temperature: float,
+    prefix: Prefix | None = None,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Log-probability and entropy (nats) of chosen tokens of each row.
 
     `causal` has `.model` and `.lm_head`; `rows` are whole sequences whose first `shared` ids are equal; `wanted` are
-    positions (> shared) of the tokens to score. Returns per row two tensors as long as its `wanted`.
+    positions (> shared) of the tokens to score; `prefix` is the pass over those `shared` ids, if it was made. Returns
+    per row two tensors as long as its `wanted`.
     """
     device = next(causal.parameters()).device
-    prefix = None
-    if shared:
-        prefix = _Prefix()
-        ids = torch.tensor([list(rows[0][:shared])], device=device)
-        causal.model(
-            input_ids=ids, position_ids=torch.arange(shared, device=device)[None], use_cache=False, shared=prefix
-        )
+    if shared and prefix is None:
+        prefix = Prefix(causal, rows[0][:shared])
     # The last token of a row predicts nothing that is wanted.
     suffixes = [list(row[shared:-1]) for row in rows]
     batch = _Suffixes([len(s) for s in suffixes], prefix, device)

@@ -1,10 +1,11 @@
 """Policies by name, as a person writes them on the command line.
 
 noop, oracle, random             without a model
-smollm2-135m, FOLDER, HUB/ID     a local model (`local:` before it where the name could be a provider's)
+smollm2-135m, FOLDER, HUB/ID     the model as rounds play it, in this process or, with `policy.backend = "vllm"`, on the
+                                 servers of the settings (`local:` before it where the name could be a provider's)
 MODEL@CAPABILITY[@vN]            with an adapter from the registry: its champion, else its newest version, or version N
 provider/model                   any model that LiteLLM reaches (`litellm:` before it where it is in doubt)
-vllm:URL#MODEL[@ADAPTER]         a vLLM server, by its base address and the names that it serves
+vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base address and the names that it serves
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import httpx
 
@@ -25,7 +26,12 @@ from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
 from models.purse import Purse
 from models.renderer import Renderer
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
+from models.vllm_policy import VllmPolicy
 from settings import Settings
+
+if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
+    from models.base import BaseModel
+    from models.sampler import LocalPolicy
 
 SCRIPTED: dict[str, Callable[[], ScriptedPolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 EMBEDDED = "smollm2-135m"
@@ -79,9 +85,9 @@ class Acting:
         return self.policy if isinstance(self.policy, ChatPolicy) else None
 
     def close(self) -> None:
-        """End the threads of an API model's policy."""
-        if self.chat is not None:
-            self.chat.close()
+        """End threads and connections; a policy on servers takes its adapters from them."""
+        if isinstance(self.policy, (ChatPolicy, VllmPolicy)):
+            self.policy.close()
 
 
 def parse_policy(text: str, api_base: str = "") -> PolicyName:
@@ -132,7 +138,7 @@ def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, ta
     if name.kind == "scripted":
         return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "local":
-        return _load_local(name, options, settings, target)
+        return _load_token_policy(name, options, settings, target)
     if name.kind == "vllm":
         return served_policy(name, options, purse)
     sampling = _chat_sampling(options)
@@ -144,10 +150,8 @@ def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, ta
 
 
 def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Acting:
-    """A model on a vLLM server.
-
-    It is spoken to by the chat protocol, with the server's own tool parser. A token policy for such servers (token ids
-    in, token ids out) takes this function's place: it returns `Acting` with that policy, a renderer and the adapter."""
+    """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
+    model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
     served = _served_models(name)
     asked = name.adapter or name.model
     if name.model not in served or asked not in served:
@@ -184,21 +188,36 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
         ) from problem
 
 
-def _load_local(name: PolicyName, options: ActingOptions, settings: Settings, target: Target) -> Acting:
+def _load_token_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target) -> Acting:
+    """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
     from models.base import check_base, load_base
+    from tasks.policies import check_policy, open_policy
 
     check_base(name.model)
+    check_policy(settings)
     found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
-    base = load_base(name.model, settings.dtype, settings.calls, settings.rollout.rows)
     rollout = settings.rollout
+    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
+    policy = open_policy(settings, base)
     temperature = rollout.temperature if options.temperature is None else options.temperature
     acting = Acting(
-        name, base.policy, Sampling(temperature, options.max_tokens or rollout.max_tokens), base.renderer,
-        window=2 * rollout.rows, context=base.policy.context,
+        name, policy, Sampling(temperature, options.max_tokens or rollout.max_tokens), base.renderer,
+        window=2 * policy.rows, context=policy.context,
     )  # fmt: skip
-    if found is None:
-        return acting
-    adapter, folder = found
+    try:
+        return acting if found is None else replace(acting, adapter=_proven(policy, settings, base, *found))
+    except BaseException:
+        acting.close()
+        raise
+
+
+def _proven(
+    policy: LocalPolicy | VllmPolicy, settings: Settings, base: BaseModel, adapter: RegisteredAdapter, folder: Path
+) -> str:
+    """Load a registered adapter that fits the base and is live; the name to sample with. Raises `AdapterError`."""
+    from models.fingerprint import prove, read_fingerprint
+    from tasks.policies import load_adapter
+
     identity = base.identity
     trained_on = (adapter.tags.get("base", ""), adapter.tags.get("base_revision", ""))
     if trained_on != (identity.base, identity.revision):
@@ -206,13 +225,10 @@ def _load_local(name: PolicyName, options: ActingOptions, settings: Settings, ta
             f"adapter {adapter.served_name} was trained on {trained_on[0]} (revision {trained_on[1]}), not on "
             f"{identity.base} ({identity.revision}); evaluate it on that model"
         )
-    from models.adapters import folder_deltas
-    from models.fingerprint import prove, read_fingerprint
-
-    digest, deltas = folder_deltas(folder)
-    base.policy.load_adapter(adapter.served_name, digest, deltas)
-    prove(base.policy, read_fingerprint(adapter.tags, adapter.served_name), adapter.served_name)
-    return replace(acting, adapter=adapter.served_name)
+    expected = read_fingerprint(adapter.tags, adapter.served_name)
+    served, _ = load_adapter(policy, settings, folder, adapter.served_name, "evaluate")
+    prove(policy, expected, served)
+    return served
 
 
 def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:

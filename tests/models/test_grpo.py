@@ -25,9 +25,9 @@ from models.grpo import (
     last_whole_checkpoint,
     lora_config,
     misspecified,
-    token_logprobs,
     train_adapter,
 )
+from models.training_pass import StepPrefix, token_logprobs
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -67,6 +67,14 @@ class Uniform(Toy):
     uniform = True
 
 
+class Half(Toy):
+    """Every other scenario gives equal rewards."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.uniform = task.seed % 2 == 1
+        return super().reset(task)
+
+
 class Mixed(Toy):
     """Scenarios of two kinds behind different instructions, as retention scenarios may stand."""
 
@@ -98,8 +106,9 @@ def lora(policy: Any) -> Any:
     return peft
 
 
-@pytest.mark.parametrize("shared", [0, 9])
-def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any, shared: int) -> None:
+@pytest.mark.parametrize(("shared", "batches"), [(0, 1), (9, 1), (9, 2)])
+def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any, shared: int, batches: int) -> None:
+    """Also when the rows come in micro-batches after a prefix that is passed through once."""
     policy, _ = tiny_model
     twin = plain_twin(policy)
     peft = lora(policy)
@@ -108,9 +117,15 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     plain.load_state_dict(peft.state_dict())
     rows = [random_ids(50, 9)[:shared] + random_ids(seed, 8 + 3 * seed) for seed in range(4)]
     wanted = [[p for p in range(shared + 2, len(row)) if p % 2] for row in rows]
-    got = token_logprobs(peft.get_base_model(), rows, shared, wanted, 0.7)
-    loss = sum((chosen * torch.arange(1, len(chosen) + 1)).sum() for chosen, _ in got)
-    loss.backward()
+    causal, got = peft.get_base_model(), []
+    prefix = StepPrefix(causal, rows[0][:shared]) if batches > 1 else None
+    for first in range(0, 4, 4 // batches):
+        part = slice(first, first + 4 // batches)
+        scored = token_logprobs(causal, rows[part], shared, wanted[part], 0.7, prefix)
+        sum((chosen * torch.arange(1, len(chosen) + 1)).sum() for chosen, _ in scored).backward()
+        got += scored
+    if prefix is not None:
+        prefix.backward()
     truth = torch.zeros(())
     for row, places, (chosen, entropy) in zip(rows, wanted, got, strict=True):
         logprobs = torch.log_softmax(plain(torch.tensor([row])).logits[0].float() / 0.7, -1)
@@ -204,6 +219,28 @@ def test_scenarios_with_other_instructions_are_scored_after_their_own(tiny_model
     steps: list[StepRecord] = []
     train_adapter(Source(Mixed), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append)
     assert steps[0].logprob_gap < 1e-3
+
+
+def test_work_that_is_left_out_changes_no_gradient(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix passed through once, and rows without an advantage left out, against every row with its own prefix."""
+    policy, renderer = tiny_model
+    settings = replace(SMALL, steps=1, groups=4, collections=1)
+    found = []
+    for name in ("quick", "plain"):
+        records: list[StepRecord] = []
+        if name == "plain":
+            monkeypatch.setattr("models.grpo_trainer.NO_ADVANTAGE", -1.0)
+            monkeypatch.setattr("models.grpo_trainer.StepPrefix", lambda causal, ids: None)
+        result = train_adapter(Source(Half), policy, renderer, settings, tmp_path / name, records.append)
+        found.append((records[0], exported(result.folder, tmp_path / f"{name}.exported")[1]))
+    (quick, deltas), (plain, expected) = found
+    assert quick.metrics["dropped_groups"] == 2
+    assert quick.metrics["grad_norm"] == pytest.approx(plain.metrics["grad_norm"], rel=1e-4) != 0
+    assert quick.loss == pytest.approx(plain.loss, rel=1e-4, abs=1e-7)
+    for name, delta in deltas.items():
+        assert torch.allclose(delta, expected[name], atol=1e-2 * float(expected[name].abs().max())), name
 
 
 def test_equal_rewards_teach_nothing_and_say_so(tiny_model: Any, tmp_path: Path) -> None:
