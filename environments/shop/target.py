@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cache, cached_property
 
 from environments.contract import SPLITS, Message, TargetTask, ToolCall, content_hash
 from environments.shop.episode import MAX_STEPS, ShopEnvironment
@@ -64,6 +64,9 @@ class ShopTarget:
     instructions = INSTRUCTIONS
     examples: Sequence[Message] = EXAMPLES
 
+    def __init__(self) -> None:
+        self._drawn: dict[str, tuple[TargetTask, ...]] = {}
+
     def environment(self) -> ShopEnvironment:
         return ShopEnvironment(self.instructions, self.examples)
 
@@ -74,12 +77,14 @@ class ShopTarget:
     def tasks(self, split: str) -> Sequence[TargetTask]:
         if split not in SPLITS:
             raise TargetError(f"split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
-        first = FIRST_SEED[split]
-        return [
-            self._task(family, first + i, split)
-            for family, what in FAMILIES.items()
-            for i in range(what.share * PER_SHARE[split])
-        ]
+        if split not in self._drawn:
+            first = FIRST_SEED[split]
+            self._drawn[split] = tuple(
+                self._task(family, first + i, split)
+                for family, what in FAMILIES.items()
+                for i in range(what.share * PER_SHARE[split])
+            )
+        return self._drawn[split]
 
     @cached_property
     def data_hash(self) -> str:
@@ -98,6 +103,7 @@ class ShopTarget:
         return self._task(family, FRESH_SEED + seed, "generated")
 
 
+@cache
 def target() -> ShopTarget:
-    """The shop with its standard instructions."""
+    """The shop with its standard instructions; one for all, since its tasks are drawn once."""
     return ShopTarget()
