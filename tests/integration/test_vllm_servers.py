@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from db import open_store
 from errors import AdapterError, ContextOverflow, PolicyError
 from models.actors import VllmActor
 from models.adapter_files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter
@@ -33,6 +34,8 @@ from models.registry import Registry
 from models.vllm_policy import VllmPolicy
 from models.vllm_server import ModelMissing, VllmServer
 from settings import load_settings
+from tasks.acting import ActingOptions
+from tasks.evaluate_targets import EvaluateRequest, evaluate_targets
 from tasks.policies import fingerprint_of, load_adapter, open_policy
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
@@ -322,6 +325,33 @@ def test_grpo_samples_on_the_server_with_each_steps_adapter(world: World, remote
     taken = fingerprint_of(remote, base, Toy(), name)
     assert taken.largest_move > 0.1
     remote.unload_adapter(name)
+
+
+def test_a_registered_adapter_is_evaluated_on_the_server(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings(home=tmp_path / "home", policy={"backend": "vllm", "url": world.server.url})
+    registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
+    mine = World(world.local, world.renderer, world.text, world.server, registry, world.fleet, registry.start_run("x"))
+    made = mine.register("count", make_adapter(world.local.model, tmp_path / "count", size=0.3, seed=5))
+    monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
+    monkeypatch.setenv("TRACE_POLICY__URL", world.server.url)
+    before = set(world.server.models())
+    row, base_row = (
+        evaluate_targets(
+            EvaluateRequest("tests.tasks.counting_target:target", "test", policy, home=tmp_path / "home"),
+            ActingOptions(temperature=0.0, max_tokens=8),
+        )[0]
+        for policy in ("smollm2-135m@count", "smollm2-135m")
+    )
+    assert row.owed == base_row.owed == 0
+    assert set(world.server.models()) == before  # nothing stays behind
+    with open_store(settings.database_url) as store:
+        played, plain = ([t.messages for t in store.trajectories(None, group_id=r.evaluation)] for r in (row, base_row))
+        ids = {t.adapter_id for t in store.trajectories(None, group_id=row.evaluation)}
+    assert len(played) == len(plain) == 8
+    assert played != plain  # the adapter sampled
+    assert all(name and name.startswith(made.served_name) for name in ids)
 
 
 def test_a_server_that_was_started_again_gets_its_adapters_back(world: World, server: Server) -> None:

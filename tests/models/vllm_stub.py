@@ -30,6 +30,7 @@ class Stub:
     answers_as: str = ""
     loading: bool = True
     key: str = ""
+    context: int = 64
     bodies: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     gone: bool = False
@@ -63,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.stub.key and self.headers.get("Authorization") != f"Bearer {self.stub.key}":
             return self._refuse(401, "Unauthorized")
-        cards = [{"id": "base", "parent": None, "max_model_len": 64}]
+        cards = [{"id": "base", "parent": None, "max_model_len": self.stub.context}]
         cards += [{"id": n, "parent": "base", "max_model_len": None} for n in sorted(self.stub.names)]
         return self._answer(200, {"data": cards})
 

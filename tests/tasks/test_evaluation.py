@@ -12,11 +12,19 @@ import pytest
 
 from db import open_store
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
+from models.adapter_files import AdapterRecord, RegisteredAdapter
+from models.adapters import folder_deltas
+from models.base import load_base
+from models.fingerprint import TAG, take_fingerprint
+from models.registry import Registry
+from settings import load_settings
 from tasks.acting import ActingOptions, parse_policy
 from tasks.evaluate_targets import EvaluateRequest, evaluate_targets, expand
 from tasks.evaluation_figures import EvaluationRow, table
+from tests.adapters_made import make_adapter
 from tests.models.chat_server import agent, calls, failed, says
 from tests.models.scripted_analyst import ScriptedAnalyst
+from tests.models.vllm_stub import vllm_stub
 
 TARGET = "tests.tasks.counting_target:target"
 
@@ -190,6 +198,71 @@ def test_names_of_policies_and_targets() -> None:
     assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
     assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
     assert expand("toolsandbox") == ["toolsandbox"]
+
+
+@pytest.fixture
+def small_model(tiny_model: Any, tiny_tokenizer: Any, tmp_path: Path) -> Path:
+    """The tiny model as a folder, as a user's own model is named."""
+    folder = tmp_path / "model"
+    tiny_model[0].model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def registered(model: Path, capability: str, fingerprinted: str = "") -> RegisteredAdapter:
+    """A random adapter for `model` in the registry of the working folder, not promoted."""
+    base, settings = load_base(str(model)), load_settings()
+    registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
+    folder = make_adapter(base.policy.model, model.with_name(capability), layers=(1, 2), seed=len(capability))
+    digest, deltas = folder_deltas(model.with_name(fingerprinted) if fingerprinted else folder)
+    base.policy.load_adapter("made", digest, deltas)
+    taken = take_fingerprint(base.policy, list(range(5, 40)), "made")
+    own = base.identity
+    record = AdapterRecord(capability, own.base, own.revision, "round", {}, {TAG: taken.text()})
+    return registry.register(record, folder, registry.start_run(capability))
+
+
+def test_an_adapter_of_the_registry_plays(small_model: Path) -> None:
+    made = registered(small_model, "count")
+    options = ActingOptions(max_tokens=4)
+    row, noop = evaluate(f"local:{small_model}@count", options)
+    assert (row.owed, row.scored is not None, noop.owed) == (0, True, 0)
+    base, _ = evaluate(str(small_model), options)
+    version, _ = evaluate(f"local:{small_model}@count@v{made.version}", options)
+    assert version.evaluation == row.evaluation != base.evaluation
+    with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
+        played = {k: list(store.trajectories(None, group_id=r.evaluation)) for k, r in {"a": row, "b": base}.items()}
+    assert {t.adapter_id for t in played["a"]} == {made.served_name}
+    assert {t.adapter_id for t in played["b"]} == {None}
+    assert len(played["a"]) == len(played["b"]) == 8
+    # Another seed's weights: what samples is the adapter, not the base.
+    said = [[t.messages for t in sorted(p, key=lambda t: t.task_id)] for p in played.values()]
+    assert said[0] != said[1]
+
+
+def test_an_adapter_that_is_not_what_was_registered_does_not_play(small_model: Path) -> None:
+    registered(small_model, "count")
+    registered(small_model, "swapped", fingerprinted="count")
+    with pytest.raises(AdapterError, match="not what was registered"):
+        evaluate(f"local:{small_model}@swapped")
+    with pytest.raises(AdapterError, match=r"there are: count@v1"):
+        evaluate(f"local:{small_model}@count@v7")
+
+
+def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with vllm_stub() as stub:
+        monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
+        monkeypatch.setenv("TRACE_POLICY__URL", stub.url)
+        stub.context = 20
+        with pytest.raises(ConfigurationError, match="context of 20 tokens"):
+            evaluate(str(small_model), ActingOptions(max_tokens=4))
+        stub.context = 4096
+        row, _ = evaluate(str(small_model), ActingOptions(max_tokens=4))
+        assert row.owed == 0
+        assert {b["model"] for b in stub.bodies} == {"base"}
+        assert all(isinstance(token, int) for b in stub.bodies for token in b["prompt"])
+    with pytest.raises(ProviderError, match="no vLLM server answers"):
+        evaluate(str(small_model), ActingOptions(max_tokens=5))
 
 
 def test_figures_are_json() -> None:
