@@ -13,6 +13,7 @@ transformers, timed in a process of their own). Orchestration is the rest of the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -98,10 +99,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--profile", default="laptop")
     parser.add_argument("--twice", action="store_true")
+    parser.add_argument("--homes", type=Path, help="keep each seed's round in a folder of its own here")
     options = parser.parse_args()
     good = True
     for seed in options.seeds:
-        with tempfile.TemporaryDirectory() as folder:
+        kept = options.homes and options.homes / f"seed-{seed}"
+        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
             figures = run(seed, Path(folder) / "a", options.profile)
             base, routed = figures["base"]["success"], figures["routed"]["success"]
             accuracy = 100 * figures["router"]["accuracy"]
