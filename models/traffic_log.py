@@ -117,6 +117,9 @@ class TrafficLog:
             except StoreError as problem:
                 self._count("dropped")
                 logger.error("a conversation was not stored: %s", problem)
+            except Exception:  # a thread that ends would leave whoever gives feedback waiting for ever
+                self._count("dropped")
+                logger.exception("a conversation was not stored")
 
     def _keep(self, spoken: Spoken) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked
