@@ -77,6 +77,7 @@ class TrainSettings(_Part):
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
     temperature: float = Field(0.7, gt=0)
     upper_layers: int | None = 15
     micro_batch: int = Field(24, ge=1)

@@ -4,7 +4,8 @@
     python -m benchmarks.round --seeds 0 --twice        # the same seed twice: same capabilities, same trajectory ids
 
 Each round runs in a process and a folder of its own, as a newcomer's would. Prints one line per requirement, and how
-much of the processors other machines took meanwhile (steal): above a few percent, seconds mean little.
+much of the processors other machines took meanwhile (steal): above a few percent, seconds mean little, and the
+processor time that the round used says more (on two cores it is nearly twice the minutes of an undisturbed round).
 
 Work is what the stages' clocks say of model and environment, and the loading of the model's libraries (torch and
 transformers, timed in a process of their own). Orchestration is the rest of the command's wall time.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -42,19 +44,22 @@ def processors() -> tuple[float, float]:
 
 def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
     """One round; the figures of `trace-agent status --json`, and `wall`: the command's own seconds, start included;
-    `libraries`: seconds to load torch and transformers; `steal`: share of the processors that others took."""
+    `libraries`: seconds to load torch and transformers; `steal`: share of the processors that others took; `cpu`:
+    processor seconds of the round."""
     command = [sys.executable, "-m", "flows.cli"]
     libraries = seconds_of(LIBRARIES) - seconds_of("")
-    stolen, ticks = processors()
+    used, (stolen, ticks) = resource.getrusage(resource.RUSAGE_CHILDREN), processors()
     began = time.monotonic()
     subprocess.run([*command, "improve", "--seed", str(seed), "--home", str(home), "--profile", profile], check=True)
     wall = time.monotonic() - began
-    now_stolen, now = processors()
+    now_used, (now_stolen, now) = resource.getrusage(resource.RUSAGE_CHILDREN), processors()
+    cpu = now_used.ru_utime + now_used.ru_stime - used.ru_utime - used.ru_stime
     shown = subprocess.run(
         [*command, "status", "--json", "--home", str(home)], check=True, capture_output=True, text=True
     )
     figures: dict[str, Any] = json.loads(shown.stdout)
-    return figures | {"wall": wall, "libraries": libraries, "steal": (now_stolen - stolen) / (now - ticks)}
+    steal = (now_stolen - stolen) / (now - ticks)
+    return figures | {"wall": wall, "libraries": libraries, "steal": steal, "cpu": cpu}
 
 
 def stored(home: Path) -> tuple[list[str], set[str]]:
@@ -112,7 +117,8 @@ def main() -> None:
             for c in figures["capabilities"]:
                 if c["verdict"] not in ("not-selected", "over-budget"):
                     print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
-            print(f"  stolen by other machines: {100 * figures['steal']:.0f} % of the processors")
+            stolen, cpu = 100 * figures["steal"], figures["cpu"] / 60
+            print(f"  stolen by other machines: {stolen:.0f} % of the processors; used: {cpu:.1f} processor minutes")
             for name, reached, figure in requirements(figures):
                 good &= reached
                 print(f"  {'reached' if reached else 'MISSED ':<8} {name}: {figure}", flush=True)

@@ -1,7 +1,7 @@
 """GRPO on a LoRA adapter: TRL's trainer, our rollouts, and a forward pass that computes a shared prefix once.
 
 Simplified against the paper: one iteration per batch by default, no KL term in the loss (KL to the base is measured),
-AdamW with a constant learning rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added to it:
+AdamW with a constant or linearly falling rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added to it:
 - `rollout_func` plays whole episodes and hands over the exact ids, log-probabilities and the mask of sampled tokens;
 - groups whose rewards are all equal are replaced by new seeds, at most `collections` times;
 - the ratio is taken against the sampler's own log-probabilities, so the gap between sampler and trainer is in it;
@@ -258,7 +258,7 @@ def train_adapter(
         gradient_accumulation_steps=rows // micro,
         num_generations=settings.group_size,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant",
+        lr_scheduler_type=settings.schedule,
         temperature=settings.temperature,
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,

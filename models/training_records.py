@@ -25,6 +25,7 @@ class TrainingSettings:
     rank: int = 16
     alpha: int = 32
     learning_rate: float = 1e-3
+    schedule: str = "constant"
     clip_low: float = 0.2
     clip_high: float = 0.28
     temperature: float = 0.7

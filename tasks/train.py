@@ -37,6 +37,7 @@ def training_settings(context: Context) -> TrainingSettings:
         rank=t.rank,
         alpha=t.alpha,
         learning_rate=t.learning_rate,
+        schedule=t.schedule,
         temperature=t.temperature,
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
