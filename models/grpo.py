@@ -1,7 +1,7 @@
 """GRPO on a LoRA adapter: TRL's trainer, our rollouts, and a forward pass that computes a shared prefix once.
 
 Simplified against the paper: one iteration per batch by default, no KL term in the loss (KL to the base is measured),
-AdamW with a constant or linearly falling rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added to it:
+AdamW with a constant or linearly falling rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added:
 - `rollout_func` plays whole episodes and hands over the exact ids, log-probabilities and the mask of sampled tokens;
 - groups whose rewards are all equal are replaced by new seeds, at most `collections` times;
 - the ratio is taken against the sampler's own log-probabilities, so the gap between sampler and trainer is in it;
