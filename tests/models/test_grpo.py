@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import get_peft_model
+from safetensors.torch import load_file
 
 from environments.contract import Action, Message, Observation, Score, TargetTask
 from errors import TrainingError
@@ -212,6 +213,17 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert policy.adapters == ()
     assert not lora_deltas(policy.model)
+
+
+def test_a_rate_that_falls_moves_less_in_the_last_step(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    moved = {}
+    for schedule in ("constant", "linear"):
+        settings, output = replace(SMALL, schedule=schedule), tmp_path / schedule
+        train_adapter(Source(), policy, renderer, settings, output, lambda _: None)
+        first, last = (load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (1, 2))
+        moved[schedule] = sum(float((last[name] - first[name]).abs().sum()) for name in last)
+    assert 0 < moved["linear"] < 0.75 * moved["constant"]
 
 
 def test_scenarios_with_other_instructions_are_scored_after_their_own(tiny_model: Any, tmp_path: Path) -> None:
