@@ -1,7 +1,10 @@
-"""Prefect's temporary server takes as long to start as the model's libraries take to import: both at once."""
+"""Prefect's temporary server takes as long to start as the model's libraries take to import: both at once. It ends with
+this process, also when that is killed: Prefect stops it in an exit handler alone, which a signal passes by."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable
 
@@ -24,7 +27,10 @@ def start_early() -> Callable[[], None]:
         from prefect.server.api.server import SubprocessASGIServer
 
         try:
-            SubprocessASGIServer().start()  # one per process: the flow finds this one
+            server = SubprocessASGIServer()  # one per process: the flow finds this one
+            server.start()
+            if server.server_process is not None:
+                _end_together(os.getpid(), server.server_process.pid)
         except Exception as problem:  # carried to the thread that waits
             problems.append(problem)
 
@@ -37,3 +43,11 @@ def start_early() -> Callable[[], None]:
             raise problems[0]
 
     return wait
+
+
+def _end_together(process: int, server: int) -> None:
+    """Have a watcher of its own stop `server` when `process` is gone. It ends with either."""
+    lives = "kill -0 {} 2>/dev/null"
+    watch = f"while {lives.format(process)} && {lives.format(server)}; do sleep 2; done; kill {server} 2>/dev/null"
+    quiet = subprocess.DEVNULL
+    subprocess.Popen(["sh", "-c", watch], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
