@@ -181,7 +181,7 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
                     TrainingStep(step=r["step"], reward=r["reward"], success=r["success"])
                     for r in sorted(steps, key=lambda r: r["step"])
                 ],
-                calibration=_calibration(results.get(f"calibrate:{name}")),
+                calibration=_calibration(results.get(f"calibrate:{name}"), results.get(f"synthesize:{name}")),
                 points=verdicts[name]["points"] if name in verdicts else None,
                 adjusted_p=verdicts[name]["p_holm"] if name in verdicts else None,
                 version=registered.get("version"),
@@ -216,7 +216,7 @@ def _last_word(
     return "unfinished", ["The round stopped before the gate."]
 
 
-def _calibration(result: dict[str, Any] | None) -> Calibration | None:
+def _calibration(result: dict[str, Any] | None, synthesis: dict[str, Any] | None) -> Calibration | None:
     if not result:
         return None
     return Calibration(
@@ -225,6 +225,7 @@ def _calibration(result: dict[str, Any] | None) -> Calibration | None:
         mean_reward=result["mean_reward"],
         success=result["success_rate"],
         informative=result["informative"],
+        version=(synthesis or {}).get("versions", 1),  # the accepted one is the last that a model wrote
     )
 
 
