@@ -20,6 +20,8 @@ QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OMP_NUM_THREADS": "1",
+    # A machine that is busy otherwise starts the embedded server late; Prefect waits 20 seconds by itself.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
 }
 
 
