@@ -10,9 +10,10 @@ from db import RoundState
 from flows.improve import ImproveParameters, code_version, prepare_all
 from settings import load_settings
 from tasks.context import forget, open_context, peak_gib
-from tasks.evaluate import evaluate, fit_router, gate_and_promote
+from tasks.evaluate import evaluate, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
 from tasks.report import report
+from tasks.routing import fit_router
 from tasks.synthesize import calibrate, synthesize
 from tasks.traffic import check_stage
 from tasks.train import train

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import httpx
@@ -131,15 +132,28 @@ class VllmServer:
         return Completion(tuple(ids), tuple(float(v) for v in values), choice.get("finish_reason") == "stop")
 
     def score(self, ids: Sequence[int], count: int, model: str | None = None) -> list[float]:
-        """Log-probabilities (nats, temperature 1) of the last `count` of `ids`, each given what stands before it."""
-        body = {"model": model or self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0}
-        listed = self._choice(body | {"prompt_logprobs": 0}).get("prompt_logprobs") or []
-        if len(listed) != len(ids):
-            raise PolicyError(f"{self.url} scored {len(listed)} of {len(ids)} prompt tokens; a vLLM server is needed")
-        pairs = list(zip(ids, listed, strict=True))[len(ids) - count :]
-        return [float(entry[str(token)]["logprob"]) for token, entry in pairs]
+        """Log-probabilities (nats, temperature 1) of the last `count` (fewer than all) of `ids`, each given what stands
+        before it."""
+        # One token is sampled after each beginning, and the wanted one's figure listed with it. `prompt_logprobs` would
+        # take one prompt, but it ends the engine of vLLM 0.32 for CPUs when LoRA is on and others are in the batch.
+        wanted = list(ids[len(ids) - count :])
+        beginnings = [list(ids[:end]) for end in range(len(ids) - count, len(ids))]
+        body = {"model": model or self.model, "prompt": beginnings, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
+        body |= {"top_k": 0, "min_p": 0.0, "seed": 0, "logprobs": 0, "return_tokens_as_token_ids": True}
+        choices = self._choices(body | {"logprob_token_ids": sorted(set(wanted))}, count)
+        try:
+            listed = [choice["logprobs"]["top_logprobs"][0] for choice in sorted(choices, key=itemgetter("index"))]
+            return [float(figures[f"token_id:{token}"]) for token, figures in zip(wanted, listed, strict=True)]
+        except (KeyError, IndexError, TypeError) as problem:
+            raise PolicyError(
+                f"{self.url} did not give the log-probabilities that it was asked for ({problem!r}); a vLLM server of "
+                "version 0.32 or later is needed"
+            ) from problem
 
     def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._choices(body, 1)[0]
+
+    def _choices(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
         answer = self._send("POST", "/v1/completions", body, WAITS)
         if answer.get("model") != body["model"]:  # a proxy in between may fall back silently
             raise ProviderError(
@@ -147,9 +161,9 @@ class VllmServer:
                 "point policy.url at the vLLM server itself"
             )
         choices = answer.get("choices")
-        if not isinstance(choices, list) or len(choices) != 1:
-            raise ProviderError(f"{self.url} gave {choices!r:.80} as choices, not one; a vLLM server is needed")
-        return dict(choices[0])
+        if not isinstance(choices, list) or len(choices) != count:
+            raise ProviderError(f"{self.url} gave {choices!r:.80} as choices, not {count}; a vLLM server is needed")
+        return choices
 
     # --- adapters ---------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
-"""Stages 6 and 7: fit the router, evaluate base and routed on a split, gate every adapter, promote what is proven."""
+"""Stage 7: evaluate base and routed on a split, gate every adapter, promote what is proven."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,95 +12,19 @@ from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
-from environments.contract import Generators, Message, TargetTask
-from models.embedding import Opening, embed_openings, opening_of, openings
 from models.episodes import Episode
-from models.router import RouteDecision, Router
-from models.router_measures import calibrated, choose_mode
+from models.router import Router
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
 from tasks.gate import GateRules, gate
-from tasks.mine import RETRIES, diagnosis_ids
+from tasks.mine import RETRIES
 from tasks.playing import base_ground, episodes_for, outcomes, play_owed
+from tasks.routing import decide
 from tasks.statistics import align, clustered_interval
 from tasks.synthesize import stored_environment
 from tasks.train import adapter_id, load_trained
 
 logger = logging.getLogger("trace")
-
-# Successful training trajectories that the router keeps per capability.
-EXAMPLES_PER_CAPABILITY = 120
-
-
-def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
-    """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
-    environment, found = context.target.environment(), {}
-    for row in context.store.trajectories(None, id=ids):
-        roles = [m["role"] for m in row.messages]
-        if "assistant" in roles and roles[0] != "assistant":
-            first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
-            found[row.id] = opening_of(environment, context.base.renderer, first)
-    environment.close()
-    return {i: found[i] for i in ids if i in found}
-
-
-@task(name="route", task_run_name="fit the router", **RETRIES)
-def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
-    """Fit on first observations of successful training trajectories and of tasks that the base solves alone."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        labels: dict[str, str] = {}
-        for capability in capabilities:
-            environment = stored_environment(context, capability)
-            frame = context.store.trajectory_frame(
-                round_id, purpose="training", adapter_id=adapter_id(round_id, capability)
-            )
-            frame = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
-            for r in frame.head(EXAMPLES_PER_CAPABILITY).itertuples():
-                labels[r.id] = capability if r.family in environment.spec.families else ""
-        solved = outcomes(context, diagnosis_ids(round_id))
-        solved = solved[solved["success"]].drop_duplicates("task")
-        labels |= dict.fromkeys(solved["id"], "")
-        with context.model:
-            given = stored_openings(context, list(labels))
-            vectors = embed_openings(context.base.policy, list(given.values()))
-            fitted = Router.fit(vectors, [labels[i] for i in given], list(given))
-            router = choose(context, fitted, capabilities)
-        router.save(context.folder / "router")
-        return {
-            "version": router.version,
-            "mode": router.mode,
-            "examples": len(given),
-            "labels": {k or "none": v for k, v in Counter(labels[i] for i in given).items()},
-        }
-
-    return context.stage("route", work)
-
-
-def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
-    """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
-    probability below which it abstains."""
-    mode: str = context.settings.router
-    if not isinstance(context.target, Generators):
-        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
-        return router.with_mode("retrieval" if mode == "auto" else mode)
-    families, base = context.target.families(), context.base
-    tasks = context.tasks("validation")
-    truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
-    rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
-    if mode == "auto":
-        mode = choose_mode(router, base.policy, base.renderer, rows).mode
-    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
-
-
-def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
-    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
-    base = context.base
-    given = openings(context.target.environment, base.renderer, tasks)
-    with context.model:
-        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
-    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
 
 
 @task(name="evaluate", task_run_name="evaluate {split}", **RETRIES)

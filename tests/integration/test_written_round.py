@@ -268,7 +268,9 @@ def test_report_and_spend_show_what_the_model_did(played: tuple[Path, Model, str
     assert dollars > 0
     capabilities = {c["name"]: c for c in figures["capabilities"]}
     assert capabilities[CAPABILITY]["kappa"] == 1.0
-    assert [v["accepted"] for v in capabilities[CAPABILITY]["versions"]][-1] is True
+    versions = capabilities[CAPABILITY]["versions"]
+    assert versions[-1]["accepted"] is True
+    assert capabilities[CAPABILITY]["calibration"]["version"] == len(versions) > 1
     assert capabilities[UNFIT]["verdict"] == "not-trainable"
     html = page.read_text()
     for text in ("not-trainable", "Nobody says it.", "hosted_vllm/scripted", "import of os is forbidden", "kappa"):

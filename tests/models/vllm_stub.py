@@ -117,9 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
             stub.bodies.append(body)
         move = stub.moves.get(model, 0.0)
         choice: dict[str, Any] = {"finish_reason": "length"}
-        if "prompt_logprobs" in body:
-            values = [{str(t): {"logprob": logprob(t, move)}} for t in prompt]
-            choice["prompt_logprobs"] = [None, *values[1:]]
+        if "logprob_token_ids" in body:
+            figures = {f"token_id:{t}": logprob(t, move) for t in body["logprob_token_ids"]}
+            scored = [choice | {"index": i, "logprobs": {"top_logprobs": [figures]}} for i in range(len(prompt))]
+            return self._answer(200, {"model": stub.answers_as or model, "choices": scored})
         if body.get("return_token_ids"):
             ids = [(sum(prompt) + i + body.get("seed", 0)) % 50 for i in range(body["max_tokens"])]
             choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [logprob(t, move) for t in ids]}}
