@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,40 +43,46 @@ def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
     return {i: found[i] for i in ids if i in found}
 
 
-def practised(context: Context, capability: str) -> dict[str, str]:
-    """Class by id of the trajectories in which a round's adapter succeeded at tasks of its own environment, one a task:
-    in training, and on the fresh seeds. Tasks that stood there for retention are the base's ("")."""
-    identity, spec = adapter_id(context.round.id, capability), stored_environment(context, capability).spec
-    frame = context.store.trajectory_frame(context.round.id, adapter_id=identity, environment=spec.id)
-    frame = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
-    return {
-        r.id: capability if r.family in spec.families else "" for r in frame.head(EXAMPLES_PER_CAPABILITY).itertuples()
-    }
+def practised(frame: pd.DataFrame, families: Sequence[str], capability: str) -> dict[str, str]:
+    """Class by trajectory id of the tasks of its environment that an adapter succeeded at, one trajectory a task.
 
-
-def diagnosed(context: Context, capabilities: list[str]) -> dict[str, str]:
-    """Class by trajectory id of the diagnosis tasks, one each.
-
-    It is "" where the base succeeded in at least half of the trials, else the one of `capabilities` that the labels
-    call lacking most often (and more often than not), else "".
+    `frame` has id, task_id, family and success; tasks of other families than those the environment is about stood
+    there for retention and are the base's ("").
     """
-    names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=context.round.id)}
-    frame = outcomes(context, diagnosis_ids(context.round.id))
+    solved = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
+    return {r.id: capability if r.family in families else "" for r in solved.head(EXAMPLES_PER_CAPABILITY).itertuples()}
+
+
+def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[str]) -> dict[str, str]:
+    """Class by trajectory id of the diagnosis tasks, one trajectory each.
+
+    `frame` has id, task and success; `labels` trajectory_id, capability, label and weight. A task in which the base
+    succeeded in at least half of the trials is the base's (""). Any other belongs to the one of `capabilities` that
+    the labels of its failures call lacking most often (and more often than not), else to the base.
+    """
     solved = frame.groupby("task")["success"].mean() >= 0.5
     failed = frame[~frame["success"]].set_index("id")["task"]
-    given = pd.DataFrame(
-        [
-            (failed[r["trajectory_id"]], names[r["capability_id"]], r["weight"] * (1 if r["label"] == LACKING else -1))
-            for r in context.store.rows("labels", round_id=context.round.id)
-            if r["trajectory_id"] in failed.index and names[r["capability_id"]] in capabilities
-        ],
-        columns=["task", "capability", "votes"],
-    )
-    votes = given.groupby(["task", "capability"])["votes"].sum()
-    lacking = votes[votes > 0].sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("task")
-    needed = dict(zip(lacking["task"], lacking["capability"], strict=True))
+    given = labels[labels["trajectory_id"].isin(failed.index) & labels["capability"].isin(capabilities)]
+    votes = given["weight"].where(given["label"] == LACKING, -given["weight"])
+    tasks = given["trajectory_id"].map(failed)
+    total = votes.groupby([tasks.rename("task"), given["capability"]]).sum()
+    ranked = total[total > 0].reset_index(name="votes").sort_values(["votes", "capability"], ascending=[False, True])
+    needed = ranked.drop_duplicates("task").set_index("task")["capability"]
     first = frame.drop_duplicates("task")
     return {i: "" if solved[t] else needed.get(t, "") for i, t in zip(first["id"], first["task"], strict=True)}
+
+
+def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
+    """What the router is fitted on: the class of trajectories, by their ids."""
+    names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=context.round.id)}
+    labels = pd.DataFrame(context.store.rows("labels", round_id=context.round.id))
+    labels["capability"] = labels["capability_id"].map(names)
+    found = diagnosed(outcomes(context, diagnosis_ids(context.round.id)), labels, capabilities)
+    for capability in capabilities:
+        identity, spec = adapter_id(context.round.id, capability), stored_environment(context, capability).spec
+        frame = context.store.trajectory_frame(context.round.id, adapter_id=identity, environment=spec.id)
+        found |= practised(frame, spec.families, capability)
+    return found
 
 
 @task(name="route", task_run_name="fit the router", **RETRIES)
@@ -84,9 +91,7 @@ def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
     context = current(round_id)
 
     def work() -> dict[str, Any]:
-        labels = diagnosed(context, capabilities)
-        for capability in capabilities:
-            labels |= practised(context, capability)
+        labels = classes(context, capabilities)
         with context.model:
             given = stored_openings(context, list(labels))
             vectors = embed_openings(context.base.policy, list(given.values()))
