@@ -275,7 +275,7 @@ def test_promotion_under_load_fails_no_request(
                 promoting.start()
     seconds = time.perf_counter() - began
     assert promoting is not None
-    promoting.join(120)
+    promoting.join(300)
     record_property("answered per second", round(sum(answered.values()) / seconds, 1))
     assert failed == []
     assert sum(answered.values()) == PER_SECOND * SECONDS
