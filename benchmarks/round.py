@@ -69,7 +69,7 @@ def stored(home: Path) -> tuple[list[str], set[str]]:
     chosen = [
         names[r["capability_id"]] for r in sorted(store.rows("selections", selected=True), key=lambda r: r["rank"])
     ]
-    return chosen, set(store.query("SELECT id FROM trajectories WHERE purpose <> 'training'")["id"])
+    return chosen, set(store.query("SELECT id FROM trajectories")["id"])
 
 
 def routed_right(router: dict[str, Any]) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from models.adapter_files import export_adapter
+from models.adapter_files import export_adapter, order_config
 from models.adapters import lora_deltas
 from models.fingerprint import BASE_APART, COUNT, Fingerprint, moves, prove
 from models.policy import TokenPolicy
@@ -78,7 +78,7 @@ class VllmActor:
         name = f"{self.name}.step{step}-{uuid.uuid4().hex[:8]}"
         written, folder = self.folder / f".{name}", self.folder / name
         peft.save_pretrained(str(written), safe_serialization=True)
-        export_adapter(written, folder)
+        export_adapter(order_config(written), folder)
         shutil.rmtree(written)
         self.policy.load_adapter(name, f"step-{step}", folder)
         before, self._served = self._served, {name: folder}

@@ -129,6 +129,21 @@ def verify(folder: Path, adapter: RegisteredAdapter) -> None:
         )
 
 
+def order_config(folder: Path) -> Path:
+    """Put the module names of a saved adapter's configuration in order; returns the folder.
+
+    PEFT keeps them as a set and writes them in an order that changes from process to process: the same weights would have
+    another digest each time, and whatever they play another id.
+    """
+    path = folder / CONFIG
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("target_modules", "exclude_modules", "modules_to_save"):
+        if isinstance(config.get(name), list):
+            config[name] = sorted(config[name])
+    path.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+    return folder
+
+
 def export_adapter(source: Path, destination: Path) -> Path:
     """Copies only the adapter's two files out of a PEFT folder (which also holds a README and optimizer state).
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import AdapterError
-from models.adapter_files import CONFIG, export_adapter
+from models.adapter_files import CONFIG, export_adapter, order_config
 
 # Weights are told in quarters: few enough that all that is asked for can be published beforehand.
 QUARTERS = 4
@@ -66,6 +66,6 @@ def compose(model: Any, folders: Mapping[Path, float], destination: Path, most_r
         wrapped.add_weighted_adapter(names, list(folders.values()), "blend", **how)
         with tempfile.TemporaryDirectory() as scratch:
             wrapped.save_pretrained(scratch, selected_adapters=["blend"])
-            return export_adapter(Path(scratch) / "blend", destination)
+            return export_adapter(order_config(Path(scratch) / "blend"), destination)
     finally:
         wrapped.unload()

@@ -26,6 +26,7 @@ from trl import GRPOConfig
 from environments.contract import Environment, TargetTask
 from errors import TrainingError
 from models.actors import Actor, LocalActor
+from models.adapter_files import order_config
 from models.adapters import lora_config
 from models.episodes import Episode, Player, Trajectory
 from models.grpo_trainer import EpisodeGRPO
@@ -299,6 +300,7 @@ def train_adapter(
             trainer._load_from_checkpoint(str(resume[0]))
         folder = output / "adapter"
         peft.save_pretrained(str(folder), safe_serialization=True)
+        order_config(folder)
     finally:
         peft.unload()
         actor.retire()

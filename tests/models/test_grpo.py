@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from environments.contract import Action, Message, Observation, Score, TargetTask
 from errors import TrainingError
-from models.adapter_files import export_adapter
+from models.adapter_files import CONFIG, export_adapter
 from models.adapters import folder_deltas, lora_deltas
 from models.episodes import Trajectory
 from models.grpo import (
@@ -191,6 +191,8 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
 
     one = train_adapter(Source(), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append, on_trajectories)
     assert [r.step for r in one.records] == [1]
+    modules = json.loads((one.folder / CONFIG).read_text())["target_modules"]
+    assert modules == sorted(modules)  # not in the order of this process's hashes: the digest is of the weights
     digest, deltas = exported(one.folder, tmp_path / "one")
     assert max(float(d.abs().max()) for d in deltas.values()) > 0
     assert all(".2." in name or ".1." in name for name in deltas)  # the upper two of three layers

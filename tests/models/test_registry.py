@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from errors import AdapterError, ConfigurationError
-from models.adapter_files import adapter_digest, export_adapter
+from models.adapter_files import adapter_digest, export_adapter, order_config
 from models.registry import AdapterRecord, Registry
 
 CAPABILITY = "set_address"
@@ -194,6 +194,16 @@ def test_a_peft_folder_is_exported_without_the_rest(tmp_path):
     assert sorted(p.name for p in folder.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     with pytest.raises(AdapterError, match="exists"):
         export_adapter(tmp_path / "peft", tmp_path / "clean")
+
+
+def test_the_order_in_which_modules_are_written_does_not_change_the_digest(tmp_path):
+    digests = set()
+    for order in (["q_proj", "v_proj"], ["v_proj", "q_proj"]):
+        folder = adapter_folder(tmp_path / order[0])
+        config = json.loads((folder / "adapter_config.json").read_text()) | {"target_modules": order}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        digests.add(adapter_digest(order_config(folder)))
+    assert len(digests) == 1
 
 
 def test_changed_bytes_are_refused_on_the_server_side_and_in_the_cache(registry, tmp_path):
