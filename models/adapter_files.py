@@ -132,8 +132,8 @@ def verify(folder: Path, adapter: RegisteredAdapter) -> None:
 def order_config(folder: Path) -> Path:
     """Put the module names of a saved adapter's configuration in order; returns the folder.
 
-    PEFT keeps them as a set and writes them in an order that changes from process to process: the same weights would have
-    another digest each time, and whatever they play another id.
+    PEFT keeps them as a set and writes them in an order that changes from process to process: the same weights would
+    have another digest each time, and whatever they play another id.
     """
     path = folder / CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))

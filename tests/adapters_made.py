@@ -41,7 +41,7 @@ def make_adapter(
     finally:
         peft.unload()
         model.requires_grad_(False)
-    return export_adapter(written, folder)
+    return export_adapter(order_config(written), folder)
 
 
 def renamed(source: Path, folder: Path, old: str, new: str) -> Path:
