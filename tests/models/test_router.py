@@ -159,8 +159,8 @@ def test_confusion_counts_true_by_row_and_decided_by_column() -> None:
 
 
 def test_layers_adapt_to_the_depth() -> None:
-    assert layer_range(30) == layer_range(60) == (8, 25)
-    assert layer_range(12) == (3, 10)
+    assert layer_range(30) == layer_range(60) == (4, 12)
+    assert layer_range(12) == (2, 5)
     assert layer_range(1) == (1, 1)
     with pytest.raises(ConfigurationError, match="no range"):
         layer_range(30, (5, 4))
