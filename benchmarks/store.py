@@ -1,6 +1,7 @@
 """How fast trajectories with their steps and checks are stored, and whether replaying them changes anything.
 
 python -m benchmarks.store                                   # a SQLite file in a temporary folder
+python -m benchmarks.store postgres                          # a PostgreSQL server of its own, where it is installed
 python -m benchmarks.store postgresql://user:pw@host/empty   # an empty PostgreSQL database
 """
 
@@ -14,6 +15,7 @@ from statistics import median
 import numpy as np
 
 from db import CheckRow, StepRow, Store, TrajectoryRow, open_store
+from tests.db.postgres_server import running_postgres
 
 TRAJECTORIES, STEPS, BATCH, TOKENS, SERIES = 2000, 10, 200, 400, 5
 
@@ -125,7 +127,10 @@ def measure(url: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["postgres"]:
+        with running_postgres() as server:
+            measure(f"{server}/postgres")
+    elif len(sys.argv) > 1:
         measure(sys.argv[1])
     else:
         with tempfile.TemporaryDirectory() as folder:
