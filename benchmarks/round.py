@@ -72,9 +72,11 @@ def stored(home: Path) -> tuple[list[str], set[str]]:
     return chosen, set(store.query("SELECT id FROM trajectories")["id"])
 
 
-def routed_right(router: dict[str, Any]) -> tuple[float, float]:
+def routed_right(router: dict[str, Any] | None) -> tuple[float, float]:
     """Share of the test tasks that need a trained capability whose adapter was chosen, and of the others left to the
-    base. The last row of `counts` (true class by chosen one) is "no adapter"."""
+    base; zeros when nothing was promoted. The last row of `counts` (true class by chosen one) is "no adapter"."""
+    if not router:
+        return 0.0, 0.0
     counts = router["counts"]
     right = [row[i] for i, row in enumerate(counts)]
     return sum(right[:-1]) / max(1, sum(map(sum, counts[:-1]))), right[-1] / max(1, sum(counts[-1]))
@@ -123,8 +125,10 @@ def main() -> None:
         with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
             figures = run(seed, Path(folder) / "a", options.profile)
             base, routed = figures["base"]["success"], figures["routed"]["success"]
-            accuracy = 100 * figures["router"]["accuracy"]
-            print(f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %, router {accuracy:.0f} %")
+            router = (
+                f", router {100 * figures['router']['accuracy']:.0f} %" if figures["router"] else ", nothing routed"
+            )
+            print(f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %{router}")
             for c in figures["capabilities"]:
                 if c["verdict"] not in ("not-selected", "over-budget"):
                     print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
