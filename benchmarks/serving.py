@@ -2,8 +2,9 @@
 
 python -m benchmarks.serving [--requests 20000] [--concurrency 32] [--think 0.25]
 
-The stub answers after `--think` seconds, as a model would; the same client asks it directly and through the gateway, in
-turns, so that both see the same machine. Client, gateway and stub are processes of their own. Routing is measured by
+The stub answers after about `--think` seconds, as a model would, and what it waited is taken off; the same client asks
+it directly and through the gateway, in turns, so that both see the same machine. Client, gateway and stub are processes
+of their own. Routing is measured by
 `benchmarks/router.py`; here the model is asked for by name, so that what is measured is the gateway alone.
 """
 
@@ -70,12 +71,12 @@ class OneAdapter:
         return []
 
 
-def stub(think: float) -> Starlette:
-    """An OpenAI-like server that answers after `think` seconds."""
+def stub() -> Starlette:
+    """An OpenAI-like server that answers after as many milliseconds as it may take tokens."""
 
     async def chat(request: Request) -> Response:
         body = await request.json()
-        await asyncio.sleep(think)
+        await asyncio.sleep((body.get("max_tokens") or body["max_completion_tokens"]) / 1000)
         head = {"id": "1", "created": 1, "model": body["model"]}
         if body.get("stream"):
 
@@ -92,21 +93,21 @@ def stub(think: float) -> Starlette:
     return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
 
 
-def serve(port: int, think: float, behind: str) -> None:
+def serve(port: int, behind: str) -> None:
     """A stub, or, with an address behind it, a gateway; until the process is ended."""
-    app: object = stub(think)
+    app: object = stub()
     if behind:
         settings = GatewaySettings(base="base", most_requests=1024)
         app = GatewayApp(Gateway(settings, HttpUpstream(Pool(Servers([behind])), "base"), OneAdapter()))
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)  # type: ignore[arg-type]
 
 
-def started(think: float, behind: str = "") -> tuple[multiprocessing.Process, str]:
+def started(behind: str = "") -> tuple[multiprocessing.Process, str]:
     """A server in a process of its own, and its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, think, behind), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(port, behind), daemon=True)
     process.start()
     for _ in range(1200):
         with socket.socket() as probe:
@@ -116,15 +117,17 @@ def started(think: float, behind: str = "") -> tuple[multiprocessing.Process, st
     raise TimeoutError(f"the server on port {port} did not start")
 
 
-async def load(ask: Ask, count: int, concurrency: int, stream: bool = False) -> np.ndarray:
-    """Seconds of each of `count` requests, `concurrency` at once, each begun when another ended."""
-    seconds, left = [], iter(range(count))
+async def load(ask: Ask, count: int, concurrency: int, think: float = 0.0, stream: bool = False) -> np.ndarray:
+    """Seconds that each of `count` requests took beyond what the stub waited, `concurrency` at once, each begun when
+    another ended. The stub waits half to one and a half times `think` seconds: answers of equal length would keep all
+    workers in step, and what is measured would be a queue of `concurrency` at once."""
+    seconds, left = [], iter(np.random.default_rng(count).uniform(500 * think, 1500 * think, count).astype(int))
 
     async def worker() -> None:
-        for _ in left:
+        for wait in left:
             began = time.perf_counter()
-            await ask(BODY | ({"stream": True} if stream else {}))
-            seconds.append(time.perf_counter() - began)
+            await ask(BODY | {"max_tokens": max(1, int(wait))} | ({"stream": True} if stream else {}))
+            seconds.append(time.perf_counter() - began - wait / 1000)
 
     await asyncio.gather(*(worker() for _ in range(concurrency)))
     return np.array(seconds)
@@ -152,7 +155,7 @@ def lite(url: str) -> Ask:
 def told(name: str, direct: np.ndarray, through: np.ndarray) -> None:
     added = {q: 1000 * (np.quantile(through, q) - np.quantile(direct, q)) for q in (0.5, 0.99)}
     figures = ", ".join(f"p{100 * q:.0f} {value:.1f} ms" for q, value in added.items())
-    print(f"{name}: added {figures} (direct p50 {1000 * np.median(direct):.1f} ms)")
+    print(f"{name}: added {figures} (direct: p50 {1000 * np.median(direct):.1f} ms)")
 
 
 async def latency(args: argparse.Namespace, direct: str, through: str) -> None:
@@ -160,11 +163,11 @@ async def latency(args: argparse.Namespace, direct: str, through: str) -> None:
         for stream in (False, True):
             rounds: dict[str, list[np.ndarray]] = {direct: [], through: []}
             for url in (direct, through) * 4:
-                rounds[url].append(await load(asker(client, url), args.sample, args.concurrency, stream))
+                rounds[url].append(await load(asker(client, url), args.sample, args.concurrency, args.think, stream))
             # The first round of each opens its connections.
             told("streamed" if stream else "whole", *(np.concatenate(rounds[u][1:]) for u in (direct, through)))
-        quick = await load(asker(client, direct), args.sample, args.concurrency)
-        with_lite = [await load(lite(direct), args.sample, args.concurrency) for _ in range(2)][1]
+        quick = await load(asker(client, direct), args.sample, args.concurrency, args.think)
+        with_lite = [await load(lite(direct), args.sample, args.concurrency, args.think) for _ in range(2)][1]
         told("LiteLLM's client against httpx, no gateway", quick, with_lite)
 
 
@@ -193,13 +196,12 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--think", type=float, default=0.25)
     args = parser.parse_args()
-    slow, direct = started(args.think)
-    gate, through = started(0.0, direct)
+    upstream, direct = started()
+    gate, through = started(direct)
     asyncio.run(latency(args, direct, through))
-    quick, at_once = started(0.0)
-    measured, url = started(0.0, at_once)
+    measured, url = started(direct)
     asyncio.run(growth(args, psutil.Process(measured.pid), url))
-    for process in (gate, slow, measured, quick):
+    for process in (gate, measured, upstream):
         process.terminate()
 
 

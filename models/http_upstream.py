@@ -26,6 +26,9 @@ from models.upstream import AdapterGone, Replica, Turn
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
+# Shorter than the five seconds after which uvicorn, vLLM's server too, closes a connection that nobody uses: a request on
+# one that is being closed fails.
+IDLE_SECONDS = 2.0
 LONGEST_MESSAGE = 500
 
 
@@ -54,7 +57,7 @@ class Pool:
         self._client = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=IDLE_SECONDS),
             trust_env=False,
         )
         self._busy: Counter[str] = Counter()
