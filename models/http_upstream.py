@@ -26,8 +26,8 @@ from models.upstream import AdapterGone, Replica, Turn
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
-# Shorter than the five seconds after which uvicorn, vLLM's server too, closes a connection that nobody uses: a request on
-# one that is being closed fails.
+# Shorter than the five seconds after which uvicorn, and so vLLM's server, closes a connection that nobody uses: a
+# request on one that is being closed fails.
 IDLE_SECONDS = 2.0
 LONGEST_MESSAGE = 500
 
