@@ -4,8 +4,8 @@ python -m benchmarks.serving [--requests 20000] [--concurrency 32] [--think 0.25
 
 The stub answers after about `--think` seconds, as a model would, and what it waited is taken off; the same client asks
 it directly and through the gateway, in turns, so that both see the same machine. Client, gateway and stub are processes
-of their own. Routing is measured by
-`benchmarks/router.py`; here the model is asked for by name, so that what is measured is the gateway alone.
+of their own. Routing is measured by `benchmarks/router.py`; here the model is asked for by name, so that what is
+measured is the gateway alone.
 """
 
 from __future__ import annotations
