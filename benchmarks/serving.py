@@ -1,4 +1,4 @@
-"""What the gateway adds to a request, whether it grows, and which client is the quickest behind it.
+"""What the gateway adds to a request, whether it grows, and what other clients behind it would cost.
 
 python -m benchmarks.serving [--requests 20000] [--concurrency 32] [--think 0.25]
 
@@ -16,17 +16,16 @@ import json
 import multiprocessing
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
+import aiohttp
 import httpx
 import numpy as np
 import psutil
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from flows.gateway import keep_loaded
 from models.gateway import Gateway
 from models.gateway_app import GatewayApp
 from models.gateway_settings import GatewaySettings
@@ -71,34 +70,39 @@ class OneAdapter:
         return []
 
 
-def stub() -> Starlette:
-    """An OpenAI-like server that answers after as many milliseconds as it may take tokens."""
-
-    async def chat(request: Request) -> Response:
-        body = await request.json()
-        await asyncio.sleep((body.get("max_tokens") or body["max_completion_tokens"]) / 1000)
-        head = {"id": "1", "created": 1, "model": body["model"]}
-        if body.get("stream"):
-
-            async def events() -> AsyncIterator[bytes]:
-                for word in ("one ", "two ", "three"):
-                    choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
-                    yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
-                yield b"data: [DONE]\n\n"
-
-            return StreamingResponse(events(), media_type="text/event-stream")
-        choice = {"index": 0, "message": {"role": "assistant", "content": "done"}, "finish_reason": "stop"}
-        return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": {}})
-
-    return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+async def stub(scope: Scope, receive: Receive, send: Send) -> None:
+    """An OpenAI-like server that answers after as many milliseconds as it may take tokens. No framework: what it costs
+    itself is taken from the same processors as the gateway."""
+    if scope["type"] == "lifespan":
+        return
+    content, more = b"", True
+    while more:
+        part = await receive()
+        content, more = content + part.get("body", b""), part.get("more_body", False)
+    body = json.loads(content)
+    await asyncio.sleep((body.get("max_tokens") or body["max_completion_tokens"]) / 1000)
+    head = {"id": "1", "created": 1, "model": body["model"], "usage": {}}
+    kind = b"text/event-stream" if body.get("stream") else b"application/json"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+    if body.get("stream"):
+        for word in ("one ", "two ", "three"):
+            choice = {"index": 0, "delta": {"content": word}, "finish_reason": None}
+            event = f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        return
+    choice = {"index": 0, "message": {"role": "assistant", "content": "done"}, "finish_reason": "stop"}
+    answer = json.dumps(head | {"object": "chat.completion", "choices": [choice]}).encode()
+    await send({"type": "http.response.body", "body": answer})
 
 
 def serve(port: int, behind: str) -> None:
     """A stub, or, with an address behind it, a gateway; until the process is ended."""
-    app: object = stub()
+    app: object = stub
     if behind:
         settings = GatewaySettings(base="base", most_requests=1024)
         app = GatewayApp(Gateway(settings, HttpUpstream(Pool(Servers([behind])), "base"), OneAdapter()))
+    keep_loaded()
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)  # type: ignore[arg-type]
 
 
@@ -119,30 +123,44 @@ def started(behind: str = "") -> tuple[multiprocessing.Process, str]:
 
 async def load(ask: Ask, count: int, concurrency: int, think: float = 0.0, stream: bool = False) -> np.ndarray:
     """Seconds that each of `count` requests took beyond what the stub waited, `concurrency` at once, each begun when
-    another ended. The stub waits half to one and a half times `think` seconds: answers of equal length would keep all
-    workers in step, and what is measured would be a queue of `concurrency` at once."""
-    seconds, left = [], iter(np.random.default_rng(count).uniform(500 * think, 1500 * think, count).astype(int))
+    another ended. The stub waits half to one and a half times `think` seconds, and the first requests are spread over
+    that time: workers in step would measure a queue of `concurrency` requests that came at the same instant. Each
+    worker's first request opens connections, and is asked beyond `count`."""
+    seconds = list[float]()
+    left = iter(np.random.default_rng(count).uniform(500 * think, 1500 * think, count + concurrency).astype(int))
 
-    async def worker() -> None:
+    async def worker(late: float) -> None:
+        await asyncio.sleep(late)
+        first = True
         for wait in left:
             began = time.perf_counter()
             await ask(BODY | {"max_tokens": max(1, int(wait))} | ({"stream": True} if stream else {}))
-            seconds.append(time.perf_counter() - began - wait / 1000)
+            if not first:
+                seconds.append(time.perf_counter() - began - wait / 1000)
+            first = False
 
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    await asyncio.gather(*(worker(think * i / concurrency) for i in range(concurrency)))
     return np.array(seconds)
 
 
-def asker(client: httpx.AsyncClient, url: str) -> Ask:
+def asker(client: aiohttp.ClientSession, url: str) -> Ask:
     async def ask(body: dict[str, object]) -> None:
-        answer = await client.post(f"{url}/v1/chat/completions", json=body)
-        answer.raise_for_status()
+        async with client.post(f"{url}/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            await answer.read()
+
+    return ask
+
+
+def with_httpx(client: httpx.AsyncClient, url: str) -> Ask:
+    async def ask(body: dict[str, object]) -> None:
+        (await client.post(f"{url}/v1/chat/completions", json=body)).raise_for_status()
 
     return ask
 
 
 def lite(url: str) -> Ask:
-    """LiteLLM's client, as it would stand behind the gateway."""
+    """LiteLLM's client."""
     import litellm
 
     async def ask(body: dict[str, object]) -> None:
@@ -155,24 +173,37 @@ def lite(url: str) -> Ask:
 def told(name: str, direct: np.ndarray, through: np.ndarray) -> None:
     added = {q: 1000 * (np.quantile(through, q) - np.quantile(direct, q)) for q in (0.5, 0.99)}
     figures = ", ".join(f"p{100 * q:.0f} {value:.1f} ms" for q, value in added.items())
-    print(f"{name}: added {figures} (direct: p50 {1000 * np.median(direct):.1f} ms)")
+    alone = ", ".join(f"p{100 * q:.0f} {1000 * np.quantile(direct, q):.1f}" for q in (0.5, 0.99))
+    print(f"{name}: added {figures} (direct: {alone} ms)")
+
+
+def session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2))
 
 
 async def latency(args: argparse.Namespace, direct: str, through: str) -> None:
-    async with httpx.AsyncClient(timeout=60, trust_env=False, limits=httpx.Limits(max_connections=None)) as client:
+    async with session() as client:
         for stream in (False, True):
             rounds: dict[str, list[np.ndarray]] = {direct: [], through: []}
             for url in (direct, through) * 4:
                 rounds[url].append(await load(asker(client, url), args.sample, args.concurrency, args.think, stream))
-            # The first round of each opens its connections.
-            told("streamed" if stream else "whole", *(np.concatenate(rounds[u][1:]) for u in (direct, through)))
-        quick = await load(asker(client, direct), args.sample, args.concurrency, args.think)
-        with_lite = [await load(lite(direct), args.sample, args.concurrency, args.think) for _ in range(2)][1]
-        told("LiteLLM's client against httpx, no gateway", quick, with_lite)
+            told("streamed" if stream else "whole", *(np.concatenate(rounds[u]) for u in (direct, through)))
+
+
+async def clients(args: argparse.Namespace, url: str) -> None:
+    """What a request costs this process with each client that could stand behind the gateway."""
+    mine = psutil.Process()
+    async with session() as own, httpx.AsyncClient(timeout=60, trust_env=False) as plain:
+        for name, ask in (("aiohttp", asker(own, url)), ("httpx", with_httpx(plain, url)), ("LiteLLM", lite(url))):
+            await load(ask, args.concurrency, args.concurrency)
+            busy = sum(mine.cpu_times()[:2])
+            await load(ask, args.sample, args.concurrency, args.think)
+            busy = sum(mine.cpu_times()[:2]) - busy
+            print(f"{name} as a client: {1000 * busy / args.sample:.2f} ms of processor a request")
 
 
 async def growth(args: argparse.Namespace, process: psutil.Process, url: str) -> None:
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with session() as client:
         warm = max(1, int(WARM * args.requests))
         await load(asker(client, url), warm, args.concurrency)
         before = process.num_fds(), process.memory_info().rss / 2**20
@@ -196,9 +227,11 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--think", type=float, default=0.25)
     args = parser.parse_args()
+    keep_loaded()
     upstream, direct = started()
     gate, through = started(direct)
     asyncio.run(latency(args, direct, through))
+    asyncio.run(clients(args, direct))
     measured, url = started(direct)
     asyncio.run(growth(args, psutil.Process(measured.pid), url))
     for process in (gate, measured, upstream):

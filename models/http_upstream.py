@@ -1,4 +1,6 @@
-"""OpenAI-compatible servers behind the gateway: several replicas of the same models, over plain httpx.
+"""OpenAI-compatible servers behind the gateway: several replicas of the same models, over aiohttp.
+
+With httpx, four fifths of a request's processor time went into its client (`benchmarks/serving.py` has both).
 
 `HttpUpstream` passes a request on as it came, with the model's name replaced: the server's own chat template and tool
 parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `LocalUpstream` instead:
@@ -15,7 +17,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from environments.contract import canonical_json
 from errors import ConfigurationError
@@ -30,6 +32,7 @@ HEALTH_SECONDS = 2.0
 # request on one that is being closed fails.
 IDLE_SECONDS = 2.0
 LONGEST_MESSAGE = 500
+JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,32 @@ class Servers:
 
 
 class Pool:
-    """Connections to replicas; a request goes to the one with the fewest in flight."""
+    """Connections to replicas; a request goes to the one with the fewest in flight. Used on one event loop."""
 
     def __init__(self, servers: Servers) -> None:
         self.addresses, self.retries = servers.addresses, 0
-        headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
-        # The gateway's deadline ends what takes too long; here only connecting has a limit. Proxies are not asked.
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=IDLE_SECONDS),
-            trust_env=False,
-        )
+        self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
+        self._opened: aiohttp.ClientSession | None = None
         self._busy: Counter[str] = Counter()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened at the first request: it belongs to the event loop that runs then."""
+        if self._opened is None:
+            # The gateway's deadline ends what takes too long; here only connecting has a limit. Proxies are not asked,
+            # cookies not kept.
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+            )
+        return self._opened
 
     @contextlib.asynccontextmanager
     async def post(
         self, path: str, body: bytes, holders: Sequence[str] = ()
-    ) -> AsyncGenerator[tuple[str, httpx.Response]]:
+    ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
         asked (all when empty). A replica that cannot be reached is left out for this request. Raises `ApiError`."""
         known = [a for a in self.addresses if not holders or a in {h.rstrip("/").removesuffix("/v1") for h in holders}]
@@ -75,20 +86,22 @@ class Pool:
             left.remove(address)
             self._busy[address] += 1
             try:
-                request = self._client.build_request(
-                    "POST", f"{address}{path}", content=body, headers={"content-type": "application/json"}
-                )
                 try:
-                    response = await self._client.send(request, stream=True)
-                except (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError, httpx.ReadError):
+                    response = await self._session.post(
+                        f"{address}{path}", data=body, headers=JSON, allow_redirects=False
+                    )
+                except aiohttp.ClientConnectionError:
                     self.retries += bool(left)
                     continue
+                except aiohttp.ClientError:
+                    raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
                 try:
                     yield address, response
-                except (httpx.TransportError, httpx.StreamError):
+                except aiohttp.ClientError:
                     raise ApiError(502, "the server behind the gateway broke off its answer; ask again") from None
                 finally:
-                    await response.aclose()
+                    # Closes the connection of an answer that was not read to its end: the server stops working on it.
+                    response.release()
                 return
             finally:
                 self._busy[address] -= 1
@@ -100,14 +113,16 @@ class Pool:
 
     async def _look(self, address: str) -> Replica:
         try:
-            answer = await self._client.get(f"{address}/health", timeout=HEALTH_SECONDS)
-        except httpx.HTTPError as problem:
+            limit = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+            async with self._session.get(f"{address}/health", timeout=limit, allow_redirects=False) as answer:
+                return Replica(address, answer.status == 200, "" if answer.status == 200 else f"{answer.status}")
+        except (aiohttp.ClientError, TimeoutError) as problem:
             return Replica(address, False, type(problem).__name__)
-        return Replica(address, answer.status_code == 200, "" if answer.status_code == 200 else f"{answer.status_code}")
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        if self._opened is not None:
+            await self._opened.close()
 
 
 class HttpUpstream:
@@ -120,9 +135,9 @@ class HttpUpstream:
         """The body of the server's answer. Raises `ApiError` (502) if somebody else answered than was asked."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders) as (address, response):
-            raw = await response.aread()
-            if response.status_code != 200:
-                raise _problem(response.status_code, raw, turn, address)
+            raw = await response.read()
+            if response.status != 200:
+                raise _problem(response.status, raw, turn, address)
         body = _json(raw)
         self._check(body, turn)
         usage = body.get("usage") or {}
@@ -136,20 +151,18 @@ class HttpUpstream:
         """The server's events as they are; they are read only when somebody listens."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders) as (address, response):
-            if response.status_code != 200:
-                raise _problem(response.status_code, await response.aread(), turn, address)
+            if response.status != 200:
+                raise _problem(response.status, await response.read(), turn, address)
             first = True
-            async for line in response.aiter_lines():
-                if not line.startswith("data:"):
-                    continue
-                data = line[5:].strip()
-                if data != "[DONE]" and (first or turn.listen):
-                    chunk = _json(data.encode())
-                    if first:
-                        self._check(chunk, turn)
-                    _hear(turn, chunk)
-                    first = False
-                yield f"data: {data}\n\n".encode()
+            async for events in _events(response):
+                for data in events:
+                    if data != b"[DONE]" and (first or turn.listen):
+                        chunk = _json(data)
+                        if first:
+                            self._check(chunk, turn)
+                        _hear(turn, chunk)
+                        first = False
+                yield b"".join(b"data: %b\n\n" % data for data in events)
 
     async def replicas(self) -> list[Replica]:
         return await self.pool.replicas()
@@ -200,11 +213,11 @@ class HttpTokens:
         }
         ids, finish = list[int](), "length"
         async with self.pool.post("/v1/completions", canonical_json(body).encode(), holders) as (address, response):
-            if response.status_code != 200:
-                raw = await response.aread()
-                if response.status_code == 404 and request.adapter:
+            if response.status != 200:
+                raw = await response.read()
+                if response.status == 404 and request.adapter:
                     raise AdapterGone(address)
-                raise _refusal(response.status_code, raw)
+                raise _refusal(response.status, raw)
             async for chunk in _chunks(response, streamed):
                 for choice in chunk.get("choices") or ():
                     fresh = [int(i) for i in choice.get("token_ids") or ()]
@@ -221,14 +234,27 @@ class HttpTokens:
         await self.pool.close()
 
 
-async def _chunks(response: httpx.Response, streamed: bool) -> AsyncGenerator[dict[str, Any]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes]]:
+    """The data of a streamed answer's events, those that came together in one list. Lines have any length: aiohttp's
+    own reader of lines has a limit."""
+    rest = b""
+    async for part in response.content.iter_any():
+        *lines, rest = (rest + part).split(b"\n")
+        if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
+            yield events
+    if rest.startswith(b"data:"):
+        yield [rest[5:].strip()]
+
+
+async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGenerator[dict[str, Any]]:
     """The parts of a server's answer; one when it was not streamed."""
     if not streamed:
-        yield _json(await response.aread())
+        yield _json(await response.read())
         return
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and line[5:].strip() != "[DONE]":
-            yield _json(line[5:].strip().encode())
+    async for events in _events(response):
+        for data in events:
+            if data != b"[DONE]":
+                yield _json(data)
 
 
 def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
