@@ -1,4 +1,5 @@
-"""Router on the shop's generated tasks: accuracy by class, milliseconds a decision, and every mode on validation.
+"""Router on the shop's generated tasks: accuracy by class, milliseconds a decision, every mode on validation, and
+the same with ten adapters.
 
 python -m benchmarks.router MODEL_FOLDER
 """
@@ -32,6 +33,22 @@ CANDIDATES = (
     Candidate("exchange_item", "another option of an item", "Swap order 264 for blue."),
     Candidate("", "anything else", "Where is order 264?"),
 )
+# Ten adapters to choose from: what a request asks for, which is all that its first words show.
+TEN = {
+    "cancel_order": (("cancel_pending", "cancel_too_late", "cancel_other", "cancel_two"), "Cancel order 264."),
+    "item_price": (("item_price",), "What does the lamp cost?"),
+    "refund_payment": (
+        ("refund_part", "refund_too_much", "refund_then_cancel", "refund_all"),
+        "Refund 7 of order 264.",
+    ),
+    "change_address": (("move_pending", "move_too_late"), "Move order 264 to 3 Elm Street."),
+    "exchange_item": (("swap_delivered", "swap_too_early"), "Swap order 264 for blue."),
+    "order_status": (("order_status",), "Where is order 264?"),
+    "item_options": (("item_options",), "Which colours does the lamp come in?"),
+    "payment_method": (("payment_method",), "How did I pay?"),
+    "use_coupon": (("use_coupon",), "Use coupon SPRING."),
+    "hand_over": (("wants_person",), "I want to talk to a person."),
+}
 
 
 def drawn(seeds: Sequence[int]) -> tuple[list[TargetTask], list[str]]:
@@ -78,6 +95,26 @@ def main(folder: Path) -> None:
     rows = list(zip(openings(make, renderer, tasks), truth, strict=True))
     choice = choose_mode(router, policy, renderer, rows)
     print(f"validation: {', '.join(f'{m} {a:.3f}' for m, a in choice.accuracies.items())}; chosen {choice.mode}")
+    with_ten(policy, renderer)
+
+
+def with_ten(policy: LocalPolicy, renderer: Renderer) -> None:
+    """Accuracy and milliseconds of a decision among ten adapters, asked one at a time, in every mode."""
+    make = target().environment
+    capability = {family: name for name, (families, _) in TEN.items() for family in families}
+    tasks, _ = drawn(range(25))
+    labels = [capability.get(task.family, "") for task in tasks]
+    router = Router.fit(embed_openings(policy, openings(make, renderer, tasks)), labels, [t.id for t in tasks])
+    router = router.described([Candidate(name, "", example) for name, (_, example) in TEN.items()] + [Candidate("")])
+    tasks, _ = drawn(range(1000, 1003))
+    given, truth = openings(make, renderer, tasks), [capability.get(task.family, "") for task in tasks]
+    for mode in ("retrieval", "label", "both"):
+        chosen = router.with_mode(mode)
+        chosen.route(policy, renderer, given[:1])
+        decisions = [chosen.route(policy, renderer, [one])[0] for one in given]
+        times = [decision.milliseconds for decision in decisions]
+        report(f"ten adapters, {mode}", decisions, truth)
+        print(f"  one at a time: p50 {np.median(times):.1f} ms, p90 {np.quantile(times, 0.9):.1f} ms of {len(times)}")
 
 
 if __name__ == "__main__":
