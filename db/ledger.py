@@ -42,7 +42,7 @@ def owner_name() -> str:
 
 @dataclass(frozen=True)
 class StageRow:
-    """A row of `stages`."""
+    """A row of `stages`. `seconds` are those of all attempts; while one runs, of those before it."""
 
     id: str
     round_id: str
@@ -98,6 +98,7 @@ class Stage:
         lease = timedelta(seconds=lease_seconds)
         with self._write() as connection:
             now = database_time(connection)
+            spent = _spent(self._row(connection))
             expired = and_(_STAGES.c.state == StageState.RUNNING, _STAGES.c.lease_until < now)
             taken = connection.execute(
                 update(_STAGES)
@@ -110,7 +111,7 @@ class Stage:
                     attempt=_STAGES.c.attempt + 1,
                     started_at=now,
                     finished_at=None,
-                    seconds=None,
+                    seconds=spent,
                     error=None,
                 )
             )
@@ -164,9 +165,11 @@ class Stage:
     def _end(self, state: StageState, values: Mapping[str, Any]) -> None:
         with self._write() as connection:
             now = database_time(connection)
-            started = connection.execute(select(_STAGES.c.started_at).where(self._ours())).scalar_one_or_none()
-            if started is None:
+            times = select(_STAGES.c.started_at, _STAGES.c.seconds).where(self._ours())
+            found = connection.execute(times).one_or_none()
+            if found is None:
                 raise self._refusal(connection, state)
+            started, before = found
             ended = connection.execute(
                 update(_STAGES)
                 .where(self._ours())
@@ -174,7 +177,7 @@ class Stage:
                     state=state,
                     finished_at=now,
                     lease_until=None,
-                    seconds=(now - started).total_seconds(),
+                    seconds=(before or 0.0) + (now - started).total_seconds(),
                     **values,
                 )
             )
@@ -190,6 +193,13 @@ class Stage:
             f"stage {self.name!r} of round {self.round_id!r} cannot become {state!s} by {self._owner or 'no owner'}: "
             f"it is {row.state!r}, owner {row.owner!r}, attempt {row.attempt}; claim it, stop when it is lost"
         )
+
+
+def _spent(row: StageRow) -> float | None:
+    """Seconds of a stage's attempts so far; of one whose process died, up to its last heartbeat."""
+    if row.state != StageState.RUNNING or row.started_at is None or row.heartbeat_at is None:
+        return row.seconds
+    return (row.seconds or 0.0) + (row.heartbeat_at - row.started_at).total_seconds()
 
 
 class Working:

@@ -127,14 +127,15 @@ class Store:
             return self._round(connection, round_id)
 
     def finish_round(self, round_id: str, state: RoundState, reason: str = "", peak_gib: float | None = None) -> Round:
-        """End a round (done, failed, cancelled) or mark it interrupted. `seconds` counts from its start."""
+        """End a round (done, failed, cancelled) or mark it interrupted. `seconds` counts from its start; of several
+        processes' `peak_gib` the highest is kept."""
         with self._write() as connection:
-            now = database_time(connection)
-            started = self._round(connection, round_id).started_at
+            now, row = database_time(connection), self._round(connection, round_id)
+            peaks = [peak for peak in (row.peak_gib, peak_gib) if peak is not None]
             values: dict[str, Any] = {
                 "reason": reason,
-                "peak_gib": peak_gib,
-                "seconds": (now - started).total_seconds(),
+                "peak_gib": max(peaks, default=None),
+                "seconds": (now - row.started_at).total_seconds(),
             }
             if is_final(state):
                 values["finished_at"] = now

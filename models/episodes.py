@@ -103,6 +103,8 @@ class Player:
     Each call into an environment has `step_seconds`; one that takes longer ends its episode with an `EnvironmentFault`
     that names the limit (what can be interrupted, and where, stands in `models/deadline.py`). Nothing that an
     environment raises or returns reaches the caller: its episode carries it as an error, the others go on.
+
+    `steps` counts those of all episodes; `stepped` is called after each, for progress before the first episode ends.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class Player:
         self.step_seconds = step_seconds
         self.environment_seconds = 0.0
         self.policy_seconds = 0.0
+        self.steps = 0
+        self.stepped: Callable[[], object] = bool
 
     def play(self, episodes: Iterable[Episode]) -> Iterator[Trajectory]:
         """Trajectories in the order in which episodes end; at most `window` are open at once."""
@@ -155,6 +159,8 @@ class Player:
         playing.messages.append(action.as_message())
         playing.messages.extend(observation.messages)
         playing.steps.append(Step(action, observation, sampled, 1000 * seconds))
+        self.steps += 1
+        self.stepped()
         return observation
 
     def _end(self, playing: _Playing, termination: Termination, problem: TraceError | None = None) -> Trajectory:

@@ -114,9 +114,12 @@ class Context:
                 logger.info("stage %s begins", name)
                 began = time.perf_counter()
                 before = self.model.seconds, self.environment.seconds
+                earlier = stage.row().seconds or 0.0
                 with stage.working():
                     result = dict(work())
-                # Of a stage that was resumed: what the last process spent, as with the stage's seconds.
+                # What the last attempt spent; what earlier ones did is known by its sum only.
+                result["earlier_seconds"] = round(earlier, 3)
+                result["peak_gib"] = round(peak_gib(), 3)
                 result["model_seconds"] = round(self.model.seconds - before[0], 3)
                 result["environment_seconds"] = round(self.environment.seconds - before[1], 3)
                 stage.finish(result)

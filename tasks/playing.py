@@ -11,7 +11,7 @@ from environments.contract import Environment, TargetTask
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
 from tasks.context import Context
-from tasks.progress import track
+from tasks.progress import Meter
 
 # Trajectories written in one transaction: what a killed process has to play again is at most this and what is open.
 FLUSH = 16
@@ -74,11 +74,14 @@ def play_owed(
         2 * context.settings.rollout.rows,
     )
     waiting: list[TrajectoryRow] = []
-    for trajectory in track(player.play(owed.values()), what or ground.purpose, len(owed), "episodes"):
-        waiting.append(trajectory_row(context, ground, trajectory))
-        if len(waiting) >= FLUSH:
-            context.store.add_trajectories(waiting)
-            waiting.clear()
+    with Meter(what or ground.purpose, len(owed), "episodes", at_once=player.window) as meter:
+        player.stepped = lambda: meter.beat(f"{player.steps} steps")
+        for trajectory in player.play(owed.values()):
+            waiting.append(trajectory_row(context, ground, trajectory))
+            if len(waiting) >= FLUSH:
+                context.store.add_trajectories(waiting)
+                waiting.clear()
+            meter.advance(f"{player.steps} steps")
     context.store.add_trajectories(waiting)
     context.environment.seconds += player.environment_seconds
     context.model.seconds += player.policy_seconds

@@ -16,11 +16,13 @@ EVERY_SECONDS = 15.0
 
 
 class Meter:
-    """Shows, within `with`, how many of `total` are done; `advance` after each. `done` says how many were before, as
-    when a training is resumed: they do not count into the rate."""
+    """Shows, within `with`, how many of `total` are done; `advance` after each, `beat` in between. `done` says how many
+    were before, as when a training is resumed: they do not count into the rate. Of `at_once` that run side by side the
+    first to end says nothing of the pace: rate and time left are shown from the `at_once`-th on."""
 
-    def __init__(self, what: str, total: int, unit: str, done: int = 0) -> None:
+    def __init__(self, what: str, total: int, unit: str, done: int = 0, at_once: int = 1) -> None:
         self.what, self.total, self.unit, self.before, self.done = what, total, unit, done, done
+        self.at_once = min(at_once, total - done)
 
     def __enter__(self) -> Meter:
         self._began = self._said = time.monotonic()
@@ -38,24 +40,29 @@ class Meter:
         """Items a second, since this meter began."""
         return (self.done - self.before) / max(1e-6, time.monotonic() - self._began)
 
+    @property
+    def pace(self) -> str:
+        """The rate as people read it; "" while there is none."""
+        return pace(self.rate, self.unit) if self.done - self.before >= self.at_once else ""
+
     def advance(self, note: str = "", say: bool = False) -> None:
         """One more is done; `note` is shown beside it. In a log, `say` writes a line even if the last one is recent."""
         self.done += 1
+        self._tell(note, say)
+
+    def beat(self, note: str = "") -> None:
+        """Nothing is done yet, but `note` says that work goes on."""
+        self._tell(note, False)
+
+    def _tell(self, note: str, say: bool) -> None:
         now = time.monotonic()
         if self._bar:
             self._bar.show(note)
         elif say or (now - self._said >= EVERY_SECONDS and self.done < self.total):
             left = (self.total - self.done) / max(1e-6, self.rate)
-            logger.info(
-                "%s: %d of %d %s, %s, %.0f s left%s",
-                self.what,
-                self.done,
-                self.total,
-                self.unit,
-                pace(self.rate, self.unit),
-                left,
-                f"; {note}" if note else "",
-            )
+            parts = [f"{self.what}: {self.done} of {self.total} {self.unit}"]
+            parts += [self.pace, f"{left:.0f} s left"] if self.pace else []
+            logger.info("%s%s", ", ".join(parts), f"; {note}" if note else "")
             self._said = now
 
 
@@ -80,9 +87,7 @@ class _Bar:
         self.task = self.progress.add_task(meter.what, total=meter.total, completed=meter.done, rate="", note="")
 
     def show(self, note: str) -> None:
-        self.progress.update(
-            self.task, completed=self.meter.done, rate=pace(self.meter.rate, self.meter.unit), note=note
-        )
+        self.progress.update(self.task, completed=self.meter.done, rate=self.meter.pace, note=note)
 
     def close(self) -> None:
         self.progress.stop()

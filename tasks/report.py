@@ -76,7 +76,10 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
     sides = {name: outcomes(context, test[f"{name}_ids"]) for name in ("base", "routed", "noop")} if test else {}
     seconds = {name: round(r["seconds"], 2) for name, r in stages.items() if r["seconds"] is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
-    work = {k: round(sum(r.get(f"{k}_seconds", 0.0) for r in results.values()), 2) for k in ("model", "environment")}
+    work = {
+        k: round(sum(r.get(f"{k}_seconds", 0.0) for r in results.values()), 2)
+        for k in ("model", "environment", "earlier")
+    }
     capabilities = _capabilities(context, results)
     rule = settings.selection
     return RoundFigures(
@@ -92,7 +95,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         seconds=seconds,
         work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(context),
-        peak_gib=round(peak_gib(), 2),
+        peak_gib=round(max([peak_gib(), *(r.get("peak_gib", 0.0) for r in results.values())]), 2),
         errors=int(
             store.query(
                 "SELECT COUNT(*) AS n FROM trajectories WHERE round_id = :r AND error_boundary IS NOT NULL",

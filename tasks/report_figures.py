@@ -162,8 +162,8 @@ class Provenance(_Figures):
 
 class RoundFigures(_Figures):
     """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
-    `work` splits the same seconds into model, environment and orchestration (everything else); `errors` counts episodes
-    lost to infrastructure, which are in no denominator."""
+    `work` splits the same seconds into model, environment, earlier (attempts at a stage that were broken off) and
+    orchestration (everything else); `errors` counts episodes lost to infrastructure, which are in no denominator."""
 
     round: str
     target: str

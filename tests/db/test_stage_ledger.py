@@ -92,6 +92,27 @@ def test_heartbeats_hold_the_lease_while_work_goes_on(store: Store, round_: Roun
     assert mine.row().attempt == 1
 
 
+def test_seconds_are_those_of_all_attempts(store: Store, round_: Round) -> None:
+    first, second = store.stage(round_.id, "train"), store.stage(round_.id, "train")
+    assert first.claim(lease_seconds=3.0)
+    time.sleep(0.3)
+    first.fail("no")
+    failed = first.row().seconds
+    assert failed is not None
+    assert failed >= 0.3
+    assert first.claim(lease_seconds=1.0)
+    assert first.row().seconds == failed
+    time.sleep(0.2)
+    assert first.heartbeat()  # the last sign of a process that dies
+    expire(store)
+    assert second.claim()
+    spent = second.row().seconds
+    assert spent is not None
+    assert failed + 0.2 <= spent < failed + 5
+    second.finish()
+    assert (second.row().seconds or 0) >= spent
+
+
 def test_work_that_raises_fails_the_stage(store: Store, round_: Round) -> None:
     stage = store.stage(round_.id, "train")
     assert stage.claim()

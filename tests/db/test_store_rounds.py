@@ -37,12 +37,12 @@ def test_a_round_is_resumed_only_with_its_own_settings(store: Store, round_: Rou
     assert store.open_round("shop", 7, "laptop", same) == round_
     assert store.open_round("shop", 8, "laptop", same) is None
     assert store.open_round("shop", 7, "laptop", same | {"budget": 101}) is None
-    interrupted = store.finish_round(round_.id, RoundState.INTERRUPTED, "signal 15")
+    interrupted = store.finish_round(round_.id, RoundState.INTERRUPTED, "signal 15", peak_gib=1.5)
     assert interrupted.finished_at is None
     resumed = store.open_round("shop", 7, "laptop", same)
     assert resumed is not None
     assert resumed.state == "running"
-    done = store.finish_round(round_.id, RoundState.DONE, "promoted 1", peak_gib=1.5)
+    done = store.finish_round(round_.id, RoundState.DONE, "promoted 1", peak_gib=1.0)
     assert (done.state, done.reason, done.peak_gib) == ("done", "promoted 1", 1.5)
     assert done.finished_at is not None
     assert done.seconds is not None

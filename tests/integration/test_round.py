@@ -118,6 +118,6 @@ def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path
     figures = json.loads(status.stdout)
     assert figures == json.loads((report.parent / "figures.json").read_text())
     assert any(c["adapter"] for c in figures["capabilities"]), "one capability was trained and registered"
-    assert set(figures["work"]) == {"model", "environment", "orchestration"}
+    assert set(figures["work"]) == {"model", "environment", "earlier", "orchestration"}
     listed = json.loads(run(tmp_path, "rounds", "--json").stdout)
     assert [r["state"] for r in listed] == ["done"]

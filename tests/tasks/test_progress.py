@@ -34,6 +34,21 @@ def test_a_resumed_count_does_not_flatter_the_rate(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["train: 4 of 5 steps, 10 s each, 10 s left; success 50 %"]
 
 
+def test_of_many_at_once_the_first_says_nothing_of_the_pace(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="trace"), Meter("play", 4, "episodes", at_once=2) as meter:
+        meter._began -= 40.0
+        meter._said -= 40.0  # nothing was said for as long
+        meter.beat("7 steps")
+        meter.beat("8 steps")
+        meter.advance(say=True)
+        meter.advance("20 steps", say=True)
+    assert caplog.messages == [
+        "play: 0 of 4 episodes; 7 steps",
+        "play: 1 of 4 episodes",
+        "play: 2 of 4 episodes, 20 s each, 40 s left; 20 steps",
+    ]
+
+
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
