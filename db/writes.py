@@ -16,7 +16,7 @@ from db.engine import lock_writers
 from db.rows import TrajectoryRow, Written, check_values, step_values, trajectory_values
 from db.schema import TABLES
 from db.states import STATES_OF, check_transition, parse_state
-from db.text import clean_value
+from db.text import clean_value, dump_json
 from errors import StoreError
 
 # SQLite allows 32,766 parameters in a statement, PostgreSQL 65,535.
@@ -54,8 +54,8 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
 
 
 def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows that are known to be new, with values that the driver takes as they are (JSON written out, no
-    moments). SQLAlchemy's work on a value costs as much as the insert; steps and checks are most of all rows."""
+    """Insert rows that are known to be new, with values that the driver takes as they are (JSON written out,
+    moments as the database keeps them). SQLAlchemy's work on a value costs as much as the insert."""
     if not rows:
         return
     names = ", ".join(rows[0])
@@ -133,10 +133,17 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
         for table in (checks, steps):
             connection.execute(delete(table).where(table.c.trajectory_id == bindparam("gone")), gone)
         insert_rows(connection, trajectories, [trajectory_values(row) for row in better], replace=True)
-    insert_rows(connection, trajectories, [trajectory_values(row) for row in new])
+    insert_new(connection, trajectories, [_written_out(connection, trajectory_values(row)) for row in new])
     insert_new(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
     insert_new(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
     return Written(len(new), len(better), len(rows) - len(new) - len(better))
+
+
+def _written_out(connection: Connection, values: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a trajectory, ready for `insert_new`."""
+    moment = TABLES["trajectories"].c.created_at.type.bind_processor(connection.dialect)
+    written = {name: dump_json(values[name]) for name in ("metrics", "messages")}
+    return values | written | ({"created_at": moment(values["created_at"])} if moment else {})
 
 
 def table_named(name: str) -> Table:
