@@ -205,11 +205,11 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     from tasks.stored import describe_traffic
 
     rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
-    lines = []
+    lines, width = [], max(len(r["name"]) for r in rows)
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
         lines.append(
-            f"{r['name']:<22} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r['name']:<{width}} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
     _print(rows, as_json, "\n".join(lines))
