@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.completion import SlowDown, classified, key_of, litellm_modules
 from models.policy import PolicyIdentity
 from models.purse import Purse, most_tokens
+
+logger = logging.getLogger("trace.models")
 
 # Part of the policy's identity: how a conversation becomes a request.
 RENDERING = "native-tools-1"
@@ -115,10 +118,7 @@ class ChatPolicy:
         self.purse.require_price(s.model, s.price)
         asked = [{"role": "user", "content": "Call the tool ping with the word pong. Answer with the call only."}]
         try:
-            called = (
-                self._turn(asked, [PING], Usage()).tool_calls
-                or self._turn(asked, [PING], Usage(), tool_choice="required").tool_calls
-            )
+            called = self._turn(asked, [PING], Usage()).tool_calls or self._forced(asked)
         except ProviderError as problem:
             if problem.transient:
                 raise
@@ -126,11 +126,25 @@ class ChatPolicy:
                 f"{s.model} refused a request with one tool: {problem}; give a model (or start the server) with tool "
                 "calling, for vLLM with --enable-auto-tool-choice and --tool-call-parser"
             ) from problem
-        if not called:
+        if called == ():
             raise ConfigurationError(
                 f"{s.model} answered in words when asked to call a tool: no native tool calling; give another model, "
                 "or start the server with a tool parser (vLLM: --enable-auto-tool-choice --tool-call-parser NAME)"
             )
+
+    def _forced(self, asked: list[dict[str, Any]]) -> Sequence[ToolCall] | None:
+        """The calls of an answer that must call; None from a server that takes tools but forces nobody to use them, as
+        a gateway in front of a model that calls only what it has seen called."""
+        try:
+            return self._turn(asked, [PING], Usage(), tool_choice="required").tool_calls
+        except ProviderError as problem:
+            if problem.transient or "tool_choice" not in str(problem):
+                raise
+            logger.warning(
+                "%s takes tools but cannot be made to call one: whether it calls them, its results will show",
+                self.settings.model,
+            )
+            return None
 
     def close(self) -> None:
         """Stop the policy's thread; safe to call again."""

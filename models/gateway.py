@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,10 +121,12 @@ class Gateway:
         return Opened(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
 
     async def _route(self, asked: Asked, owner: str, header: str) -> Routed:
-        key = conversation_key(asked, owner, header)
+        preset = self.router.preset if self.router else self.preset
+        messages = without_examples(asked.messages, preset) if preset else asked.messages
+        key = conversation_key(asked, messages, owner, header)
         scoped = f"{owner}/{key}"
         known = self.book.get(scoped)
-        again = not header and not any(m["role"] == "assistant" for m in asked.messages)
+        again = not header and not any(m["role"] == "assistant" for m in messages)
         if known is not None and again and known.turns:
             # The same first words once more, and no answer to them yet: another conversation of the same kind.
             number = int(known.name.rpartition(".")[2]) if "." in known.name else 1
@@ -134,7 +136,7 @@ class Gateway:
             decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
             known = Routed(known.name if known else key, decision, "", time.monotonic(), known.turns if known else 0)
         elif known is None or known.decision.mode == "asked":
-            known = Routed(known.name if known else key, *await self._decide(asked), time.monotonic())
+            known = Routed(known.name if known else key, *await self._decide(asked, messages), time.monotonic())
         known = replace(known, turns=known.turns + 1)
         self.book.keep(scoped, known)
         if known.name != key:
@@ -153,11 +155,11 @@ class Gateway:
                 return adapter.capability
         raise unknown_model(model, [row["id"] for row in self.models()])
 
-    async def _decide(self, asked: Asked) -> tuple[RouteDecision, str]:
-        """The router's decision. What is not served at all counts as no adapter."""
+    async def _decide(self, asked: Asked, messages: Sequence[Mapping[str, Any]]) -> tuple[RouteDecision, str]:
+        """The router's decision on the conversation's own messages. What is not served counts as no adapter."""
         assert self.router is not None
         try:
-            words = first_words(without_examples(asked.messages, self.router.preset)) if asked.chat else asked.prompt
+            words = first_words(messages) if asked.chat else asked.prompt
             if not isinstance(words, str) or not words:
                 decision = RouteDecision("", {"": 1.0}, (), 0.0, "off")
             else:

@@ -60,11 +60,14 @@ def first_words(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def without_examples(messages: Sequence[Mapping[str, Any]], preset: Preset) -> Sequence[Mapping[str, Any]]:
-    """The conversation itself, when a client sends the target's worked examples before it."""
+    """The conversation, and instructions before it, without the target's worked examples that a client may send ahead:
+    all its conversations begin with those, and none is about what they say."""
     examples = [(m.role, m.content) for m in preset.examples]
     start = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
     ahead = [(m["role"], m.get("content") or "") for m in messages[start : start + len(examples)]]
-    return messages[start + len(examples) :] if examples and ahead == examples else messages[start:]
+    if not examples or ahead != examples:
+        return messages
+    return [*messages[:start], *messages[start + len(examples) :]]
 
 
 class RouteMaker:
@@ -158,14 +161,15 @@ class RouteBook:
         return len(self._known)
 
 
-def conversation_key(asked: Asked, owner: str, header: str) -> str:
-    """What a conversation is known by: the id that the client gives, or a hash of its first turns and its owner."""
+def conversation_key(asked: Asked, messages: Sequence[Mapping[str, Any]], owner: str, header: str) -> str:
+    """What a conversation is known by: the id that the client gives, or a hash of its owner and its first turns, of
+    `messages` (those of `asked` that are the conversation's own)."""
     if header:
         if len(header) > 128 or not header.isprintable() or not header.isascii():
             raise ApiError(400, "x-trace-conversation must be at most 128 printable ASCII characters")
         return header
     opening: list[Any] = []
-    for message in asked.messages:
+    for message in messages:
         opening.append([message["role"], message.get("content")])
         if message["role"] == "user":
             break

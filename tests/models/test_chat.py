@@ -106,6 +106,16 @@ def test_a_model_without_tool_calling_is_refused_before_work() -> None:
         ChatPolicy(ChatSettings("gpt-3.5-turbo-instruct")).check()
 
 
+def test_a_server_that_forces_no_calls_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    refusal = failed(400, "tool_choice can be auto or none for the model in this process")
+    with ScriptedAnalyst(lambda n, r: refusal if r.get("tool_choice") == "required" else says("ping")) as server:
+        policy = ChatPolicy(settings(server))
+        policy.check()
+        policy.close()
+    assert [r.get("tool_choice") for r in server.requests][-1] == "required"
+    assert "cannot be made to call" in caplog.text
+
+
 def test_a_missing_key_and_a_cap_without_a_price_are_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):

@@ -14,8 +14,10 @@ import httpx
 import psutil
 import pytest
 
+from environments.contract import Message
 from models.http_upstream import HttpUpstream, Pool, Servers
 from models.lifecycle import AdapterState
+from models.upstream import Preset
 from tests.models.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.gateway_servers import HandMadeFleet, Stub, serving
 
@@ -107,6 +109,19 @@ def test_a_conversation_is_routed_once(running: Running) -> None:
     # The same words without an answer before them are another conversation, with the same route.
     again = running.chat("refund 7")
     assert again.headers["x-trace-conversation"] == f"{name}.2"
+    assert running.router.asked == 2
+
+
+def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(running: Running) -> None:
+    examples = (Message("user", "refund 1"), Message("assistant", "Done."))
+    running.router.preset = Preset(examples=examples)
+    ahead = [{"role": "system", "content": "A shop."}, *({"role": m.role, "content": m.content} for m in examples)]
+    names = set()
+    for text, model in (("refund 7", "refund@v1-aaaaaaaa"), ("hello", "stub-base"), ("refund 7", "refund@v1-aaaaaaaa")):
+        answer = running.post({"model": "trace", "messages": [*ahead, {"role": "user", "content": text}]})
+        assert answer.json()["model"] == model
+        names.add(answer.headers["x-trace-conversation"])
+    assert len(names) == 3
     assert running.router.asked == 2
 
 
