@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from environments.contract import Generators
 from tasks.context import current
 
-# Capabilities named one by one.
+# Capabilities, and reasons, named one by one.
 NAMED = 3
+
+
+def _named(capabilities: Sequence[str]) -> str:
+    return ", ".join(capabilities[:NAMED]) + (" and others" if len(capabilities) > NAMED else "")
 
 
 def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
@@ -34,14 +38,18 @@ def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
             else "The checks of the failed episodes name no capability that they lack."
         )
         return " ".join(said)
-    said.append(f"Selected: {', '.join(selected[:NAMED])}{' and others' if len(selected) > NAMED else ''}.")
-    for capability in selected[:NAMED]:
+    said.append(f"Selected: {_named(selected)}.")
+    found: dict[str, list[str]] = {}
+    for capability in selected:
         made, measured = results.get(f"synthesize:{capability}", {}), results.get(f"calibrate:{capability}", {})
         reasons = made.get("reasons") if not made.get("accepted") else [measured.get("reason", "")]
         trained = results.get(f"train:{capability}", {}).get("verdict", "")
         why = trained or "; ".join(r for r in reasons or [] if r)
         if why:
-            said.append(f"{capability}: {why}.")
+            found.setdefault(why, []).append(capability)
+    # What holds for several is said once.
+    for why, whom in list(found.items())[:NAMED]:
+        said.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why}.")
     if not isinstance(context.target, Generators) and not context.settings.asks_a_model:
         said.append(
             "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
