@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from errors import ConfigurationError, StoreError
-from models.embedding import layer_range
+from models.embedding import LAYERS, layer_range
 from models.router import RouteDecision, Router
 from models.router_labels import Candidate, label_prompt
 from models.router_measures import accuracy, confusion
@@ -159,9 +159,10 @@ def test_confusion_counts_true_by_row_and_decided_by_column() -> None:
 
 
 def test_layers_adapt_to_the_depth() -> None:
-    assert layer_range(30) == layer_range(60) == (4, 12)
-    assert layer_range(12) == (2, 5)
-    assert layer_range(1) == (1, 1)
+    assert layer_range(30) == LAYERS
+    assert layer_range(30, (4, 12)) == layer_range(60, (4, 12)) == (4, 12)
+    assert layer_range(12, (4, 12)) == (2, 5)
+    assert layer_range(1, (4, 12)) == (1, 1)
     with pytest.raises(ConfigurationError, match="no range"):
         layer_range(30, (5, 4))
 
