@@ -199,7 +199,8 @@ async def clients(args: argparse.Namespace, url: str) -> None:
             busy = sum(mine.cpu_times()[:2])
             await load(ask, args.sample, args.concurrency, args.think)
             busy = sum(mine.cpu_times()[:2]) - busy
-            print(f"{name} as a client: {1000 * busy / args.sample:.2f} ms of processor a request")
+            asked = args.sample + args.concurrency
+            print(f"{name} as a client: {1000 * busy / asked:.2f} ms of processor a request")
 
 
 async def growth(args: argparse.Namespace, process: psutil.Process, url: str) -> None:
@@ -211,13 +212,14 @@ async def growth(args: argparse.Namespace, process: psutil.Process, url: str) ->
         await load(asker(client, url), args.requests - warm, args.concurrency)
         seconds, busy = time.perf_counter() - began, sum(process.cpu_times()[:2]) - busy
         after = process.num_fds(), process.memory_info().rss / 2**20
+    asked = args.requests - warm + args.concurrency
     print(
         f"{args.requests} requests: descriptors {before[0]} -> {after[0]}, "
         f"memory {before[1]:.1f} -> {after[1]:.1f} MiB, "
-        f"{(args.requests - warm) / seconds:.0f} requests/s through the gateway"
+        f"{asked / seconds:.0f} requests/s through the gateway"
     )
     # What other work on the machine does not change; its waiting is in the figures of latency.
-    print(f"processor time of the gateway: {1000 * busy / (args.requests - warm):.2f} ms a request")
+    print(f"processor time of the gateway: {1000 * busy / asked:.2f} ms a request")
 
 
 def main() -> None:

@@ -133,17 +133,21 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
         for table in (checks, steps):
             connection.execute(delete(table).where(table.c.trajectory_id == bindparam("gone")), gone)
         insert_rows(connection, trajectories, [trajectory_values(row) for row in better], replace=True)
-    insert_new(connection, trajectories, [_written_out(connection, trajectory_values(row)) for row in new])
+    insert_new(connection, trajectories, _written_out(connection, [trajectory_values(row) for row in new]))
     insert_new(connection, steps, [values for row in (*new, *better) for values in step_values(row)])
     insert_new(connection, checks, [values for row in (*new, *better) for values in check_values(row)])
     return Written(len(new), len(better), len(rows) - len(new) - len(better))
 
 
-def _written_out(connection: Connection, values: dict[str, Any]) -> dict[str, Any]:
-    """The columns of a trajectory, ready for `insert_new`."""
-    moment = TABLES["trajectories"].c.created_at.type.bind_processor(connection.dialect)
-    written = {name: dump_json(values[name]) for name in ("metrics", "messages")}
-    return values | written | ({"created_at": moment(values["created_at"])} if moment else {})
+def _written_out(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The columns of trajectories, ready for `insert_new`."""
+    as_kept = TABLES["trajectories"].c.created_at.type.bind_processor(connection.dialect) or (lambda moment: moment)
+    return [
+        row
+        | {name: dump_json(row[name]) for name in ("metrics", "messages")}
+        | {"created_at": as_kept(row["created_at"])}
+        for row in rows
+    ]
 
 
 def table_named(name: str) -> Table:

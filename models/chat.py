@@ -126,7 +126,7 @@ class ChatPolicy:
                 f"{s.model} refused a request with one tool: {problem}; give a model (or start the server) with tool "
                 "calling, for vLLM with --enable-auto-tool-choice and --tool-call-parser"
             ) from problem
-        if called == ():
+        if called is not None and not called:
             raise ConfigurationError(
                 f"{s.model} answered in words when asked to call a tool: no native tool calling; give another model, "
                 "or start the server with a tool parser (vLLM: --enable-auto-tool-choice --tool-call-parser NAME)"

@@ -79,8 +79,8 @@ class Pool:
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
         asked (all when empty). A replica that cannot be reached is left out for this request. Raises `ApiError`."""
-        known = [a for a in self.addresses if not holders or a in {h.rstrip("/").removesuffix("/v1") for h in holders}]
-        left = known or list(self.addresses)
+        asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
+        left = [a for a in self.addresses if a in asked] or list(self.addresses)
         while left:
             address = min(left, key=lambda a: self._busy[a])
             left.remove(address)
