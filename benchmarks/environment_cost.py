@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
-from environments.catalogue import load_target
 from environments.contract import Action
-from environments.validate import oracle, play
+from environments.targets.catalogue import load_target
+from environments.targets.reference_check import oracle, play
 
 TARGETS = ("tau2:airline", "tau2:retail", "tau2:telecom", "bfcl:base", "agentdojo:banking", "agentdojo:workspace")
 TOGETHER, EPISODES = 32, 1000

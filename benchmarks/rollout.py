@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from environments.shop.target import target
+from environments.targets.shop.target import target
 from models.base import embedded_folder, load_base
 from models.packed import PackedLinear
 from models.policy import Request, Sampling

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from environments.contract import TargetTask
-from environments.shop.families import FAMILIES
-from environments.shop.target import target
+from environments.targets.shop.families import FAMILIES
+from environments.targets.shop.target import target
 from models.attention import NAME
 from models.embedding import embed_openings, openings
 from models.policy import PolicyIdentity

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from environments.modules import SandboxedModule
-from environments.sandbox import Worker, choose_level
-from environments.worked_examples import check_before_cancel
+from environments.sandbox.workers import Worker, choose_level
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.worked_examples import check_before_cancel
 
 SOURCE = Path(check_before_cancel.__file__).read_text(encoding="utf-8")
 ROUNDS, EPISODES, STARTS = 5, 150, 15

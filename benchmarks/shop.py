@@ -12,7 +12,7 @@ import argparse
 from collections import defaultdict
 
 from environments.contract import SPLITS, TargetTask
-from environments.shop.target import target
+from environments.targets.shop.target import target
 from models.base import load_base
 from models.episodes import Episode, Player, Trajectory, play_all
 from models.policy import Sampling, ScriptedPolicy

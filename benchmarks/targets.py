@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from environments.catalogue import load_target
 from environments.contract import SPLITS, Action, Environment, TargetTask, ToolCall
-from environments.validate import no_op, oracle, play, validate
+from environments.targets.catalogue import load_target
+from environments.targets.reference_check import no_op, oracle, play, validate
 
 GROUPS = {
     "tau2": ("tau2:airline", "tau2:retail", "tau2:telecom"),
@@ -38,9 +38,9 @@ def _last_write(environment: Any, task: TargetTask) -> list[Any] | None:
     """Payload entry that makes the oracle leave out the last write that succeeds; None when there is none."""
     environment.reset(task)
     if hasattr(environment, "reference"):  # tau2
-        from environments.tau2.data import load_data
-        from environments.tau2.scoring import gold_records
-        from environments.tau2.world import load_domain, official_task
+        from environments.targets.tau2.data import load_data
+        from environments.targets.tau2.scoring import gold_records
+        from environments.targets.tau2.world import load_domain, official_task
 
         domain = load_domain(environment._data.domain)
         official = official_task(load_data(domain.name, "scripted"), task.id)
@@ -55,7 +55,7 @@ def _last_write(environment: Any, task: TargetTask) -> list[Any] | None:
         last = [(turn, len(calls) - 1) for turn, calls in enumerate(environment._gold) if calls]
         return [list(last[-1])] if last else None
     if hasattr(environment, "_milestones"):
-        from environments.toolsandbox.oracle import is_spoken
+        from environments.targets.toolsandbox.oracle import is_spoken
 
         silent = [index for index, item in enumerate(environment._milestones) if not is_spoken(item)]
         return silent[-1:] or None

@@ -201,7 +201,7 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     """What can be improved on: splits, counts, hash, licence, and what is missing to run it."""
     from dataclasses import asdict
 
-    from environments.catalogue import describe_targets
+    from environments.targets.catalogue import describe_targets
     from tasks.stored import describe_traffic
 
     rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]

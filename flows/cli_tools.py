@@ -31,7 +31,7 @@ def select(
 
 def play(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")], seed: int = 0) -> None:
     """Play a written environment by hand, in the sandbox."""
-    from environments.module_files import load_module, play_by_hand
+    from environments.synthesized.module_files import load_module, play_by_hand
 
     module: Any = load_module(environment)
     try:
@@ -42,7 +42,7 @@ def play(environment: Annotated[Path, typer.Argument(help="A written environment
 
 def validate(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")]) -> None:
     """Judge a written environment again, without a model; exit 1 when it is refused."""
-    from environments.module_files import validate_file, verdict_lines
+    from environments.synthesized.module_files import validate_file, verdict_lines
 
     verdict = validate_file(environment)
     typer.echo("\n".join(verdict_lines(verdict)))

@@ -94,7 +94,7 @@ class Purse:
 
     @contextmanager
     def user_call(self, model: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[Callable[[Any], None]]:
-        """The same for a call of the model that plays the simulated user (`environments.simulated_user.Meter`)."""
+        """The same for a call of the model that plays the simulated user (`simulated_user.Meter`)."""
         with self.call(model, most_tokens(messages), USER_TOKENS) as charge:
             yield charge
 

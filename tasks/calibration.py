@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from db import row_id
-from environments.composed import ComposedEnvironment
-from environments.validation import Limits, wilson_interval
-from environments.written import WrittenEnvironment
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
+from environments.validation.checks import Limits, wilson_interval
 from errors import EnvironmentFault
 from models.episodes import Episode
 from tasks.context import Context

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from db import Round, Store, open_store
-from environments.catalogue import load_target
 from environments.contract import Target, TargetTask
+from environments.targets.catalogue import load_target
 from errors import ConfigurationError, StoreError, TraceError
 from models.base import BaseModel, check_base, load_base
 from models.registry import Registry

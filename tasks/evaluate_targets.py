@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from db import open_store
-from environments.catalogue import builtin_names, load_target
 from environments.contract import SPLITS, Target
+from environments.targets.catalogue import builtin_names, load_target
 from errors import BudgetExceeded, ConfigurationError
 from models.purse import Purse
 from settings import load_settings, writable_folder

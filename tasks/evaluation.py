@@ -18,7 +18,7 @@ from typing import Any
 
 from db import Store, TrajectoryRow, row_id
 from environments.contract import Target, TargetTask, content_hash
-from environments.simulated_user import metered
+from environments.targets.simulated_user import metered
 from errors import ConfigurationError
 from models.chat import ChatTurns, missing_keys
 from models.episodes import Episode, Player, Trajectory, trajectory_id

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from db import Store
 from environments.contract import Target
-from environments.sandbox import choose_level
+from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
 from models.analyst import Analyst, AnalystSettings, Question, most_tokens
 from models.analyst_store import StoredSpend

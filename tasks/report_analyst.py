@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from environments.sandbox import SandboxLevel
+from environments.sandbox.workers import SandboxLevel
 from tasks.context import Context
 from tasks.report_figures import AnalystFigures, CapabilityFigures, SynthesisVersion
 from tasks.writing import UNCONFINED

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from db import Store, open_store
-from environments.catalogue import load_target
+from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapter_limits import ServerLimits, linear_modules
 from models.base import BaseModel, load_base

@@ -7,7 +7,7 @@ from typing import Any
 
 from db import Store, open_store
 from db.rows import Round
-from environments.adapter import TargetInfo
+from environments.targets.third_party import TargetInfo
 from settings import load_settings
 from tasks.report_figures import Provenance, RoundFigures
 

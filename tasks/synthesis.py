@@ -16,11 +16,11 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, Field
 
-from environments.module_contract import CONTRACT, worked_examples
-from environments.module_files import validate_module, verdict_lines
-from environments.modules import SandboxedModule
-from environments.sandbox import choose_level
-from environments.validation import DEFAULT_LIMITS, Limits, ValidationVerdict
+from environments.sandbox.workers import choose_level
+from environments.synthesized.module_contract import CONTRACT, worked_examples
+from environments.synthesized.module_files import validate_module, verdict_lines
+from environments.synthesized.modules import SandboxedModule
+from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict
 from errors import EnvironmentFault, ProviderError
 from models.analyst import Answer, Question
 

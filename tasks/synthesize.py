@@ -10,10 +10,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from db import row_id
-from environments.composed import ComposedEnvironment, CompositionSpec
 from environments.contract import Generators
-from environments.validation import validate_environment
-from environments.written import WrittenEnvironment
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.synthesized.written import WrittenEnvironment
+from environments.validation.checks import validate_environment
 from tasks.calibration import FIGURES, limits_of, measure
 from tasks.context import Context, current
 from tasks.mine import RETRIES, diagnosis_ids

@@ -14,11 +14,11 @@ from prefect.artifacts import create_markdown_artifact
 
 from db import row_id
 from environments.contract import Generators
-from environments.module_files import save_module
-from environments.modules import SandboxedModule
-from environments.sandbox import SandboxLevel
-from environments.validation import ValidationVerdict
-from environments.written import WrittenEnvironment, WrittenSpec
+from environments.sandbox.workers import SandboxLevel
+from environments.synthesized.module_files import save_module
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.written import WrittenEnvironment, WrittenSpec
+from environments.validation.checks import ValidationVerdict
 from errors import StoreError
 from tasks.calibration import FIGURES, Calibration, limits_of, measure
 from tasks.compaction import compact

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.catalogue import load_target
+from environments.targets.catalogue import load_target
 from models.episodes import Episode, Player
 from models.policy import Sampling
 from models.scripted import NoopPolicy, OraclePolicy

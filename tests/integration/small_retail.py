@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from environments.catalogue import load_target
 from environments.contract import TargetTask
+from environments.targets.catalogue import load_target
 
 EACH = 3
 

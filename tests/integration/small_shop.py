@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from environments.contract import Environment, TargetTask, content_hash
-from environments.shop import target as whole_shop
+from environments.targets.shop import target as whole_shop
 
 SIZES: Mapping[str, int] = {"diagnosis": 4, "validation": 2, "test": 2}
 FAMILIES = ("move_pending", "cancel_pending", "item_price", "refund_part")

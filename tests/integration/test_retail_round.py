@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from environments.tau2 import describe
+from environments.targets.tau2 import describe
 from tests.integration.test_command_line import trace_agent
 
 _missing = [line.missing for line in describe() if line.missing]

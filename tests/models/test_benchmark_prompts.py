@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.catalogue import builtin_names, describe_targets, load_target
+from environments.targets.catalogue import builtin_names, describe_targets, load_target
 from models.base import embedded_folder
 from models.renderer import Renderer
 

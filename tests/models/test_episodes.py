@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, Termination
-from environments.shop.target import target
+from environments.targets.shop.target import target
 from errors import ContextOverflow, PolicyError, SandboxError
 from models.episodes import Episode, Player, Trajectory, play_all, trajectory_id
 from models.policy import PolicyIdentity, Sampling

@@ -12,7 +12,7 @@ import openai
 import pytest
 import torch
 
-from environments.shop.target import target
+from environments.targets.shop.target import target
 from errors import ContextOverflow, ProviderError
 from models.gateway import Gateway
 from models.gateway_app import GatewayApp

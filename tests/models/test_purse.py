@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from environments.simulated_user import litellm_completion, metered
+from environments.targets.simulated_user import litellm_completion, metered
 from errors import BudgetExceeded
 from models.purse import Purse
 from tests.models.chat_server import says

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from environments.contract import TargetTask
-from environments.shop.families import FAMILIES
-from environments.shop.target import target
+from environments.targets.shop.families import FAMILIES
+from environments.targets.shop.target import target
 from errors import ConfigurationError, PolicyError
 from models.embedding import embed, embed_openings, layer_range, openings
 from models.policy import Request, Sampling

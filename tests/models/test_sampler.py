@@ -243,7 +243,7 @@ def test_one_row_serves_many(tiny_tokenizer: Any) -> None:
 
 @pytest.mark.model
 def test_embedded_model_equals_plain_transformers(embedded_model: Any) -> None:
-    from environments.shop.target import target
+    from environments.targets.shop.target import target
 
     policy, renderer = embedded_model
     plain = plain_twin(policy)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from db import Store, open_store
-from environments.shop import target
+from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
 from tasks.context import open_context, preflight

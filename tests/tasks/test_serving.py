@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from environments.contract import Message
-from environments.shop.target import target
+from environments.targets.shop.target import target
 from errors import AdapterError, ConfigurationError
 from models.adapter_files import AdapterRecord
 from models.adapters import folder_deltas

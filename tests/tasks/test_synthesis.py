@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from db import open_store
-from environments.module_contract import CONTRACT, worked_examples
-from environments.validation import Limits, ValidationVerdict
+from environments.synthesized.module_contract import CONTRACT, worked_examples
+from environments.validation.checks import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from models.analyst import Analyst, AnalystSettings
 from models.analyst_store import StoredReplies, StoredSpend

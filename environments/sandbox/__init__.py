@@ -1,0 +1,1 @@
+"""Where generated code runs: confined worker processes, and nothing else of it anywhere else."""

@@ -1,0 +1,285 @@
+"""Where generated modules run: one worker process per module, confined, with a deadline for every call.
+
+Levels, strongest first; `TRACE_SANDBOX` may name one:
+
+- `container` (1): a container without network, read-only, no capabilities (a daemon and `TRACE_SANDBOX_IMAGE`);
+- `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, a read-only system, no file of the host;
+- `process` (3): a plain process. Only when the user asks for it, and it says so.
+
+At every level the worker also limits its own memory, files and processes and puts a system-call filter around the
+module that opens, executes, forks and signals nothing. Covered and not covered: docs/5-synthesis.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import select
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from environments.sandbox.confinement import SPAWNER, SandboxLevel, describe_exit
+from environments.sandbox.seccomp import inner_filter
+from errors import ConfigurationError, SandboxError
+
+logger = logging.getLogger(__name__)
+
+# What a module may import; the worker loads all of it before the filter closes the file system.
+MODULE_IMPORTS = (
+    "bisect", "calendar", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
+    "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",
+    "typing",
+)  # fmt: skip
+# Imported by the above at first use only, when it would be too late.
+_LATE_IMPORTS = ("_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale")
+_HEADER = 4
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Bounds of one worker. `call_seconds` is the deadline of every call and of loading the module; `start_seconds`
+    that of our own code before it (a busy machine needs it). Bytes are of memory, of one request and of one answer."""
+
+    call_seconds: float = 3.0
+    start_seconds: float = 20.0
+    memory_bytes: int = 512 << 20
+    request_bytes: int = 1 << 20
+    answer_bytes: int = 1 << 20
+    recursion: int = 500
+
+
+DEFAULT_LIMITS = SandboxLimits()
+
+
+class ModuleError(SandboxError):
+    """The module raised or answered something impossible; the worker lives on."""
+
+
+class WorkerDied(SandboxError):
+    """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
+
+
+def choose_level(wanted: str | None = None) -> SandboxLevel:
+    """The level to use: `wanted`, else `TRACE_SANDBOX`, else the strongest that works here.
+
+    Raises `ConfigurationError` on an unknown name and `SandboxError` where neither a container nor bubblewrap works.
+    """
+    name = os.environ.get("TRACE_SANDBOX", "") if wanted is None else wanted
+    if name and name not in set(SandboxLevel):
+        raise ConfigurationError(
+            f"TRACE_SANDBOX is {name!r}; it may be one of {[str(v) for v in SandboxLevel]} or unset"
+        )
+    if name == SandboxLevel.PROCESS:
+        logger.warning(
+            "TRACE_SANDBOX=process: generated code runs as your user, without namespaces; install bubblewrap"
+        )
+        return SandboxLevel.PROCESS
+    if name:
+        why = _why_not(SandboxLevel(name))
+        if why:
+            raise SandboxError(f"the sandbox level {name!r} does not work here: {why}")
+        return SandboxLevel(name)
+    reasons = []
+    for level in (SandboxLevel.CONTAINER, SandboxLevel.BUBBLEWRAP):
+        why = _why_not(level)
+        if not why:
+            return level
+        reasons.append(f"{level}: {why}")
+    raise SandboxError(
+        "no sandbox works here (" + "; ".join(reasons) + "). Install bubblewrap (apt-get install bubblewrap), or set "
+        "TRACE_SANDBOX=process to run generated code with a system-call filter only"
+    )
+
+
+class Worker:
+    """One confined process with one module loaded; calls are serialised, each under its deadline.
+
+    Raises `ModuleError` when the module's first lines fail and `WorkerDied` when the process breaks down. A worker
+    that passed a deadline, died or broke the protocol is killed at once and answers no more: build another.
+    """
+
+    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
+        self.level = level or choose_level()
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._count = 0
+        self._process, self._cleanup = SPAWNER.run(self.level)
+        try:
+            self.names: tuple[str, ...] = tuple(self._load(source))
+        except SandboxError:
+            self.kill()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id, on the host, of the process that was started (bubblewrap's, where that is the level)."""
+        return self._process.pid
+
+    def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
+        """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError` or `WorkerDied`."""
+        with self._lock:
+            self._count += 1
+            request = {"id": self._count, "function": function, "arguments": list(arguments)}
+            return self._exchange(request, self.limits.call_seconds)
+
+    def kill(self) -> None:
+        """End the process now; safe to call again."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        if self._cleanup:
+            subprocess.run(self._cleanup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
+            self._cleanup = []
+
+    def _load(self, source: str) -> list[str]:
+        first = {
+            "id": 0,
+            "imports": [*MODULE_IMPORTS, *_LATE_IMPORTS],
+            "filter": base64.b64encode(inner_filter()).decode(),
+            **asdict(self.limits),
+        }
+        if self._exchange(first, self.limits.start_seconds) != "ready":
+            raise WorkerDied("the worker did not confine itself")
+        names = self._exchange({"id": 0, "source": source}, self.limits.call_seconds)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise WorkerDied("the worker did not name the module's functions")
+        return names
+
+    def _exchange(self, request: Mapping[str, Any], seconds: float) -> Any:
+        if not self.alive:
+            raise WorkerDied(f"the worker is gone ({describe_exit(self._process.returncode)})")
+        try:
+            body = json.dumps(request, allow_nan=False, separators=(",", ":")).encode()
+        except (ValueError, TypeError, RecursionError, UnicodeEncodeError) as error:
+            raise ModuleError(f"the request is no plain JSON: {error}") from error
+        if len(body) > self.limits.request_bytes:
+            raise ModuleError(f"the request has {len(body)} bytes, more than {self.limits.request_bytes}")
+        deadline = time.monotonic() + seconds
+        try:
+            self._write(len(body).to_bytes(_HEADER, "big") + body, deadline)
+            answer = self._answer(deadline)
+            if not isinstance(answer, dict) or answer.get("id") != request["id"]:
+                raise WorkerDied("the worker wrote something that is no answer to the call")
+        except WorkerDied:
+            self.kill()
+            raise
+        if "error" in answer:
+            raise ModuleError(str(answer["error"])[:1000])
+        return answer.get("value")
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        assert self._process.stdin is not None
+        descriptor, view = self._process.stdin.fileno(), memoryview(data)
+        while view:
+            # Small frames fit the pipe: try first, wait only when it is full.
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:
+                self._wait(descriptor, select.POLLOUT, deadline)
+            except BrokenPipeError:
+                raise WorkerDied(f"the worker is gone ({self._epitaph()})") from None
+
+    def _answer(self, deadline: float) -> Any:
+        size = int.from_bytes(self._read(_HEADER, deadline), "big")
+        if size > self.limits.answer_bytes:
+            raise WorkerDied(f"the worker announced an answer of {size} bytes, more than {self.limits.answer_bytes}")
+        body = self._read(size, deadline)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise WorkerDied(f"the worker wrote no JSON: {type(error).__name__}") from error
+
+    def _read(self, count: int, deadline: float) -> bytes:
+        assert self._process.stdout is not None
+        descriptor, parts = self._process.stdout.fileno(), b""
+        while len(parts) < count:
+            self._wait(descriptor, select.POLLIN, deadline)
+            part = os.read(descriptor, min(count - len(parts), 1 << 20))
+            if not part:
+                raise WorkerDied(f"the worker is gone ({self._epitaph()})")
+            parts += part
+        return parts
+
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise WorkerDied("the call passed its deadline")
+
+    def _epitaph(self) -> str:
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        return describe_exit(self._process.returncode)
+
+
+class WorkerPool:
+    """A module's worker, replaced when it dies. Safe to share between threads; `restarts` counts the replacements."""
+
+    def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
+        self.source, self.limits = source, limits
+        self.level = level or choose_level()
+        self.restarts = 0
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+
+    def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
+        """As `Worker.call`. A call that kills the worker raises; the next call finds a new one."""
+        return self._current().call(function, arguments)
+
+    def names(self) -> tuple[str, ...]:
+        """The module's public names."""
+        return self._current().names
+
+    def close(self) -> None:
+        """End the worker; a later call starts another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.kill()
+                self._worker = None
+
+    def _current(self) -> Worker:
+        with self._lock:
+            if self._worker is None or not self._worker.alive:
+                self.restarts += self._worker is not None
+                self._worker = Worker(self.source, self.level, self.limits)
+            return self._worker
+
+
+@lru_cache(maxsize=8)
+def _why_not(level: SandboxLevel) -> str:
+    """Empty when the level works here (a worker was started and answered), else the reason. Asked once a process."""
+    if level is SandboxLevel.CONTAINER:
+        if not os.environ.get("TRACE_SANDBOX_IMAGE"):
+            return "TRACE_SANDBOX_IMAGE names no image"
+        if shutil.which("docker") is None:
+            return "there is no docker command"
+    elif shutil.which("bwrap") is None:
+        return "bubblewrap (bwrap) is not installed"
+    try:
+        worker = Worker("def ping():\n    return 'pong'\n", level, DEFAULT_LIMITS)
+    except SandboxError as error:
+        return str(error)
+    try:
+        return "" if worker.call("ping") == "pong" else "a probe gave a wrong answer"
+    except SandboxError as error:
+        return str(error)
+    finally:
+        worker.kill()

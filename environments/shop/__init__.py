@@ -1,5 +1,0 @@
-"""The built-in target: the customer-service desk of an online shop. Small enough for a model of 135M parameters."""
-
-from environments.shop.target import ShopTarget, target
-
-__all__ = ["ShopTarget", "target"]

@@ -1,0 +1,199 @@
+"""Generated environments as files: judge one, keep it, load it again, play it by hand. No model is needed.
+
+An accepted environment is `NAME-HASH.py`, which a person can read, and beside it `NAME-HASH.json` with its verdict,
+the sandbox level it was judged in, and the hash that the source must still have when it is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from environments.contract import Action, Environment, Message, TargetTask, ToolCall, canonical_json
+from environments.sandbox.workers import SandboxLevel, choose_level
+from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
+from environments.synthesized.static_checks import static_faults
+from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, validate_environment
+from environments.validation.playing import SimplePolicy
+from errors import EnvironmentFault, SandboxError, TargetError
+
+
+def validate_module(
+    source: str,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    target_tools: Sequence[Mapping[str, Any]] | None = None,
+    level: SandboxLevel | None = None,
+) -> ValidationVerdict:
+    """Checks 1 to 3 on a module: its text, its tools against the target's, then everything `validate_environment` does.
+
+    Determinism is judged across two worker processes. The verdict's figures hold the code hash and the sandbox level.
+    Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict.
+    """
+    level = level or choose_level()
+    figures: dict[str, Any] = {"sandbox": {"level": str(level), "isolated": level.isolated}}
+    faults = static_faults(source)
+    figures["static"] = {"faults": len(faults)}
+    if faults:
+        return ValidationVerdict(False, tuple(f"static: {fault}" for fault in faults), figures)
+    try:
+        module = SandboxedModule(source, level)
+    except SandboxError as error:
+        return ValidationVerdict(False, (f"load: {error}",), figures)
+    try:
+        figures["code_hash"], figures["capability"] = module.code_hash, module.capability
+        faults = tool_faults(module.tools, target_tools) if target_tools is not None else []
+        if faults:
+            return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
+        verdict = validate_environment(
+            module.environment,
+            module.scenario,
+            limits,
+            wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
+            make_twin=lambda: OwningEnvironment(SandboxedModule(source, level)),
+        )
+        figures["sandbox"]["restarts"] = module.restarts
+    finally:
+        module.close()
+    return ValidationVerdict(verdict.accepted, verdict.reasons, figures | dict(verdict.figures))
+
+
+class OwningEnvironment(SandboxedEnvironment):
+    """An environment with a worker of its own, which ends with it."""
+
+    def close(self) -> None:
+        super().close()
+        self.module.close()
+
+
+def suggested_policy(function: str) -> SimplePolicy:
+    """A policy that the module itself carries: `oracle` or `WRONG.name`."""
+
+    def policy(environment: Environment, messages: Sequence[Message], rng: Random) -> Action | None:
+        if not isinstance(environment, SandboxedEnvironment):
+            raise EnvironmentFault(f"{function} can be asked of generated modules only")
+        return environment.suggested(function)
+
+    return policy
+
+
+def tool_faults(tools: Sequence[Mapping[str, Any]], target_tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Tools that the target has not, or has with another signature: what is learnt on them would not carry over."""
+    known = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in target_tools}
+    faults = []
+    for tool in tools:
+        name, parameters = tool["function"]["name"], tool["function"].get("parameters", {})
+        if name not in known:
+            faults.append(f"the target has no tool {name!r}; it has {', '.join(known)}")
+        elif _signature(parameters) != _signature(known[name]):
+            faults.append(f"{name!r} has another signature than the target's: {_signature(known[name])} is needed")
+    return faults
+
+
+def save_module(folder: Path, source: str, verdict: ValidationVerdict) -> Path:
+    """Write an accepted module and its verdict; the path of the module. Raises `EnvironmentFault` on a refused one."""
+    if not verdict.accepted:
+        raise EnvironmentFault(f"a refused environment is not kept: {verdict.reasons[0]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{verdict.figures['capability']}-{verdict.figures['code_hash'][:12]}.py"
+    path.write_text(source, encoding="utf-8")
+    path.with_suffix(".json").write_text(
+        json.dumps(verdict.as_dict(), indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    return path
+
+
+def load_module(path: Path, level: SandboxLevel | None = None) -> SandboxedModule:
+    """The module of a file, in the sandbox. Raises `TargetError` when there is no such file, or when a verdict lies
+    beside it that was given to other code."""
+    if not path.is_file():
+        raise TargetError(f"there is no environment at {path}; give the path of a module (.py)")
+    module = SandboxedModule(path.read_text(encoding="utf-8"), level)
+    verdict = path.with_suffix(".json")
+    if verdict.is_file():
+        stored = json.loads(verdict.read_text(encoding="utf-8"))["figures"].get("code_hash")
+        if stored != module.code_hash:
+            module.close()
+            raise TargetError(f"{path} was changed after it was accepted: {module.code_hash[:12]} is not {stored[:12]}")
+    return module
+
+
+def validate_file(
+    path: Path, limits: Limits = DEFAULT_LIMITS, target_tools: Sequence[Mapping[str, Any]] | None = None
+) -> ValidationVerdict:
+    """`trace-agent validate ENV`: judge the module of a file again, without a model."""
+    if not path.is_file():
+        raise TargetError(f"there is no environment at {path}; give the path of a module (.py)")
+    return validate_module(path.read_text(encoding="utf-8"), limits, target_tools=target_tools)
+
+
+def verdict_lines(verdict: ValidationVerdict) -> list[str]:
+    """A verdict as lines to print: the decision, the reasons, then a row per policy."""
+    lines = ["accepted" if verdict.accepted else "refused", *(f"  - {reason}" for reason in verdict.reasons)]
+    for name, row in verdict.figures.get("policies", {}).items():
+        low, high = row["interval"]
+        lines.append(
+            f"  {name:<24} success {row['success_rate']:.2f} [{low:.2f}, {high:.2f}]  reward {row['mean_reward']:.2f}"
+            f"  steps {row['mean_steps']:.1f}  n = {row['episodes']}"
+        )
+    team = verdict.figures.get("red_team")
+    if team:
+        lines.append(
+            f"  red team: {team['attacks']} attacks, {len(team['successes'])} won, {len(team['errors'])} faults"
+        )
+    return lines
+
+
+def play_by_hand(
+    environment: Environment, task: TargetTask, read: Callable[[str], str], write: Callable[[str], None]
+) -> float:
+    """`trace-agent play ENV --seed N`: a person is the policy; the reward.
+
+    A line `name {"argument": value}` is a tool call, `?` asks the oracle, an empty line ends, anything else is said.
+    """
+    observation = environment.reset(task)
+    write(environment.instructions)
+    for tool in environment.tools:
+        write(f"tool {tool['function']['name']} {canonical_json(tool['function'].get('parameters', {}))}")
+    for step in range(environment.max_steps):
+        for message in observation.messages:
+            write(f"[{message.role}] {message.content}")
+        line = "" if observation.done else read("> ").strip()
+        if not line:
+            break
+        action = environment.oracle() if line == "?" else parse_line(line, environment.tools, step)
+        if action is None:
+            break
+        write(f"[you] {canonical_json(action.as_message().as_dict())}")
+        observation = environment.step(action)
+    score = environment.score()
+    for check in score.checks:
+        needed = "" if check.required else " (not required)"
+        write(f"{'passed' if check.passed else 'FAILED'} {check.name}{needed} {check.detail}".rstrip())
+    write(f"reward {score.reward:.2f}, {'success' if score.success else 'no success'}")
+    return score.reward
+
+
+def parse_line(line: str, tools: Sequence[Mapping[str, Any]], step: int) -> Action:
+    """A line typed by a person as an action: a call when it begins with a tool's name, else a message."""
+    name, _, rest = line.partition(" ")
+    if name not in {tool["function"]["name"] for tool in tools}:
+        return Action(content=line)
+    try:
+        arguments = json.loads(rest or "{}")
+    except ValueError:
+        return Action(malformed=line)
+    return (
+        Action(tool_calls=(ToolCall(name, arguments, f"call_{step}"),))
+        if isinstance(arguments, dict)
+        else Action(malformed=line)
+    )
+
+
+def _signature(parameters: Mapping[str, Any]) -> str:
+    """Names, types and which are required: descriptions may differ."""
+    properties = {name: part.get("type") for name, part in parameters.get("properties", {}).items()}
+    return canonical_json({"properties": properties, "required": sorted(parameters.get("required", ()))})

@@ -1,0 +1,171 @@
+"""Synthesized environments of the kind `llm`: a generated module in the sandbox, played as the target is.
+
+An agent that trains here sees what it will see on the target: the target's policy text, tools and worked examples stand
+in front of the module's scenarios, not the module's own. A share of the scenarios are *retention scenarios*, as in
+composed environments: fresh ones from the target's generators, or, where it has none, its own diagnosis tasks that the
+base solves. They play in the target itself, outside the sandbox.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from environments.contract import (
+    Action,
+    Environment,
+    Generators,
+    Message,
+    Observation,
+    Score,
+    Target,
+    TargetTask,
+    content_hash,
+)
+from environments.synthesized.composed import DenseEnvironment
+from environments.synthesized.modules import SandboxedModule
+from errors import EnvironmentFault, SandboxError, TargetError
+
+# Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
+SEEDS = 500_000
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class WrittenSpec:
+    """What makes a written environment. `families` are the target's families that need the capability, and the module's
+    own; `retention_tasks` are ids of diagnosis tasks, for targets without generators."""
+
+    target: str
+    data_hash: str
+    capability: str
+    code_hash: str
+    families: tuple[str, ...]
+    retention_families: tuple[str, ...] = ()
+    retention_tasks: tuple[str, ...] = ()
+    retention_share: float = 1 / 3
+
+    @property
+    def id(self) -> str:
+        """Hash of all fields."""
+        return content_hash(asdict(self))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What stands in front of a conversation."""
+
+    instructions: str
+    tools: tuple[Mapping[str, Any], ...]
+    examples: tuple[Message, ...]
+
+
+def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
+    """The prompt of the first diagnosis task that offers all tools in `names` (targets may differ by task).
+
+    Raises `TargetError` where no task does: then nothing learnt with those tools could be used.
+    """
+    environment = target.environment()
+    try:
+        for task in target.tasks("diagnosis"):
+            environment.reset(task)
+            offered = {str(tool["function"]["name"]) for tool in environment.tools}
+            if offered.issuperset(names):
+                return Prompt(environment.instructions, tuple(environment.tools), tuple(environment.examples))
+    finally:
+        environment.close()
+    raise TargetError(f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task")
+
+
+class WrittenEnvironment:
+    """Scenarios by seed, and environments to play them in. `close` ends the module's worker."""
+
+    def __init__(self, target: Target, spec: WrittenSpec, module: SandboxedModule) -> None:
+        if module.code_hash != spec.code_hash:
+            raise EnvironmentFault(
+                f"the module of {spec.capability!r} has hash {module.code_hash[:12]}, not {spec.code_hash[:12]}"
+            )
+        self.target, self.spec, self.module = target, spec, module
+        self.prompt = prompt_of(target, list(module.tool_schemas))
+        wanted = set(spec.retention_tasks)
+        self._retention = [task for task in target.tasks("diagnosis") if task.id in wanted] if wanted else []
+
+    def scenario(self, seed: int) -> TargetTask:
+        """The scenario of a seed (any integer)."""
+        rng = random.Random(f"{self.spec.id}:{seed}")
+        if rng.random() < self.spec.retention_share:
+            families = self.spec.retention_families
+            if families and isinstance(self.target, Generators):
+                return self.target.generate(rng.choice(families), rng.randrange(10**9))
+            if self._retention:
+                return rng.choice(self._retention)
+        return self._written(2 * rng.randrange(SEEDS))
+
+    def own_scenario(self, seed: int) -> TargetTask:
+        """A scenario of the module, for calibration and for measuring an adapter; none that `scenario` gives."""
+        return self._written(2 * random.Random(f"{self.spec.id}:own:{seed}").randrange(SEEDS) + 1)
+
+    def environment(self) -> Environment:
+        """An environment that plays both kinds of scenario; any number may be in use at once."""
+        return TargetLike(self)
+
+    def close(self) -> None:
+        """End the module's worker."""
+        self.module.close()
+
+    def _written(self, seed: int) -> TargetTask:
+        for _ in range(TRIES - 1):
+            try:
+                return self.module.scenario(seed)
+            except SandboxError:
+                continue  # a worker that was killed on a busy machine is replaced at the next call
+        return self.module.scenario(seed)
+
+
+class TargetLike:
+    """Plays a module's scenario behind the target's prompt, or a task of the target in the target."""
+
+    def __init__(self, source: WrittenEnvironment) -> None:
+        self._source = source
+        self._inner: Environment | None = None
+        prompt = source.prompt
+        self.instructions: str = prompt.instructions
+        self.tools: Sequence[Mapping[str, Any]] = prompt.tools
+        self.examples: Sequence[Message] = prompt.examples
+        self.max_steps = source.module.max_steps
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.close()
+        source = self._source
+        if "code_hash" in task.payload:
+            inner: Environment = source.module.environment()
+            observation = inner.reset(task)
+            prompt = source.prompt
+            self.instructions, self.tools, self.examples = prompt.instructions, prompt.tools, prompt.examples
+        else:
+            inner = DenseEnvironment(source.target.environment(), source.target.environment())
+            observation = inner.reset(task)
+            self.instructions, self.tools, self.examples = inner.instructions, inner.tools, inner.examples
+        self._inner, self.max_steps = inner, inner.max_steps
+        return observation
+
+    def step(self, action: Action) -> Observation:
+        return self._started().step(action)
+
+    def score(self) -> Score:
+        return self._started().score()
+
+    def oracle(self) -> Action | None:
+        return self._started().oracle()
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def _started(self) -> Environment:
+        if self._inner is None:
+            raise EnvironmentFault("the environment is asked to act before reset, or after close")
+        return self._inner

@@ -1,0 +1,1 @@
+"""The Berkeley Function-Calling Leaderboard's multi-turn tasks as targets, from the package bfcl-eval."""

@@ -1,0 +1,65 @@
+"""BFCL's simulated services: instances of our own, and calls on them without building source text."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from environments.targets.third_party import TOOL_ERRORS
+from errors import TargetError
+
+
+class Services:
+    """The simulated services of one entry, and calls on them. Instances are held here, not in BFCL's module globals."""
+
+    def __init__(self, entry: Mapping[str, Any], long_context: bool) -> None:
+        from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
+
+        self.instances: dict[str, Any] = {}
+        self._methods: dict[str, Any] = {}
+        for service in entry["involved_classes"]:
+            instance = getattr(importlib.import_module(CLASS_FILE_PATH_MAPPING[service]), service)()
+            if service not in STATELESS_CLASSES:
+                instance._load_scenario(
+                    copy.deepcopy(entry["initial_config"].get(service, {})), long_context=long_context
+                )
+            self.instances[service] = instance
+            for name, method in inspect.getmembers(instance, predicate=inspect.ismethod):
+                if not name.startswith("_"):
+                    self._methods[name] = method
+
+    def call(self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()) -> tuple[str, bool]:
+        """The result as BFCL writes it, and whether the call failed."""
+        try:
+            value = self._methods[name](*positional, **arguments)
+        except TOOL_ERRORS as error:
+            return f"Error during execution: {error}", True
+        if isinstance(value, str):
+            return value, False
+        if isinstance(value, dict):
+            try:
+                return json.dumps(value), False
+            except TypeError:
+                return str(value), False
+        return str(value), False
+
+    def named(self, name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Positional arguments under their names."""
+        return dict(inspect.signature(self._methods[name]).bind(*positional, **arguments).arguments)
+
+
+def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """A reference call, e.g. `sort('a.txt')`, taken apart without running it. Raises TargetError when it is not one."""
+    try:
+        node = ast.parse(text, mode="eval").body
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            named = {str(item.arg): ast.literal_eval(item.value) for item in node.keywords}
+            return node.func.id, [ast.literal_eval(item) for item in node.args], named
+    except (SyntaxError, ValueError) as error:
+        raise TargetError(f"BFCL reference call {text!r} cannot be read: {error}; install bfcl-eval again") from error
+    raise TargetError(f"BFCL reference call {text!r} is not a call of one function; install bfcl-eval again")

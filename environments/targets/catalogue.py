@@ -1,0 +1,141 @@
+"""Every target by name: the built-in one, the adapters, entry points of other packages, and dotted paths.
+
+`describe_targets` works on a bare installation: an absent package is a line that says what is missing, not an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from environments.contract import SPLITS, Target
+from environments.targets import agentdojo, tau2, toolsandbox
+from environments.targets.bfcl import target as bfcl
+from environments.targets.third_party import TargetInfo, user_name
+from errors import TargetError
+
+ENTRY_POINTS = "trace_agent.environments"
+_SHOP = "environments.targets.shop:target"
+
+
+def _shop(user: str | None) -> Any:
+    return _from_path(_SHOP)
+
+
+def _tau2(domain: str, user: str | None) -> Any:
+    tau2.data.load_data(domain, user_name(user))  # says what is missing before anything of tau2 is imported
+    from environments.targets.tau2.target import Tau2Target
+
+    return Tau2Target(domain, user)
+
+
+def _toolsandbox(variant: str, user: str | None) -> Any:
+    toolsandbox.data.package_folder()  # says what is missing before anything of it is imported
+    from environments.targets.toolsandbox.target import ToolSandboxTarget
+
+    return ToolSandboxTarget(variant, user)
+
+
+def _bfcl(category: str, user: str | None) -> Any:
+    return bfcl.BfclTarget(category)
+
+
+def _agentdojo(suite: str, attacked: bool, user: str | None) -> Any:
+    return agentdojo.AgentDojoTarget(suite, attacked)
+
+
+def _builders() -> dict[str, Callable[[str | None], Any]]:
+    """Name -> how to build the target, given the simulated user's name (None: its default)."""
+    builders: dict[str, Callable[[str | None], Any]] = {"shop": _shop}
+    builders |= {f"tau2:{domain}": partial(_tau2, domain) for domain in tau2.DOMAINS}
+    builders |= {"toolsandbox": partial(_toolsandbox, "base")}
+    builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
+    builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in bfcl.CATEGORIES}
+    builders |= {f"agentdojo:{suite}": partial(_agentdojo, suite, False) for suite in agentdojo.SUITES}
+    builders |= {f"agentdojo:{suite}:attacked": partial(_agentdojo, suite, True) for suite in agentdojo.SUITES}
+    return builders
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+
+
+def _checked(name: str, loaded: Any) -> Target:
+    """A target, or what a function without arguments returns. Raises TargetError when it is neither."""
+    is_target = isinstance(loaded, Target) and not isinstance(loaded, type)
+    target = loaded() if callable(loaded) and not is_target else loaded
+    if not isinstance(target, Target) or isinstance(target, type):
+        raise TargetError(
+            f"{name!r} is a {type(target).__name__}, not a target: it needs name, data_hash, licence, tasks(split) and "
+            "environment() (environments/contract.py)"
+        )
+    return target
+
+
+def _from_path(path: str) -> Any:
+    """The object at `package.module:object`."""
+    module, _, attribute = path.partition(":")
+    try:
+        value: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except ImportError as error:
+        raise TargetError(f"target {path!r}: module {module!r} does not import: {error}") from error
+    except AttributeError as error:
+        raise TargetError(f"target {path!r}: {error}") from error
+    return value
+
+
+def builtin_names() -> list[str]:
+    """The names of the targets that come with the project."""
+    return list(_builders())
+
+
+def load_target(name: str, user: str | None = None) -> Target:
+    """The target called `name`.
+
+    `name` is one of the built-in names (see `describe_targets`), the name of an entry point in the group
+    `trace_agent.environments`, or a dotted path `package.module:object` to a target or to a function that returns one.
+    `user` chooses who plays the simulated user where there is one: `scripted` or `litellm:MODEL` (default: the variable
+    TRACE_TARGET_USER, else scripted). Raises TargetError on an unknown name, listing what exists and what is close, and
+    when what the target needs is missing.
+    """
+    builders, points = _builders(), _entry_points()
+    if name in builders:
+        return _checked(name, builders[name](user))
+    if name in points:
+        try:
+            return _checked(name, points[name].load())
+        except (ImportError, AttributeError) as error:
+            raise TargetError(f"entry point {name!r} ({points[name].value}) does not load: {error}") from error
+    module, colon, attribute = name.partition(":")
+    ours = {builtin.partition(":")[0] for builtin in builders}
+    if colon and attribute and module not in ours:
+        return _checked(name, _from_path(name))
+    known = [*builders, *points]
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise TargetError(f"target {name!r} does not exist{hint} There are: {', '.join(known)}; or package.module:object")
+
+
+def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:
+    """A line for a target that only loading can describe."""
+    try:
+        target = load()
+        counts = {split: len(target.tasks(split)) for split in SPLITS}
+        return TargetInfo(name, target.licence, counts, target.data_hash, getattr(target, "user", "none"))
+    except TargetError as error:
+        return TargetInfo(name, "", missing=str(error))
+
+
+def describe_targets() -> list[TargetInfo]:
+    """One line per target that `load_target` knows by name; never fails because something is absent."""
+    lines = [_describe_loaded("shop", partial(load_target, "shop"))]
+    for adapter in (tau2, toolsandbox, bfcl, agentdojo):
+        lines += adapter.describe()
+    lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]
+    return lines

@@ -1,0 +1,1 @@
+"""What a synthesized environment must pass before it may train anything."""

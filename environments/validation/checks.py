@@ -1,0 +1,312 @@
+"""What an environment must show before it may train anything: checks 2 and 3 of the method's section 4.
+
+The same checks judge synthesized modules and environments composed from a target's own generators. No model is
+needed. Every figure is in the verdict, with the interval that its sample size leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from environments.contract import Action, Environment, Message, TargetTask, ToolCall, content_hash
+from environments.validation.playing import ENOUGH_FAULTS, FAULTS, SimplePolicy, play, play_all
+from environments.validation.redteam import red_team_details
+
+MakeEnvironment = Callable[[], Environment]
+CONSTANT_DONE = "Done. Is there anything else I can help you with?"
+CONSTANT_REFUSAL = "I am sorry, but I cannot do that."
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sample sizes and bounds; the defaults are the published values. Rates are of success, in [0, 1].
+
+    `episodes` seeds are played by each policy, `attack_seeds` by each attack; `distinct` of the first `searched` seeds
+    must give distinct scenarios. A small profile may take fewer; the verdict's intervals show what that leaves.
+    """
+
+    distinct: int = 100
+    searched: int = 200
+    episodes: int = 100
+    attack_seeds: int = 5
+    replayed: int = 20
+    oracle: float = 0.95
+    null: float = 0.05
+    constant: float = 0.05
+    random: float = 0.20
+    wrong: float = 0.05
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class ValidationVerdict:
+    """Whether the environment is accepted, why not (in the order of the checks), and every figure, JSON-able."""
+
+    accepted: bool
+    reasons: tuple[str, ...]
+    figures: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is stored."""
+        return {"accepted": self.accepted, "reasons": list(self.reasons), "figures": dict(self.figures)}
+
+
+def oracle_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+    """The environment's own reference solution."""
+    return environment.oracle()
+
+
+def null_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+    """Says nothing of use and never calls a tool."""
+    return Action(content="...")
+
+
+def constant_policy(text: str) -> SimplePolicy:
+    """Says the same sentence in every turn."""
+    return lambda environment, messages, rng: Action(content=text)
+
+
+def replay_policy(actions: Sequence[Action]) -> SimplePolicy:
+    """Plays the same actions whatever is asked: the solution of another scenario."""
+
+    def policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+        turn = sum(message.role == "assistant" for message in messages)
+        return actions[turn] if turn < len(actions) else None
+
+    return policy
+
+
+def random_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+    """A random tool with arguments drawn from the schema and from what the conversation shows; sometimes a sentence."""
+    if not environment.tools or rng.random() < 0.25:
+        return Action(content=rng.choice([CONSTANT_DONE, CONSTANT_REFUSAL, "Yes.", "No."]))
+    function = rng.choice(list(environment.tools))["function"]
+    schema = function.get("parameters", {})
+    seen = re.findall(r"[#\w][\w.@-]*\w", "\n".join(message.content for message in messages)) or ["1"]
+    required = set(schema.get("required", ()))
+    arguments = {
+        name: _random_value(kind, seen, rng)
+        for name, kind in schema.get("properties", {}).items()
+        if name in required or rng.random() < 0.5
+    }
+    return Action(tool_calls=(ToolCall(str(function["name"]), arguments, f"call_{len(messages)}"),))
+
+
+def validate_environment(
+    make_environment: MakeEnvironment,
+    scenario: Callable[[int], TargetTask],
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    wrong: Mapping[str, SimplePolicy] | None = None,
+    make_twin: MakeEnvironment | None = None,
+) -> ValidationVerdict:
+    """Determinism, distinct scenarios, policies and red team for the environment that plays `scenario(seed)`.
+
+    `wrong` adds policies that must fail. `make_twin` builds the environment again from nothing (another process, where
+    there is one), so that what a process remembers shows as a difference; default: `make_environment` once more.
+    Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
+    """
+    started = time.monotonic()
+    try:
+        tasks, figures, reasons = _scenarios(scenario, limits)
+    except FAULTS as error:
+        reason = f"scenario: raised {type(error).__name__}: {error}"[:500]
+        return ValidationVerdict(False, (reason,), {"limits": asdict(limits)})
+    figures["limits"] = asdict(limits)
+    determinism, trouble = _determinism(make_environment, make_twin or make_environment, tasks[: limits.replayed])
+    figures["determinism"], reasons = determinism, [*reasons, *trouble]
+    if determinism["faults"]:
+        # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
+        return ValidationVerdict(False, tuple(reasons), figures)
+    figures["policies"], trouble = _policies(make_environment, tasks, limits, wrong or {})
+    reasons += trouble
+    figures["red_team"], trouble = _red_team(make_environment, tasks[: limits.attack_seeds])
+    reasons += trouble
+    figures["seconds"] = round(time.monotonic() - started, 3)
+    return ValidationVerdict(not reasons, tuple(reasons), figures)
+
+
+def scenario_hash(task: TargetTask) -> str:
+    """Hash of what a scenario is, without its id and seed: equal for two seeds that give the same scenario."""
+    return content_hash([task.family, dict(task.payload)])
+
+
+def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a rate; (0, 1) without episodes."""
+    if not episodes:
+        return 0.0, 1.0
+    z, rate = 1.959963984540054, successes / episodes
+    middle = (rate + z * z / (2 * episodes)) / (1 + z * z / episodes)
+    half = z * math.sqrt(rate * (1 - rate) / episodes + z * z / (4 * episodes**2)) / (1 + z * z / episodes)
+    return round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)
+
+
+def _scenarios(
+    scenario: Callable[[int], TargetTask], limits: Limits
+) -> tuple[list[TargetTask], dict[str, Any], list[str]]:
+    """Distinct scenarios in the order of their seeds, with the figures of both checks on the generator."""
+    tasks: dict[str, TargetTask] = {}
+    differing, searched = [], 0
+    for seed in range(limits.searched):
+        searched = seed + 1
+        task = scenario(seed)
+        if seed < limits.replayed and scenario_hash(scenario(seed)) != scenario_hash(task):
+            differing.append(seed)
+        tasks.setdefault(scenario_hash(task), task)
+        if len(tasks) >= max(limits.distinct, limits.episodes):
+            break
+    reasons = []
+    if differing:
+        reasons.append(f"determinism: equal seeds gave different scenarios for seeds {differing[:5]}")
+    if len(tasks) < limits.distinct:
+        reasons.append(f"scenarios: {len(tasks)} distinct of {searched} seeds; {limits.distinct} are needed")
+    figures = {"scenarios": {"searched": searched, "distinct": len(tasks), "differing": differing}}
+    return list(tasks.values()), figures, reasons
+
+
+def _determinism(
+    make: MakeEnvironment, make_twin: MakeEnvironment, tasks: Sequence[TargetTask]
+) -> tuple[dict[str, Any], list[str]]:
+    """Same seed, same actions, twice: forwards in one environment, backwards in its twin."""
+    first, second = make(), make_twin()
+    policies: dict[str, SimplePolicy] = {"oracle": oracle_policy, "random": random_policy}
+    differing: list[str] = []
+    broken: list[str] = []
+    compared = 0
+    try:
+        for name, policy in policies.items():
+            there = play_all(first, tasks, policy)
+            if sum(bool(episode.error) for episode in there) >= ENOUGH_FAULTS:
+                fault = next(episode.error for episode in there if episode.error)
+                broken = [f"{name}: {ENOUGH_FAULTS} episodes ended in a fault of the environment: {fault}"]
+                break
+            back = play_all(second, list(reversed(tasks[: len(there)])), policy)
+            pairs = zip(tasks[len(there) - len(back) :], there[len(there) - len(back) :], reversed(back), strict=False)
+            compared += len(back)
+            differing += [
+                f"{name}/seed {task.seed}" for task, a, b in pairs if (a.transcript, a.error) != (b.transcript, b.error)
+            ]
+    finally:
+        first.close()
+        second.close()
+    figures = {"episodes": compared, "differing": len(differing), "examples": differing[:5], "faults": bool(broken)}
+    reasons = broken
+    if differing:
+        share = f"{len(differing)} of {compared}"
+        reasons = [f"determinism: {share} episodes differed when replayed, e.g. {differing[0]}", *broken]
+    return figures, reasons
+
+
+def _policies(
+    make: MakeEnvironment, tasks: Sequence[TargetTask], limits: Limits, wrong: Mapping[str, SimplePolicy]
+) -> tuple[dict[str, Any], list[str]]:
+    figures: dict[str, Any] = {}
+    reasons: list[str] = []
+    environment = make()
+    tasks = tasks[: limits.episodes]
+    try:
+        solution = _solution(environment, tasks[0])
+        rows: list[tuple[str, SimplePolicy, float]] = [
+            ("null", null_policy, limits.null),
+            ("constant_done", constant_policy(CONSTANT_DONE), limits.constant),
+            ("constant_refusal", constant_policy(CONSTANT_REFUSAL), limits.constant),
+            ("constant_replay", replay_policy(solution), limits.constant),
+            ("random", random_policy, limits.random),
+            *((f"wrong.{name}", policy, limits.wrong) for name, policy in wrong.items()),
+        ]
+        figures["oracle"] = row = _measure(environment, tasks, oracle_policy)
+        if row["success_rate"] < limits.oracle:
+            reasons.append(_reason("oracle", row, f"at least {limits.oracle:g} is needed"))
+        if row["errors"] >= ENOUGH_FAULTS:
+            rows = []
+        for name, policy, bound in rows:
+            # The replayed solution is right on its own scenario, so it is measured on the others.
+            figures[name] = row = _measure(environment, tasks[1:] if name == "constant_replay" else tasks, policy)
+            if row["errors"] >= ENOUGH_FAULTS:
+                break
+            if row["win_rate"] > bound:
+                reasons.append(_reason(name, row, f"at most {bound:g} is allowed"))
+        reasons += [
+            f"{name}: {row['errors']} of {row['episodes']} episodes ended in a fault of the environment: {row['error']}"
+            for name, row in figures.items()
+            if row["errors"]
+        ]
+    finally:
+        environment.close()
+    return figures, reasons
+
+
+def _measure(environment: Environment, tasks: Sequence[TargetTask], policy: SimplePolicy) -> dict[str, Any]:
+    played = play_all(environment, tasks, policy)
+    scores = [episode.score for episode in played if episode.score is not None]
+    successes, wins = sum(score.success for score in scores), sum(episode.won for episode in played)
+    errors = [episode.error for episode in played if episode.error]
+    return {
+        "episodes": len(played),
+        "errors": len(errors),
+        "error": errors[0] if errors else "",
+        "successes": successes,
+        "success_rate": round(successes / len(scores), 4) if scores else 0.0,
+        "interval": list(wilson_interval(successes, len(scores))),
+        "win_rate": round(wins / len(scores), 4) if scores else 0.0,
+        "mean_reward": round(sum(score.reward for score in scores) / len(scores), 4) if scores else 0.0,
+        "mean_steps": round(sum(episode.steps for episode in played) / len(played), 2) if played else 0.0,
+    }
+
+
+def _reason(name: str, row: Mapping[str, Any], bound: str) -> str:
+    text = f"{name}: success {row['success_rate']:g} over {row['episodes']} episodes"
+    if row["win_rate"] > row["success_rate"]:
+        text += f", and full reward without success in {row['win_rate'] - row['success_rate']:.2g} of them"
+    return f"{text}; {bound} (mean reward {row['mean_reward']:g}, 95 % interval {row['interval']})"
+
+
+def _red_team(make: MakeEnvironment, tasks: Sequence[TargetTask]) -> tuple[dict[str, Any], list[str]]:
+    rows = red_team_details(make, tasks)
+    figures = {
+        "attacks": len(rows),
+        "episodes": len(rows) * len(tasks),
+        "successes": {attack.name: wins for attack, wins, _, _ in rows if wins},
+        "errors": {attack.name: error for attack, _, errors, error in rows if errors},
+    }
+    reasons = [f"red team: {a.name} ({a.tries}) won {wins} of {len(tasks)} episodes" for a, wins, _, _ in rows if wins]
+    reasons += [f"red team: {a.name} provoked a fault in {n} of {len(tasks)}: {e}" for a, _, n, e in rows if n]
+    return figures, reasons
+
+
+def _solution(environment: Environment, task: TargetTask) -> list[Action]:
+    """The oracle's actions on one scenario (those before a fault, where there is one)."""
+    actions: list[Action] = []
+
+    def recording(env: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+        action = env.oracle()
+        if action is not None:
+            actions.append(action)
+        return action
+
+    play(environment, task, recording)
+    return actions
+
+
+def _random_value(schema: Mapping[str, Any], seen: Sequence[str], rng: random.Random) -> Any:
+    if schema.get("enum"):
+        return rng.choice(list(schema["enum"]))
+    kind = schema.get("type")
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind in ("integer", "number"):
+        numbers = [word for word in seen if word.isdecimal()]
+        return int(rng.choice(numbers)) if numbers and rng.random() < 0.5 else rng.randint(0, 100)
+    if kind == "array":
+        return [_random_value(schema.get("items", {}), seen, rng)]
+    if kind == "object":
+        return {name: _random_value(part, seen, rng) for name, part in schema.get("properties", {}).items()}
+    return rng.choice(list(seen))

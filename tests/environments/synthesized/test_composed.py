@@ -1,0 +1,138 @@
+"""Composed environments: deterministic, the right share of retention, and a reward that teaches the right thing."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Environment, ToolCall
+from environments.synthesized.composed import NEAR_MISS, ComposedEnvironment, CompositionSpec, call_credit
+from environments.targets.shop.target import target
+from environments.validation.checks import Limits, validate_environment
+from errors import ConfigurationError
+from models.scripted import RandomPolicy
+
+SHOP = target()
+SPEC = CompositionSpec(
+    "shop", SHOP.data_hash, "refund_payment", ("refund_part", "refund_too_much"), ("cancel_pending", "item_price")
+)
+COMPOSED = ComposedEnvironment(SHOP, SPEC)
+
+
+def made(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name, arguments)
+
+
+REFUND = made("refund", order=512, amount=7)
+
+
+@pytest.mark.parametrize(
+    ("calls", "credit"),
+    [
+        ([REFUND], 1.0),
+        ([], 0.0),
+        ([made("cancel", order=512)], 0.0),
+        ([made("refund", order=512, amount=9)], 1 / 3),
+        ([made("refund", order=1, amount=9)], 0.0),
+        ([made("refund", order=512)], 1 / 3),
+        ([made("refund", order=512, amount=7, why="x")], 2 / 3),
+        ([REFUND, made("cancel", order=512)], 2 / 3),
+        ([made("refund", order=512, amount=9), REFUND], 2 / 3),
+        ([REFUND, *[made("find", order=i) for i in range(9)]], 0.0),
+    ],
+)
+def test_call_credit(calls: list[ToolCall], credit: float) -> None:
+    assert call_credit([REFUND], calls) == pytest.approx(credit)
+
+
+def test_call_credit_uses_a_call_once_and_wants_nothing_from_nothing() -> None:
+    twice = [made("cancel", order=1), made("cancel", order=2)]
+    assert call_credit(twice, twice[::-1]) == 1.0
+    assert call_credit(twice, twice[:1]) == pytest.approx(0.5)
+    assert call_credit([], [REFUND]) == 0.0
+
+
+def test_scenarios_are_a_function_of_the_seed() -> None:
+    again = ComposedEnvironment(target(), SPEC)
+    assert [COMPOSED.scenario(s) for s in range(-20, 40)] == [again.scenario(s) for s in range(-20, 40)]
+    other = ComposedEnvironment(SHOP, CompositionSpec(**{**SPEC.__dict__, "version": 2}))
+    assert other.spec.id != SPEC.id
+    assert [other.scenario(s).id for s in range(20)] != [COMPOSED.scenario(s).id for s in range(20)]
+    assert len({COMPOSED.scenario(s).id for s in range(200)}) == 200
+
+
+def test_a_third_of_the_scenarios_retains_and_own_ones_never_do() -> None:
+    drawn = [COMPOSED.scenario(seed).family for seed in range(600)]
+    retained = sum(f in SPEC.retention_families for f in drawn) / len(drawn)
+    assert retained == pytest.approx(1 / 3, abs=0.06)  # three standard errors
+    assert set(drawn) == {*SPEC.families, *SPEC.retention_families}
+    assert {COMPOSED.own_scenario(seed).family for seed in range(100)} == set(SPEC.families)
+
+
+def test_no_training_scenario_is_in_a_split() -> None:
+    known = {t.id for split in ("diagnosis", "validation", "test") for t in SHOP.tasks(split)}
+    assert not known & {COMPOSED.scenario(seed).id for seed in range(300)}
+
+
+def play(environment: Environment, seed: int, policy: RandomPolicy | None = None) -> Any:
+    """Score of the reference solution, or of random actions."""
+    observation = environment.reset(COMPOSED.scenario(seed))
+    messages = list(observation.messages)
+    rng = random.Random(seed)
+    for _ in range(environment.max_steps):
+        action = policy.act(environment, messages, rng.randrange(10**6)) if policy else environment.oracle()
+        if observation.done or action is None:
+            break
+        observation = environment.step(action)
+        messages += observation.messages
+    score = environment.score()
+    environment.close()
+    return score
+
+
+def test_only_success_earns_more_than_a_near_miss() -> None:
+    for seed in range(40):
+        assert play(COMPOSED.environment(), seed).reward == 1.0
+    scores = [play(COMPOSED.environment(), seed, RandomPolicy()) for seed in range(1200)]
+    for score in scores:
+        assert score.reward == 1.0 if score.success else 0.0 <= score.reward < NEAR_MISS
+    assert any(0.0 < s.reward < NEAR_MISS for s in scores)  # dense: groups can be told apart
+
+
+def test_near_misses_are_ordered() -> None:
+    task = next(COMPOSED.own_scenario(s) for s in range(50) if COMPOSED.own_scenario(s).family == "refund_part")
+    right = next(s for s in task.payload["reference"] if "call" in s)["arguments"]
+
+    def reward(*calls: ToolCall) -> float:
+        environment = COMPOSED.environment()
+        environment.reset(task)
+        for one in calls:
+            environment.step(Action(tool_calls=(one,)))
+        environment.step(Action(content="Done."))
+        return environment.score().reward
+
+    almost = reward(made("refund", order=right["order"], amount=1 if right["amount"] != 1 else 2))
+    assert reward() == reward(made("find", order=right["order"])) == 0.0
+    assert 0.0 < almost < NEAR_MISS
+    assert reward(made("refund", **right)) == 1.0
+
+
+def test_validation_and_red_team_accept_it() -> None:
+    limits = Limits(distinct=60, searched=120, episodes=40, attack_seeds=2, replayed=5)
+    verdict = validate_environment(COMPOSED.environment, COMPOSED.scenario, limits)
+    assert verdict.accepted, verdict.reasons
+
+
+def test_what_cannot_be_composed() -> None:
+    empty = CompositionSpec("shop", SHOP.data_hash, "fly", ())
+    with pytest.raises(ConfigurationError, match="'fly'"):
+        ComposedEnvironment(SHOP, empty)
+
+    class Bare:
+        name, data_hash, licence = "bare", "0", "none"
+        tasks = environment = SHOP.environment
+
+    with pytest.raises(ConfigurationError, match="no generators"):
+        ComposedEnvironment(Bare(), SPEC)  # type: ignore[arg-type]

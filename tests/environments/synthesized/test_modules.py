@@ -1,0 +1,195 @@
+"""Ten modules, written by hand as a model might write them: five sound, five flawed in one way each."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from environments.contract import Action, Environment, ToolCall
+from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.static_checks import static_faults
+from environments.validation.checks import Limits
+from errors import EnvironmentFault, SandboxError, TargetError
+
+MODULES = Path(__file__).with_name("modules")
+EXAMPLES = Path(__file__).parents[3] / "environments" / "synthesized" / "worked_examples"
+EXAMPLE = EXAMPLES / "check_before_cancel.py"
+SOUND = [*sorted(EXAMPLES.glob("[a-z]*.py")), *sorted(MODULES.glob("sound_*.py"))]
+FLAWED = {
+    "leaky_reward": ["constant_done", "full reward without success", "red team: claim "],
+    "non_deterministic": ["determinism: "],
+    "unsolvable": ["oracle: success 0 "],
+    "trivial": ["constant_done: success 1", "red team: claim "],
+    "escaping": ["static: line 3: import of os is forbidden"],
+}
+
+
+@pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
+def test_sound_modules_are_accepted_at_the_published_sample_sizes(path):
+    verdict = validate_file(path)
+    assert verdict.accepted, verdict.reasons
+    figures = verdict.figures
+    assert figures["scenarios"]["distinct"] == 100
+    assert figures["policies"]["oracle"]["success_rate"] == 1.0
+    assert sum(name.startswith("wrong.") for name in figures["policies"]) >= 3
+    assert figures["red_team"]["attacks"] >= 20
+    assert figures["sandbox"]["level"] in ("container", "bubblewrap")
+    json.dumps(verdict.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", FLAWED)
+def test_flawed_modules_are_refused_with_the_reason(name):
+    verdict = validate_file(MODULES / f"flawed_{name}.py")
+    assert not verdict.accepted
+    found = "\n".join(verdict.reasons)
+    for reason in FLAWED[name]:
+        assert reason in found
+
+
+def test_there_are_five_of_each():
+    assert len(SOUND) == len(FLAWED) == len(list(MODULES.glob("flawed_*.py"))) == 5
+
+
+@pytest.fixture(scope="module")
+def module():
+    opened = SandboxedModule(EXAMPLE.read_text())
+    yield opened
+    opened.close()
+
+
+def test_a_sandboxed_environment_plays_like_any_other(module):
+    environment = module.environment()
+    assert isinstance(environment, Environment)
+    task = module.scenario(3)
+    assert module.scenario(3) == task
+    observation = environment.reset(task)
+    assert observation.messages[0].role == "user"
+    while (action := environment.oracle()) is not None:
+        observation = environment.step(action)
+    score = environment.score()
+    assert score.success
+    assert score.reward == 1.0
+    assert {check.kind for check in score.checks} == {"check_before_cancel"}
+    assert environment.step(Action(content="again")).done
+
+
+def test_success_is_judged_outside_whatever_the_module_says():
+    head = "def reward(scenario, state, log):"
+    generous = f"{head}\n    return 1.0\n\n\ndef _other(scenario, state, log):"
+    source = EXAMPLE.read_text().replace(head, generous)
+    module = SandboxedModule(source)
+    environment = module.environment()
+    environment.reset(module.scenario(0))
+    score = environment.score()
+    module.close()
+    assert score.reward == 1.0
+    assert not score.success
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "is missing"),
+        ({"order_id": True}, "must be of type string"),
+        ({"order_id": "W1", "reward": 1}, "unknown argument 'reward'"),
+        ({"order_id": float("nan")}, "not finite"),
+    ],
+)
+def test_bad_arguments_are_answered_and_never_reach_the_module(module, arguments, said):
+    environment = module.environment()
+    environment.reset(module.scenario(1))
+    answer = environment.step(Action(tool_calls=(ToolCall("get_order", arguments, "call_0"),)))
+    assert said in json.loads(answer.messages[0].content)["error"]
+    assert not answer.done
+
+
+def test_a_task_of_another_version_is_refused(module):
+    environment = module.environment()
+    task = module.scenario(0)
+    object.__setattr__(task, "payload", {**task.payload, "code_hash": "0" * 64})
+    with pytest.raises(TargetError, match="another version"):
+        environment.reset(task)
+
+
+def test_accepted_modules_are_files_that_load_again_and_changed_ones_are_not(tmp_path):
+    source = EXAMPLE.read_text()
+    verdict = validate_module(source, Limits(distinct=20, searched=40, episodes=20, attack_seeds=1, replayed=4))
+    path = save_module(tmp_path, source, verdict)
+    loaded = load_module(path)
+    assert loaded.code_hash == verdict.figures["code_hash"]
+    loaded.close()
+    path.write_text(source + "\n# changed\n")
+    with pytest.raises(TargetError, match="changed after"):
+        load_module(path)
+    with pytest.raises(EnvironmentFault, match="refused"):
+        save_module(tmp_path, source, validate_file(MODULES / "flawed_escaping.py"))
+    with pytest.raises(TargetError, match="no environment at"):
+        load_module(tmp_path / "missing.py")
+
+
+def test_tools_must_be_the_targets(module):
+    other = json.loads(json.dumps(module.tools))
+    other[0]["function"]["parameters"]["required"] = []
+    assert "another signature" in validate_module(module.source, target_tools=other).reasons[0]
+    assert "has no tool 'cancel_order'" in validate_module(module.source, target_tools=module.tools[:1]).reasons[0]
+
+
+def test_playing_by_hand(module):
+    lines = iter(["get_order {", '{"order": 1}', "?"])
+    written = []
+    task = next(t for t in map(module.scenario, range(50)) if "says" in t.payload["scenario"]["goal"])
+    reward = play_by_hand(module.environment(), task, lambda _: next(lines), written.append)
+    assert reward == 0.0
+    assert any("could not be parsed" in line for line in written)
+    lines = iter(["?", "?"])
+    assert play_by_hand(module.environment(), task, lambda _: next(lines), written.append) == 1.0
+    assert written[-1] == "reward 1.00, success"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("MAX_STEPS = 6", "MAX_STEPS = 0"), "MAX_STEPS"),
+        (("import random", "import random, socket"), "import of socket is forbidden"),
+        (("    rng = random.Random(seed)", "    rng = getattr(random, 'Random')(seed)"), "getattr is not available"),
+        (("    rng = random.Random(seed)", "    rng = random.Random(seed).__class__(seed)"), "__class__ is not"),
+        (("def oracle(scenario, state, log)", "def oracle(scenario, state)"), "exactly 3 positional"),
+        (("def reward(", "def rewards("), "reward is missing"),
+        (("def transition(state, call):", "def transition(state, call:"), "does not parse"),
+        (('"only_look": _only_look, "refuse_always": _refuse_always', ""), "at least three"),
+        (('"goal": goal,', '"goal": {},'), "asks for nothing"),
+        (('"goal": goal,', '"goal": {"calls": [{"name": "fly", "arguments": {}}]},'), "which TOOLS has not"),
+        (('"request": f', '"request": 3 and f'), ""),
+        (("    order_id = f", "    raise SystemExit(0)\n    order_id = f"), "SystemExit is not available"),
+        (("    rng = random.Random(seed)", "    while True: pass"), "deadline"),
+    ],
+)
+def test_every_fault_of_the_contract_is_named(change, reason):
+    source = EXAMPLE.read_text()
+    assert change[0] in source
+    limits = Limits(distinct=5, searched=10, episodes=5, attack_seeds=1, replayed=2)
+    verdict = validate_module(source.replace(change[0], change[1], 1), limits)
+    assert verdict.accepted == (not reason)
+    assert reason in "\n".join(verdict.reasons)
+
+
+def test_deeply_nested_source_is_refused_not_crashed_on():
+    assert static_faults("x = " + "(" * 20_000)
+    assert static_faults("x = " + "-" * 50_000 + "1")
+    assert "longer than" in static_faults("#" * 70_000)[0]
+
+
+def test_a_module_that_never_loads_is_a_sandbox_error():
+    with pytest.raises(SandboxError, match="ZeroDivisionError"):
+        SandboxedModule("1 / 0")
+
+
+def test_a_module_that_hangs_is_given_up_on_quickly():
+    source = EXAMPLE.read_text().replace('    arguments = call["arguments"]\n', "    while True:\n        pass\n", 1)
+    started = time.monotonic()
+    verdict = validate_module(source)
+    assert time.monotonic() - started < 30
+    assert not verdict.accepted
+    assert "deadline" in "".join(verdict.reasons)

@@ -1,0 +1,130 @@
+"""Written environments: the module's scenarios behind the target's prompt, and retention scenarios in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Environment, Generators, Target, ToolCall
+from environments.synthesized.module_files import tool_faults
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.written import WrittenEnvironment, WrittenSpec, prompt_of
+from environments.targets import tau2
+from environments.targets.catalogue import load_target
+from environments.targets.shop import target as shop
+from errors import EnvironmentFault, TargetError
+from tasks.preflight import target_context
+from tests.integration.small_shop import target as small_shop
+
+SOURCE = (Path(__file__).parents[2] / "integration" / "module_move_order.py").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[SandboxedModule]:
+    opened = SandboxedModule(SOURCE)
+    yield opened
+    opened.close()
+
+
+def written(target: Target, module: SandboxedModule, **spec: Any) -> WrittenEnvironment:
+    given = {"families": ("move_order_exactly", "move_pending"), **spec}
+    return WrittenEnvironment(
+        target, WrittenSpec(target.name, "data", module.capability, module.code_hash, **given), module
+    )
+
+
+def test_an_agent_sees_the_targets_prompt_and_plays_the_modules_scenario(module: SandboxedModule) -> None:
+    source = written(shop(), module, retention_share=0.0)
+    task = source.scenario(3)
+    environment: Environment = source.environment()
+    observation = environment.reset(task)
+    own = shop().environment()
+    assert environment.instructions == own.instructions != module.instructions
+    assert list(environment.tools) == list(own.tools)
+    assert environment.examples == own.examples
+    assert "ove order" in observation.messages[0].content
+    goal = task.payload["scenario"]["goal"]["calls"][0]
+    other = environment.step(Action(tool_calls=(ToolCall("cancel", {"order": goal["arguments"]["order"]}),)))
+    assert "unknown tool" in other.messages[0].content  # the target has it, the module does not play it
+    environment.step(Action(tool_calls=(ToolCall(goal["name"], goal["arguments"]),)))
+    score = environment.score()
+    assert (score.success, score.reward) == (True, 1.0)
+    assert {c.kind for c in score.checks} == {"move_order_exactly"}
+
+
+def test_training_calibration_and_fresh_scenarios_never_meet(module: SandboxedModule) -> None:
+    source = written(shop(), module, retention_share=0.0)
+    training = {source.scenario(seed).seed for seed in range(60)}
+    own = {source.own_scenario(seed).seed for seed in (*range(-30, 0), *range(5_000_000, 5_000_030))}
+    assert len(training) == 60
+    assert len(own) == 60
+    assert not training & own
+    assert source.scenario(7) == source.scenario(7)
+
+
+def test_retention_comes_from_generators_where_there_are_some(module: SandboxedModule) -> None:
+    source = written(shop(), module, retention_families=("cancel_pending", "item_price"), retention_share=1 / 3)
+    families = [source.scenario(seed).family for seed in range(120)]
+    assert set(families) == {"move_order_exactly", "cancel_pending", "item_price"}
+    assert 20 <= sum(f != "move_order_exactly" for f in families) <= 60
+    assert {source.own_scenario(seed).family for seed in range(20)} == {"move_order_exactly"}
+
+
+def test_retention_comes_from_solved_tasks_where_there_are_none(module: SandboxedModule) -> None:
+    target = small_shop()
+    assert not isinstance(target, Generators)
+    solved = tuple(t.id for t in target.tasks("diagnosis") if t.family == "cancel_pending")
+    source = written(target, module, retention_tasks=solved, retention_share=0.5)
+    tasks = [source.scenario(seed) for seed in range(60)]
+    kept = [t for t in tasks if t.family == "cancel_pending"]
+    assert kept
+    assert {t.id for t in kept} <= set(solved)
+    environment = source.environment()
+    environment.reset(kept[0])
+    while (action := environment.oracle()) is not None:
+        if environment.step(action).done:
+            break
+    assert environment.score().success
+
+
+def test_without_anything_to_keep_every_scenario_is_the_modules(module: SandboxedModule) -> None:
+    source = written(small_shop(), module)
+    assert {source.scenario(seed).family for seed in range(30)} == {"move_order_exactly"}
+
+
+def test_another_module_and_tools_that_no_task_offers_are_refused(module: SandboxedModule) -> None:
+    with pytest.raises(EnvironmentFault, match="has hash"):
+        WrittenEnvironment(shop(), WrittenSpec("shop", "h", "move_order_exactly", "0" * 64, ()), module)
+    with pytest.raises(TargetError, match="no diagnosis task of 'shop' offers"):
+        prompt_of(shop(), ["move", "teleport"])
+
+
+def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:
+    one, other = written(shop(), module), written(shop(), module, retention_families=("item_price",))
+    assert one.spec.id == written(shop(), module).spec.id != other.spec.id
+
+
+def test_a_benchmark_without_generators_becomes_trainable() -> None:
+    if missing := tau2.describe()[0].missing:
+        pytest.skip(missing)
+    target = load_target("tau2:retail")
+    source = SOURCE.replace('"move"', '"find_user_id_by_email"').replace('"order": {"type": "integer"}, ', "")
+    source = source.replace('"address": {"type": "string"}', '"email": {"type": "string"}')
+    source = source.replace('"required": ["order", "address"]', '"required": ["email"]')
+    opened = SandboxedModule(source)
+    try:
+        assert tool_faults(opened.tools, target_context(target)[1]) == []
+        solved = tuple(t.id for t in target.tasks("diagnosis"))[:3]
+        given = written(target, opened, retention_tasks=solved)
+        environment = given.environment()
+        environment.reset(given.own_scenario(0))
+        assert "retail" in environment.instructions.lower()
+        assert len(environment.tools) > 10
+        kept = next(t for t in (given.scenario(seed) for seed in range(50)) if t.id in solved)
+        assert environment.reset(kept).messages
+        assert 0 <= environment.score().reward <= 1
+    finally:
+        opened.close()

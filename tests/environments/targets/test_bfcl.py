@@ -1,0 +1,115 @@
+"""BFCL multi-turn: reference solutions, verdicts equal to BFCL's own checker, no evaluation of text, and bad input."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from environments.contract import SPLITS, Action, TargetTask, ToolCall
+from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl.target import CATEGORIES, BfclTarget, describe, load_category
+from environments.targets.reference_check import no_op, oracle, play, validate
+from errors import TargetError
+
+_missing = [line.missing for line in describe() if line.missing]
+pytestmark = pytest.mark.skipif(bool(_missing), reason=f"bfcl-eval is absent: {_missing[:1]}")
+
+
+def _all(target: BfclTarget) -> list[TargetTask]:
+    return [task for split in SPLITS for task in target.tasks(split)]
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_reference_is_valid_and_no_op_is_not(category: str) -> None:
+    target = BfclTarget(category)
+    assert [len(target.tasks(split)) for split in SPLITS] == [80, 40, 80]
+    assert validate(target, oracle).failed == ()
+    assert validate(target, no_op).successes == 0
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_verdict_equals_bfcls_own_checker(category: str) -> None:
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+    target, draw, seen = BfclTarget(category), random.Random(category), []
+    loaded = load_category(category)
+    for number, task in enumerate(_all(target)[::5]):
+        gold = loaded.gold[task.id]
+        drop = [[turn, call] for turn, calls in enumerate(gold) for call in range(len(calls)) if draw.random() < 0.06]
+        ours = play(target.environment(), replace(task, payload={**task.payload, "without": drop}), oracle)
+        kept = [
+            [text for call, text in enumerate(calls) if [turn, call] not in drop] for turn, calls in enumerate(gold)
+        ]
+        steps = [[calls] if calls else [] for calls in kept]
+        name = f"spoiled{number}_{category}"
+        theirs = multi_turn_checker(steps, gold, loaded.entries[task.id], f"multi_turn_{category}", name)
+        assert ours.success == theirs["valid"], (task.id, drop)
+        seen.append(ours.success)
+    assert 0 < sum(seen) < len(seen)
+
+
+def test_functions_come_back_in_the_turn_that_says_so() -> None:
+    target = BfclTarget("miss_func")
+    task = next(task for task in _all(target) if task.id == "multi_turn_miss_func_0")
+    environment = target.environment()
+    environment.reset(task)
+
+    def offered() -> set[str]:
+        return {tool["function"]["name"] for tool in environment.tools}
+
+    assert "sort" not in offered()
+    said = [environment.step(Action(content="Next.")).messages for _ in range(3)]
+    assert "sort" in offered()
+    assert '"name": "sort"' in said[2][-1].content
+
+
+def test_checks_tell_calls_states_and_results_apart() -> None:
+    target = BfclTarget("miss_param")
+    task = _all(target)[0]
+    environment = target.environment()
+    nothing = play(environment, task, no_op)
+    failed = {check.kind for check in nothing.checks if check.required and not check.passed}
+    assert "obtain_requested_results" in failed
+    assert any(kind.startswith("call_") for kind in failed)
+    assert any(check.kind == "ask_missing_parameter" and check.passed for check in nothing.checks)
+    assert all(check.passed for check in play(environment, task, oracle).checks if check.name.startswith("turn"))
+
+
+def test_text_of_the_agent_is_never_evaluated(tmp_path: Path) -> None:
+    target = BfclTarget("base")
+    environment = target.environment()
+    environment.reset(_all(target)[0])
+    marker = tmp_path / "written"
+    code = f"__import__('pathlib').Path({str(marker)!r}).write_text('x')"
+    calls = (ToolCall(code, {}, "a"), ToolCall("ls", {code: 1}, "b"), ToolCall("_load_scenario", {"scenario": {}}, "c"))
+    answers = environment.step(Action(tool_calls=calls)).messages
+    assert all(message.content.startswith("Error during execution") for message in answers)
+    assert "Error" in environment.step(Action(malformed=code)).messages[0].content
+    assert not marker.exists()
+
+
+def test_a_turn_of_more_than_twenty_steps_fails_the_entry() -> None:
+    target = BfclTarget("base")
+    environment = target.environment()
+    environment.reset(_all(target)[0])
+    done = [environment.step(Action(tool_calls=(ToolCall("pwd", {}),))).done for _ in range(21)]
+    assert done == [False] * 20 + [True]
+    assert not environment.score().success
+
+
+def test_damaged_or_foreign_data_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="composite"):
+        BfclTarget("composite")
+    with pytest.raises(TargetError, match="nope"):
+        BfclTarget("base").environment().reset(TargetTask("nope", "test", "", 0, {"id": "nope"}))
+    shutil.copytree(bfcl._folder() / "data", tmp_path / "data")
+    (tmp_path / "data" / "BFCL_v4_multi_turn_base.json").write_text('{"id": "x"')
+    monkeypatch.setattr(bfcl, "_folder", lambda: tmp_path)
+    load_category.cache_clear()
+    with pytest.raises(TargetError, match="damaged"):
+        load_category("base")
+    load_category.cache_clear()

@@ -1,0 +1,98 @@
+"""The catalogue: names, entry points, dotted paths, unknown names, and describing what is absent."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from environments.contract import Target
+from environments.targets import catalogue
+from environments.targets.catalogue import describe_targets, load_target
+from errors import TargetError
+
+
+class _Own:
+    """A target as another package would bring it."""
+
+    name, data_hash, licence = "own", "0" * 16, "MIT"
+
+    def tasks(self, split: str) -> list[object]:
+        return []
+
+    def environment(self) -> None:
+        return None
+
+
+@pytest.fixture
+def own_package(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = types.ModuleType("own_package.targets")
+    module.target, module.build, module.wrong = _Own(), _Own, 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_package", types.ModuleType("own_package"))
+    monkeypatch.setitem(sys.modules, "own_package.targets", module)
+    return "own_package.targets"
+
+
+def test_dotted_path_gives_a_target_or_calls_a_function(own_package: str) -> None:
+    assert load_target(f"{own_package}:target").name == "own"
+    assert load_target(f"{own_package}:build").name == "own"
+    with pytest.raises(TargetError, match="int, not a target"):
+        load_target(f"{own_package}:wrong")
+    with pytest.raises(TargetError, match="absent"):
+        load_target(f"{own_package}:absent")
+    with pytest.raises(TargetError, match="does not import"):
+        load_target("no_such.package:target")
+
+
+def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        importlib.metadata.EntryPoint("own", f"{own_package}:build", catalogue.ENTRY_POINTS),
+        importlib.metadata.EntryPoint("broken", "no_such_package:x", catalogue.ENTRY_POINTS),
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    assert isinstance(load_target("own"), Target)
+    with pytest.raises(TargetError, match="broken"):
+        load_target("broken")
+    lines = {line.name: line for line in describe_targets()}
+    assert lines["own"].data_hash == "0" * 16
+    assert "broken" in lines["broken"].missing
+
+
+def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
+    with pytest.raises(TargetError, match=r"did you mean tau2:retail.*There are: shop, tau2:airline"):
+        load_target("tau2:retial")
+    with pytest.raises(TargetError, match="There are"):
+        load_target("")
+
+
+def test_absent_packages_are_described_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    gone = {"tau2", "agentdojo", "bfcl_eval", "tool_sandbox"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest))
+    monkeypatch.delenv("TRACE_TOOLSANDBOX", raising=False)
+    lines = {line.name: line for line in describe_targets()}
+    wanted = ["tau2:retail", "toolsandbox", "toolsandbox:augmented", "agentdojo:slack"]
+    for name in wanted:
+        assert lines[name].missing
+        assert "make install-" in lines[name].how_to_get
+        assert not lines[name].splits
+        with pytest.raises(TargetError, match="make install-"):
+            load_target(name)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("agentdojo") is None:
+        pytest.skip("agentdojo is absent: its version cannot be wrong")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
+    with pytest.raises(TargetError, match=r"agentdojo 0\.0\.1 is installed.*proven with"):
+        load_target("agentdojo:slack")
+
+
+def test_checkout_without_scenarios_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACE_TOOLSANDBOX", str(tmp_path))
+    with pytest.raises(TargetError, match="has no folder tool_sandbox/scenarios"):
+        load_target("toolsandbox")

@@ -1,0 +1,163 @@
+"""Validation and red team on small in-process environments, one sound and several flawed in one way each."""
+
+import itertools
+import json
+import random
+
+from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
+from environments.validation.checks import Limits, validate_environment, wilson_interval
+from environments.validation.redteam import ATTACKS, run_red_team
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "set_price",
+            "description": "Sets the price of an item.",
+            "parameters": {
+                "type": "object",
+                "properties": {"item": {"type": "string"}, "price": {"type": "integer"}},
+                "required": ["item", "price"],
+            },
+        },
+    }
+]
+LIMITS = Limits(distinct=40, searched=60, episodes=40, attack_seeds=2, replayed=6)
+
+
+def scenario(seed: int) -> TargetTask:
+    rng = random.Random(seed)
+    payload = {"item": f"item-{rng.randint(100, 999)}", "low": rng.randint(10, 40), "factor": rng.choice([3, 4, 5])}
+    return TargetTask(f"price-{seed}", "synthesized", "set_scaled_price", seed, payload)
+
+
+class Pricing:
+    """The agent must set an item's price to low x factor: one call, exact."""
+
+    tools, instructions, examples, max_steps = TOOLS, "Prices are low times factor.", (), 4
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.task, self.calls, self.said, self.over = task, [], "", False
+        p = task.payload
+        return Observation((Message("user", f"Price of {p['item']}: {p['low']} times {p['factor']}."),))
+
+    def step(self, action: Action) -> Observation:
+        if self.over or not action.tool_calls:
+            self.over, self.said = True, action.content
+            return Observation((), True)
+        for call in action.tool_calls:
+            self.calls.append((call.name, dict(call.arguments)))
+        return Observation(tuple(Message("tool", "ok", tool_call_id=c.id) for c in action.tool_calls))
+
+    def wanted(self) -> dict:
+        return {"item": self.task.payload["item"], "price": self.task.payload["low"] * self.task.payload["factor"]}
+
+    def score(self) -> Score:
+        right = len(self.calls) == 1 and self.calls[0] == ("set_price", self.wanted())
+        return Score(float(right), right, (Check("price", "set_scaled_price", True, right),))
+
+    def oracle(self) -> Action | None:
+        if self.calls:
+            return None
+        return Action(tool_calls=(ToolCall("set_price", self.wanted(), "call_0"),))
+
+    def close(self) -> None:
+        return None
+
+
+def reasons(environment: type, make=scenario) -> str:
+    verdict = validate_environment(environment, make, LIMITS)
+    json.dumps(verdict.as_dict(), allow_nan=False)
+    assert verdict.accepted == (not verdict.reasons)
+    return "\n".join(verdict.reasons)
+
+
+def test_a_sound_environment_is_accepted_with_every_figure():
+    verdict = validate_environment(Pricing, scenario, LIMITS)
+    assert verdict.accepted, verdict.reasons
+    policies = verdict.figures["policies"]
+    assert policies["oracle"]["success_rate"] == 1.0
+    assert {"null", "constant_done", "constant_refusal", "constant_replay", "random"} < set(policies)
+    assert policies["null"]["interval"] == list(wilson_interval(0, 40))
+    assert verdict.figures["scenarios"]["distinct"] == 40
+    assert verdict.figures["red_team"]["episodes"] == len(ATTACKS) * 2
+
+
+def test_equal_scenarios_are_counted_once():
+    found = reasons(Pricing, lambda seed: scenario(seed % 7))
+    assert "7 distinct of 60 seeds" in found
+
+
+def test_a_scenario_that_changes_is_found():
+    counter = itertools.count()
+    assert "different scenarios" in reasons(Pricing, lambda seed: scenario(1000 * next(counter) + seed))
+
+
+def test_memory_between_episodes_is_found():
+    class Remembers(Pricing):
+        seen = 0
+
+        def reset(self, task):
+            type(self).seen += 1
+            observation = super().reset(task)
+            return Observation((*observation.messages, Message("user", f"Visitor {self.seen}.")))
+
+    assert "differed when replayed" in reasons(Remembers)
+
+
+def test_unsolvable_is_found():
+    class Unsolvable(Pricing):
+        def wanted(self):
+            return super().wanted() | {"price": -1 if self.calls else 1}
+
+    assert reasons(Unsolvable).startswith("oracle: success 0")
+
+
+def test_a_reward_for_words_is_found_by_constant_and_red_team():
+    class Words(Pricing):
+        def score(self):
+            return Score(1.0, "done" in self.said.lower())
+
+    found = reasons(Words)
+    assert "constant_done: success 1" in found
+    assert "red team: claim " in found
+
+
+def test_full_reward_without_success_counts_as_a_win():
+    class Leaky(Pricing):
+        def score(self):
+            right = super().score().success
+            return Score(1.0 if right or len(self.calls) >= 4 else 0.0, right)
+
+    class LeakyLong(Leaky):
+        max_steps = 12
+
+    found = reasons(LeakyLong)
+    assert "repeated_success" in found
+
+
+def test_a_fault_that_an_agent_can_provoke_is_found():
+    class Fragile(Pricing):
+        def step(self, action):
+            for call in action.tool_calls:
+                call.arguments["price"] + 1
+            return super().step(action)
+
+    assert "provoked a fault" in reasons(Fragile)
+
+
+def test_a_reward_outside_the_contract_is_a_fault():
+    class Generous(Pricing):
+        def score(self):
+            return Score(7.0, True)
+
+    assert "not a number in [0, 1]" in reasons(Generous)
+
+
+def test_the_red_team_has_at_least_twenty_classes_and_reports_each():
+    tasks = [scenario(seed) for seed in range(2)]
+    rows = run_red_team(Pricing, tasks)
+    assert len(rows) >= 20
+    assert [name for name, _, _ in rows] == [attack.name for attack in ATTACKS]
+    assert len({name for name, _, _ in rows}) == len(rows)
+    assert all(successes == 0 and errors == 0 for _, successes, errors in rows)
