@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from db import open_store
-from models import analyst as analyst_module
-from models.analyst import Analyst, AnalystSettings
-from models.analyst_store import StoredReplies, StoredSpend
-from models.completion import Completion
+from models.providers import analyst as analyst_module
+from models.providers.analyst import Analyst, AnalystSettings
+from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.litellm_client import Completion
 from tasks.mining import MinedCapability, MiningSettings, Transcript, agreement, label
 from tasks.selection import select
 

@@ -5,7 +5,7 @@
 Both sides answer the same prompts of the shop (one long shared prefix, a short request each) in the same process, at
 the same temperature and number of tokens, with no end of turn, so that both sample equally many. `generate` runs in
 the batch size given and pads on the left. Also prints what one linear layer of the model costs at decoding size in
-fp32 and bf16, plain and arranged (`models/packed.py`). Exits with 1 when the sampler is not faster.
+fp32 and bf16, plain and arranged (`models/local/packed.py`). Exits with 1 when the sampler is not faster.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from environments.targets.shop.target import target
-from models.base import embedded_folder, load_base
-from models.packed import PackedLinear
+from models.local.base import embedded_folder, load_base
+from models.local.packed import PackedLinear
 from models.policy import Request, Sampling
 
 

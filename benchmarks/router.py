@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from environments.contract import TargetTask
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
-from models.attention import NAME
-from models.embedding import embed_openings, openings
+from models.local.attention import NAME
+from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity
 from models.renderer import Renderer
-from models.router import RouteDecision, Router
-from models.router_labels import Candidate
-from models.router_measures import accuracy, choose_mode, confusion
-from models.sampler import LocalPolicy
+from models.router.first_observation import embed_openings, openings
+from models.router.label_prompt import Candidate
+from models.router.router import RouteDecision, Router
+from models.router.validation import accuracy, choose_mode, confusion
 
 CAPABILITY = {"refund": "refund_payment", "move": "change_address", "swap": "exchange_item"}
 CANDIDATES = (

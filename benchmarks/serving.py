@@ -26,11 +26,11 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from flows.gateway import keep_loaded
-from models.gateway import Gateway
-from models.gateway_app import GatewayApp
-from models.gateway_settings import GatewaySettings
-from models.http_upstream import HttpUpstream, Pool, Servers
-from models.lifecycle import AdapterState, ServedAdapter
+from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
+from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 
 NAME = "refund_payment@v1-0123abcd"
 BODY = {

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from models.base import load_base
-from models.vllm_server import VllmServer
+from models.local.base import load_base
+from models.vllm.server import VllmServer
 from tests.adapters_made import make_adapter
 from tests.integration.vllm_servers import MISSING, installed, vllm_server
 

@@ -13,8 +13,8 @@ from collections import defaultdict
 
 from environments.contract import SPLITS, TargetTask
 from environments.targets.shop.target import target
-from models.base import load_base
 from models.episodes import Episode, Player, Trajectory, play_all
+from models.local.base import load_base
 from models.policy import Sampling, ScriptedPolicy
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 from settings import load_settings

@@ -218,7 +218,7 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
 @app.command()
 def rollback(capability: str, target: TargetName = None, home: Home = None) -> None:
     """Move the alias `champion` of a capability back to the version before."""
-    from models.registry import Registry
+    from models.adapters.registry import Registry
     from settings import load_settings
     from tasks.context import registry_name
 

@@ -41,7 +41,7 @@ def serve(
     plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
 ) -> None:
     """One OpenAI-compatible endpoint in front of base and adapters."""
-    from models.gateway_settings import GatewaySettings, Keys
+    from models.serving.gateway.settings import GatewaySettings, Keys
 
     wanted = GatewaySettings(
         missing=missing,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvicorn
 
-from models.gateway_settings import LOOPBACK, GatewaySettings, check_host
+from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
 from tasks.serving import Serving, build_gateway, serving_settings
 
 # Requests that are being answered when the gateway is told to stop have this long.

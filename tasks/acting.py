@@ -19,19 +19,19 @@ import httpx
 
 from environments.contract import Target
 from errors import AdapterError, ConfigurationError, ProviderError
-from models.adapter_files import RegisteredAdapter
-from models.chat import ChatPolicy, ChatSettings
-from models.completion import litellm_modules
+from models.adapters.files import RegisteredAdapter
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
-from models.purse import Purse
+from models.providers.chat_policy import ChatPolicy, ChatSettings
+from models.providers.litellm_client import litellm_modules
+from models.providers.spending import Purse
 from models.renderer import Renderer
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
-from models.vllm_policy import VllmPolicy
+from models.vllm.policy import VllmPolicy
 from settings import Settings
 
 if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
-    from models.base import BaseModel
-    from models.sampler import LocalPolicy
+    from models.local.base import BaseModel
+    from models.local.policy import LocalPolicy
 
 SCRIPTED: dict[str, Callable[[], ScriptedPolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 EMBEDDED = "smollm2-135m"
@@ -190,7 +190,7 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
 
 def _load_token_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target) -> Acting:
     """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
-    from models.base import check_base, load_base
+    from models.local.base import check_base, load_base
     from tasks.policies import check_policy, open_policy
 
     check_base(name.model)
@@ -215,7 +215,7 @@ def _proven(
     policy: LocalPolicy | VllmPolicy, settings: Settings, base: BaseModel, adapter: RegisteredAdapter, folder: Path
 ) -> str:
     """Load a registered adapter that fits the base and is live; the name to sample with. Raises `AdapterError`."""
-    from models.fingerprint import prove, read_fingerprint
+    from models.adapters.fingerprint import prove, read_fingerprint
     from tasks.policies import load_adapter
 
     identity = base.identity
@@ -234,7 +234,7 @@ def _proven(
 def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:
     """An adapter of a target by `CAPABILITY` (its champion, else its newest version) or `CAPABILITY@vN[-HASH]`, and its
     folder, hash checked. Raises `AdapterError` when there is none, with what there is."""
-    from models.registry import Registry
+    from models.adapters.registry import Registry
     from tasks.context import registry_name
 
     registry = Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from environments.contract import Message
 from errors import ConfigurationError
-from models.adapter_files import AdapterRecord
-from models.adapters import folder_deltas
-from models.base import load_base
-from models.composition import QUARTERS, blend_name, blend_parts, compose
-from models.fingerprint import TAG, take_fingerprint
-from models.registry import Registry
+from models.adapters.blending import QUARTERS, blend_name, blend_parts, compose
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import AdapterRecord
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.registry import Registry
+from models.local.base import load_base
 from tasks.context import registry_name
 from tasks.serving import preset_of, serving_settings
 

@@ -20,10 +20,10 @@ from db import Round, Store, open_store
 from environments.contract import Target, TargetTask
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError, StoreError, TraceError
-from models.base import BaseModel, check_base, load_base
-from models.registry import Registry
-from models.sampler import LocalPolicy
-from models.vllm_policy import VllmPolicy
+from models.adapters.registry import Registry
+from models.local.base import BaseModel, check_base, load_base
+from models.local.policy import LocalPolicy
+from models.vllm.policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
 from tasks.policies import check_policy, open_policy
 from tasks.preflight import check_analyst

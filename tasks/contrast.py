@@ -14,8 +14,8 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from db import row_id
 from errors import LabelError, ProviderError
-from models.analyst import Analyst
-from models.analyst_store import StoredReplies, StoredSpend
+from models.providers.analyst import Analyst
+from models.providers.analyst_store import StoredReplies, StoredSpend
 from tasks.compaction import compact
 from tasks.context import Context
 from tasks.mining import Labelling, MinedCapability, MiningSettings, Transcript, agreement, discover, judge_fit, label

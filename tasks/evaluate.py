@@ -13,7 +13,7 @@ from prefect.events import emit_event
 
 from db import row_id
 from models.episodes import Episode
-from models.router import Router
+from models.router.router import Router
 from models.scripted import NoopPolicy
 from tasks.context import Context, current
 from tasks.gate import GateRules, gate

@@ -14,7 +14,7 @@ from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import builtin_names, load_target
 from errors import BudgetExceeded, ConfigurationError
-from models.purse import Purse
+from models.providers.spending import Purse
 from settings import load_settings, writable_folder
 from tasks.acting import Acting, ActingOptions, load_policy, parse_policy
 from tasks.evaluation import EvaluationSpec, check_context, check_user, latest, run_evaluation, spent_before

@@ -20,10 +20,10 @@ from db import Store, TrajectoryRow, row_id
 from environments.contract import Target, TargetTask, content_hash
 from environments.targets.simulated_user import metered
 from errors import ConfigurationError
-from models.chat import ChatTurns, missing_keys
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import TokenPolicy
-from models.purse import Purse, Spent
+from models.providers.chat_policy import ChatTurns, missing_keys
+from models.providers.spending import Purse, Spent
 from tasks.acting import Acting
 from tasks.playing import Origin, Playground, row_of
 from tasks.progress import track

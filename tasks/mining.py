@@ -19,7 +19,7 @@ import pandas as pd
 from pydantic import BaseModel, Field
 
 from errors import LabelError, ProviderError
-from models.analyst import Answer, Question
+from models.providers.analyst import Answer, Question
 from tasks.compaction import compact
 from tasks.selection import LABELS, CapabilitySelection, select
 from tasks.statistics import fleiss_kappa
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){1,4}")
 
 
 class Asker(Protocol):
-    """What mining needs of `models.analyst.Analyst`."""
+    """What mining needs of `models.providers.analyst.Analyst`."""
 
     def ask(self, question: Question[Any]) -> Answer[Any]: ...
     def ask_many(self, questions: Sequence[Question[Any]]) -> list[Answer[Any] | ProviderError]: ...

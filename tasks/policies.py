@@ -8,15 +8,15 @@ from pathlib import Path
 
 from environments.contract import Message
 from errors import AdapterError, ConfigurationError
-from models.actors import Actor, VllmActor
-from models.adapter_files import adapter_digest, export_adapter
-from models.adapters import folder_deltas
-from models.base import BaseModel
-from models.fingerprint import Fingerprint, take_fingerprint
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.fingerprint import Fingerprint, take_fingerprint
+from models.local.base import BaseModel
+from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity, Request, Sampling
-from models.sampler import LocalPolicy
-from models.vllm_policy import VllmPolicy
-from models.vllm_server import VllmServer
+from models.training.actors import Actor, VllmActor
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import VllmServer
 from settings import Settings, writable_folder
 
 PROBE = "Please cancel order 314."

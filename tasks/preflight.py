@@ -18,8 +18,8 @@ from db import Store
 from environments.contract import Target
 from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
-from models.analyst import Analyst, AnalystSettings, Question, most_tokens
-from models.analyst_store import StoredSpend
+from models.providers.analyst import Analyst, AnalystSettings, Question, most_tokens
+from models.providers.analyst_store import StoredSpend
 from settings import Settings
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
@@ -121,7 +121,7 @@ def _check_caps(settings: Settings, target: Target) -> None:
 
 def analyst_prices(settings: Settings) -> tuple[float, float]:
     """Dollars per million prompt and sampled tokens; zeros where unknown (a cap in dollars is refused there)."""
-    from models.completion import price_of
+    from models.providers.litellm_client import price_of
 
     a = settings.analyst
     return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)

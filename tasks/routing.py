@@ -12,9 +12,9 @@ import pandas as pd
 from prefect import task
 
 from environments.contract import Generators, Message, TargetTask
-from models.embedding import Opening, embed_openings, opening_of, openings
-from models.router import RouteDecision, Router
-from models.router_measures import calibrated, choose_mode
+from models.router.first_observation import Opening, embed_openings, opening_of, openings
+from models.router.router import RouteDecision, Router
+from models.router.validation import calibrated, choose_mode
 from tasks.context import Context, current
 from tasks.mine import RETRIES, diagnosis_ids
 from tasks.playing import outcomes

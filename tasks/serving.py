@@ -10,21 +10,21 @@ from pathlib import Path
 from db import Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
-from models.adapter_limits import ServerLimits, linear_modules
-from models.base import BaseModel, load_base
-from models.fleet import Fleet
-from models.fleet_hosts import Host, VllmHost
-from models.gateway import Gateway
-from models.gateway_app import GatewayApp
-from models.gateway_settings import GatewaySettings
-from models.http_upstream import HttpTokens, HttpUpstream, Pool, Servers
-from models.lifecycle import Reconciler
-from models.local_engine import EngineHost, LocalEngine
-from models.registry import Registry
-from models.router import Router
-from models.routing import RouteMaker
-from models.traffic_log import TrafficLog
-from models.upstream import Preset, RenderedUpstream, Upstream
+from models.adapters.limits import ServerLimits, linear_modules
+from models.adapters.registry import Registry
+from models.local.base import BaseModel, load_base
+from models.router.router import Router
+from models.serving.fleet.fleet import Fleet
+from models.serving.fleet.hosts import Host, VllmHost
+from models.serving.fleet.lifecycle import Reconciler
+from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.conversations import RouteMaker
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.traffic_log import TrafficLog
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.local_engine import EngineHost, LocalEngine
+from models.serving.upstreams.rendered import Preset, RenderedUpstream, Upstream
 from settings import Settings, load_settings
 from tasks.context import registry_name
 from tasks.policies import open_servers

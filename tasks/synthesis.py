@@ -22,7 +22,7 @@ from environments.synthesized.module_files import validate_module, verdict_lines
 from environments.synthesized.modules import SandboxedModule
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict
 from errors import EnvironmentFault, ProviderError
-from models.analyst import Answer, Question
+from models.providers.analyst import Answer, Question
 
 STAGE = "synthesize"
 VERSIONS = 5
@@ -42,7 +42,7 @@ class SynthesisRules:
 
 
 class Writer(Protocol):
-    """What synthesis needs of `models.analyst.Analyst`."""
+    """What synthesis needs of `models.providers.analyst.Analyst`."""
 
     def ask(self, question: Question[Any]) -> Answer[Any]: ...
 

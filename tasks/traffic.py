@@ -15,7 +15,7 @@ from typing import Any
 from db import CheckRow, Round, StepRow, Store, TrajectoryRow, row_id
 from environments.contract import Message, TargetTask, Termination, content_hash
 from errors import ConfigurationError, TargetError
-from models.chat_api import to_messages
+from models.serving.openai_api.requests import to_messages
 
 TRAFFIC = "traffic"
 STAGES = ("rollout", "contrast", "select")

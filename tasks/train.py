@@ -11,10 +11,10 @@ from prefect.artifacts import create_link_artifact
 
 from db import row_id
 from errors import AdapterError
-from models.adapter_files import AdapterRecord, adapter_digest, export_adapter
+from models.adapters.files import AdapterRecord, adapter_digest, export_adapter
+from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.episodes import Episode, Trajectory
-from models.fingerprint import TAG as FINGERPRINT
-from models.grpo import StepRecord, TrainingSettings, train_adapter
+from models.training.grpo import StepRecord, TrainingSettings, train_adapter
 from tasks.calibration import FRESH_SEED
 from tasks.context import Context, Stopwatch, current
 from tasks.mine import RETRIES

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.adapter_files import CONFIG, WEIGHTS, export_adapter, order_config
+from models.adapters.files import CONFIG, WEIGHTS, export_adapter, order_config
 
 UPPER = (28, 29)
 MODULES = ("q_proj", "v_proj", "down_proj")

@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 @pytest.fixture(scope="session")
 def embedded_model() -> tuple[Any, Any]:
     """(policy, renderer) of the embedded model; loaded once a session. Tests leave no adapter and no session behind."""
-    from models.base import load_base
+    from models.local.base import load_base
 
     base = load_base()
     return base.policy, base.renderer

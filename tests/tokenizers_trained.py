@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.attention import NAME
+from models.local.attention import NAME
+from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity
 from models.renderer import Renderer
-from models.sampler import LocalPolicy
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.integration.test_command_line import ROOT, refused, trace_agent
-from tests.models.chat_server import agent, calls, says
-from tests.models.scripted_analyst import ScriptedAnalyst
+from tests.models.providers.chat_server import agent, calls, says
+from tests.models.providers.scripted_analyst import ScriptedAnalyst
 
 pytestmark = pytest.mark.integration
 TARGET = "tests.tasks.counting_target:target"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.models.gateway_running import KEY, built
-from tests.models.gateway_servers import Stub, serving
+from tests.models.serving.gateway_running import KEY, built
+from tests.models.serving.gateway_servers import Stub, serving
 
 pytestmark = pytest.mark.integration
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)

@@ -19,27 +19,27 @@ import torch
 
 from db import open_store
 from errors import AdapterError, ContextOverflow, PolicyError
-from models.actors import VllmActor
-from models.adapter_files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter
-from models.adapter_limits import ServerLimits, linear_modules
-from models.adapters import folder_deltas
-from models.base import BaseModel
-from models.fingerprint import TAG, take_fingerprint
-from models.fleet import Fleet
-from models.fleet_hosts import VllmHost
-from models.grpo import StepRecord, train_adapter
-from models.lifecycle import AdapterState
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.limits import ServerLimits, linear_modules
+from models.adapters.registry import Registry
+from models.local.base import BaseModel
 from models.policy import Request, Sampling
-from models.registry import Registry
-from models.vllm_policy import VllmPolicy
-from models.vllm_server import ModelMissing, VllmServer
+from models.serving.fleet.fleet import Fleet
+from models.serving.fleet.hosts import VllmHost
+from models.serving.fleet.lifecycle import AdapterState
+from models.training.actors import VllmActor
+from models.training.grpo import StepRecord, train_adapter
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import ModelMissing, VllmServer
 from settings import load_settings
 from tasks.acting import ActingOptions
 from tasks.evaluate_targets import EvaluateRequest, evaluate_targets
 from tasks.policies import fingerprint_of, load_adapter, open_policy
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
-from tests.models.test_grpo import SMALL, Source, Toy
+from tests.models.training.test_grpo import SMALL, Source, Toy
 
 pytestmark = [
     pytest.mark.integration,

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, refused, slow, truncated
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, slow, truncated
 
 ROOT = Path(__file__).parents[2]
 MODULE = (Path(__file__).parent / "module_move_order.py").read_text(encoding="utf-8")

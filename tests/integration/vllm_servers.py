@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.base import embedded_folder, fast_dtype
+from models.local.base import embedded_folder, fast_dtype
 from tests.integration.servers import clean_environment, free_port, status
 
 PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from environments.targets.catalogue import builtin_names, describe_targets, load_target
-from models.base import embedded_folder
+from models.local.base import embedded_folder
 from models.renderer import Renderer
 
 INSTALLED = {line.name for line in describe_targets() if not line.missing}

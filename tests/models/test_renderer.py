@@ -40,7 +40,7 @@ WORDS = (
 def smollm2() -> Any:
     from transformers import AutoTokenizer
 
-    from models.base import embedded_folder
+    from models.local.base import embedded_folder
 
     return AutoTokenizer.from_pretrained(embedded_folder())
 

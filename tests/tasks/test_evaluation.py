@@ -12,26 +12,26 @@ import pytest
 
 from db import open_store
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
-from models.adapter_files import AdapterRecord, RegisteredAdapter
-from models.adapters import folder_deltas
-from models.base import load_base
-from models.fingerprint import TAG, take_fingerprint
-from models.registry import Registry
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import AdapterRecord, RegisteredAdapter
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.registry import Registry
+from models.local.base import load_base
 from settings import load_settings
 from tasks.acting import ActingOptions, parse_policy
 from tasks.evaluate_targets import EvaluateRequest, evaluate_targets, expand
 from tasks.evaluation_figures import EvaluationRow, table
 from tests.adapters_made import make_adapter
-from tests.models.chat_server import agent, calls, failed, says
-from tests.models.scripted_analyst import ScriptedAnalyst
-from tests.models.vllm_stub import vllm_stub
+from tests.models.providers.chat_server import agent, calls, failed, says
+from tests.models.providers.scripted_analyst import ScriptedAnalyst
+from tests.models.vllm.vllm_stub import vllm_stub
 
 TARGET = "tests.tasks.counting_target:target"
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> None:
-    monkeypatch.setattr("models.chat.WAITS", (0.01,))
+    monkeypatch.setattr("models.providers.chat_policy.WAITS", (0.01,))
 
 
 def evaluate(policy: str, options: ActingOptions | None = None, **given: Any) -> list[EvaluationRow]:

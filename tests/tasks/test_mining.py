@@ -10,10 +10,10 @@ import pytest
 
 from db import open_store
 from errors import LabelError, ProviderError
-from models.analyst import Analyst, AnalystSettings, Answer
-from models.analyst_store import StoredReplies, StoredSpend
+from models.providers.analyst import Analyst, AnalystSettings, Answer
+from models.providers.analyst_store import StoredReplies, StoredSpend
 from tasks.mining import MinedCapability, MiningSettings, Transcript, agreement, discover, judge_fit, label, mine
-from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
 CONTEXT = "## Policy\nBe careful.\n## Tools\nget_order, cancel_order"
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from errors import AdapterError, ConfigurationError
-from models import vllm_server
-from models.base import BaseModel
-from models.vllm_policy import VllmPolicy
-from models.vllm_server import ServerAway
+from models.local.base import BaseModel
+from models.vllm import server as vllm_server
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import ServerAway
 from settings import load_settings
 from tasks.policies import check_policy, load_adapter, open_policy, open_servers, training_actor
 from tests.adapters_made import make_adapter
-from tests.models.vllm_stub import Stub, vllm_stub
+from tests.models.vllm.vllm_stub import Stub, vllm_stub
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxErr
 from settings import Settings, load_settings
 from tasks.context import open_context, preflight
 from tasks.preflight import analyst_settings, check_analyst, context_text, least_calls
-from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
 
 FREE = {"prompt_price": 0.0, "sampled_price": 0.0}
 

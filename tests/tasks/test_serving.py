@@ -14,20 +14,20 @@ import torch
 from environments.contract import Message
 from environments.targets.shop.target import target
 from errors import AdapterError, ConfigurationError
-from models.adapter_files import AdapterRecord
-from models.adapters import folder_deltas
-from models.base import load_base
-from models.composition import blend_name, compose
-from models.embedding import embed_openings, openings
-from models.fingerprint import TAG, take_fingerprint
-from models.gateway_settings import GatewaySettings
-from models.registry import Registry
-from models.router import Router
+from models.adapters.blending import blend_name, compose
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import AdapterRecord
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.registry import Registry
+from models.local.base import load_base
+from models.router.first_observation import embed_openings, openings
+from models.router.router import Router
+from models.serving.gateway.settings import GatewaySettings
 from settings import Settings, load_settings
 from tasks.composing import parse_weights, publish_blend
 from tasks.serving import Serving, build_gateway, chosen_router, preset_of, serving_settings
 from tests.adapters_made import make_adapter
-from tests.models.gateway_servers import serving
+from tests.models.serving.gateway_servers import serving
 
 CAPABILITY = {"refund": "refund_payment", "swap": "exchange_item"}
 

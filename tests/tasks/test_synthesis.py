@@ -9,10 +9,10 @@ from db import open_store
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.validation.checks import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
-from models.analyst import Analyst, AnalystSettings
-from models.analyst_store import StoredReplies, StoredSpend
+from models.providers.analyst import Analyst, AnalystSettings
+from models.providers.analyst_store import StoredReplies, StoredSpend
 from tasks.synthesis import Brief, SynthesisRules, result_shapes, synthesize
-from tests.models.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
 TESTS = Path(__file__).parents[1]
 

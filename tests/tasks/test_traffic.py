@@ -11,13 +11,13 @@ from typer.testing import CliRunner
 
 from db import Store, open_store
 from errors import ConfigurationError, TargetError
-from models.chat_api import Asked, Usage
-from models.gateway_errors import ApiError
 from models.policy import PolicyIdentity
-from models.router import RouteDecision
-from models.routing import Routed
-from models.traffic_log import Feedback, Spoken, TrafficLog, parse_feedback
-from models.upstream import Heard, Turn
+from models.router.router import RouteDecision
+from models.serving.gateway.conversations import Routed
+from models.serving.gateway.traffic_log import Feedback, Spoken, TrafficLog, parse_feedback
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import Asked, Usage
+from models.serving.upstreams.rendered import Heard, Turn
 from tasks.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
 
 TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]

@@ -1,0 +1,85 @@
+"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder, and the kind that is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from errors import AdapterError
+from models.adapters.files import adapter_digest
+from models.training.records import TrainingSettings
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+WRAPPER = "base_model.model."
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
+    """LoRA on the seven projections of the upper layers, as vLLM can load it: no DoRA, bias or saved modules."""
+    from peft import LoraConfig
+
+    upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=0.0,
+        target_modules=list(PROJECTIONS),
+        layers_to_transform=upper,
+        task_type="CAUSAL_LM",
+    )
+
+
+@torch.no_grad()
+def lora_deltas(peft: Any, adapter: str = "default") -> dict[str, torch.Tensor]:
+    """Module name -> scaled B A of shape (out, in), of every LoRA layer of a live PEFT model."""
+    deltas = {}
+    for name, module in peft.named_modules():
+        if hasattr(module, "lora_A") and adapter in module.lora_A:
+            deltas[name.removeprefix(WRAPPER)] = module.get_delta_weight(adapter).detach()
+    return deltas
+
+
+@torch.no_grad()
+def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """Digest and deltas of an adapter folder (adapter_config.json and adapter_model.safetensors).
+
+    Raises `AdapterError` for what is not a plain LoRA, and for a file that is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    digest = adapter_digest(folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    if (
+        config.get("peft_type") != "LORA"
+        or config.get("use_dora")
+        or config.get("bias", "none") != "none"
+        or config.get("modules_to_save")
+    ):
+        raise AdapterError(
+            f"{folder.name} is not a plain LoRA (no DoRA, bias, saved modules); train one with adapters.lora_config"
+        )
+    try:
+        weights = load_file(folder / "adapter_model.safetensors")
+    except (SafetensorError, OSError) as problem:
+        raise AdapterError(
+            f"{folder.name}/adapter_model.safetensors cannot be read: {problem}; download it again"
+        ) from problem
+    scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
+    deltas = {}
+    for key, a in weights.items():
+        if not key.endswith(".lora_A.weight"):
+            continue
+        name = key.removesuffix(".lora_A.weight")
+        b = weights.get(f"{name}.lora_B.weight")
+        if b is None or b.shape[1] != a.shape[0]:
+            raise AdapterError(f"{folder.name}: {name} has no matching lora_B; the file is damaged, download it again")
+        deltas[name.removeprefix(WRAPPER)] = scaling * (b.float() @ a.float())
+    if not deltas:
+        raise AdapterError(f"{folder.name} holds no LoRA weights; train the adapter again")
+    return digest, deltas

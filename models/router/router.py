@@ -1,0 +1,300 @@
+"""Which adapter answers a task, decided once from its first observation.
+
+Retrieval: the nearest training episodes by the base model's hidden states vote, weighted by similarity. Episodes that
+the base model solves alone are a class of their own (""), so that the router knows when no adapter should be used.
+Label: the base model reads a letter per candidate (`models/router/label_prompt.py`).
+It abstains (no adapter) from what it was not fitted for: a request further from every training episode than any of
+them is from the others, and a class that is less probable than validation showed to be worth it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from environments.contract import content_hash
+from errors import ConfigurationError, StoreError
+from models.local.policy import LocalPolicy
+from models.renderer import Renderer
+from models.router.first_observation import LAYERS, Opening, embed_openings
+from models.router.label_prompt import Candidate, label_probabilities
+
+MODES = ("retrieval", "label", "both", "fixed", "off")
+# Share of the probability that is spread evenly over all classes, so that none is impossible.
+SMOOTHING = 0.01
+TEMPERATURES = tuple(float(t) for t in np.geomspace(0.003, 1.0, 24))
+VECTORS, FIELDS = "router.safetensors", "router.json"
+
+
+@dataclass(frozen=True)
+class RouteDecision:
+    """`capability` whose adapter answers ("" = the base model alone), the probabilities of all classes, the ids of the
+    neighbours that voted (nearest first), the milliseconds that deciding took (a batch's time divided evenly), and
+    the mode."""
+
+    capability: str
+    probabilities: Mapping[str, float]
+    neighbours: tuple[str, ...]
+    milliseconds: float
+    mode: str
+
+    def mixture(self, p: float) -> dict[str, float]:
+        """The smallest set of classes with cumulative probability > p, renormalised; {"": 1.0} if the base model
+        alone is the most probable. A weight on "" means that much of no adapter."""
+        if not 0.0 <= p < 1.0:
+            raise ConfigurationError(f"p is {p}; give 0 <= p < 1 (0 keeps the most probable class only)")
+        if not self.capability:
+            return {"": 1.0}
+        kept: dict[str, float] = {}
+        for name, probability in sorted(self.probabilities.items(), key=lambda item: (-item[1], item[0])):
+            kept[name] = probability
+            if sum(kept.values()) > p:
+                break
+        total = sum(kept.values())
+        return {name: probability / total for name, probability in kept.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """Made by `Router.fit`, `Router.always` or `Router.load`; `replace`d to change the mode (`with_mode`).
+
+    `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `source`
+    names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. No adapter is chosen for
+    a request whose nearest training row has a similarity below `near`, nor by a probability below `certain`.
+    """
+
+    mode: str
+    candidates: tuple[Candidate, ...] = ()
+    vectors: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    centre: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    labels: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    neighbours: int = 5
+    temperature: float = 0.1
+    layers: tuple[int, int] = LAYERS
+    source: str = ""
+    fixed: str = ""
+    near: float = -1.0
+    certain: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigurationError(f"router mode {self.mode!r} does not exist; choose from {', '.join(MODES)}")
+        if self.mode in ("retrieval", "label", "both") and not self.candidates:
+            raise ConfigurationError(f"a router of mode {self.mode!r} needs training rows; make it with Router.fit")
+        if self.mode == "fixed" and not self.fixed:
+            raise ConfigurationError('a router of mode "fixed" needs a capability; use Router.always(capability)')
+
+    @classmethod
+    def fit(cls, embeddings: np.ndarray, labels: Sequence[str], ids: Sequence[str], neighbours: int = 5) -> Router:
+        """A retrieval router on training vectors (n, d): centres them, and fits the temperature of the votes on
+        leave-one-out log-loss. `labels` are capabilities, "" where the base model needs no adapter."""
+        rows = np.asarray(embeddings, dtype=np.float32)
+        if rows.ndim != 2 or not len(rows) == len(labels) == len(ids):
+            raise ConfigurationError(
+                f"vectors {rows.shape}, {len(labels)} labels, {len(ids)} ids; give one of each per row"
+            )
+        if len(rows) < 2 or neighbours < 1:
+            raise ConfigurationError(
+                f"{len(rows)} rows and {neighbours} neighbours; give at least 2 rows and 1 neighbour"
+            )
+        if not np.isfinite(rows).all():
+            raise ConfigurationError("a training vector is not finite; look at the base model that made it")
+        centre = rows.mean(axis=0)
+        router = cls(
+            "retrieval",
+            tuple(Candidate(name) for name in sorted(set(labels), key=lambda n: (not n, n))),
+            _unit(rows - centre),
+            centre,
+            tuple(labels),
+            tuple(ids),
+            neighbours,
+        )
+        return replace(router, temperature=router._best_temperature(), near=router._nearest_apart())
+
+    @classmethod
+    def always(cls, capability: str = "") -> Router:
+        """A router that gives every task `capability`'s adapter; "" never uses one."""
+        return cls("fixed", fixed=capability) if capability else cls("off")
+
+    def with_mode(self, mode: str) -> Router:
+        """The same router deciding by another mode."""
+        return replace(self, mode=mode)
+
+    def described(self, candidates: Sequence[Candidate]) -> Router:
+        """The same router with descriptions and examples for the label prompt; the classes stay those of `fit`."""
+        given = {c.capability: c for c in candidates}
+        unknown = sorted(given.keys() - set(self.classes))
+        if unknown:
+            raise ConfigurationError(
+                f"candidate {unknown[0]!r} has no training row (classes: {self.classes}); fit it first"
+            )
+        return replace(self, candidates=tuple(given.get(c.capability, c) for c in self.candidates))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes in the order of the probability columns; "" last."""
+        return tuple(c.capability for c in self.candidates)
+
+    def retrieve(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Class probabilities (n, classes) and nearest training rows (n, k), nearest first, of vectors (n, d)."""
+        rows = np.asarray(embeddings, dtype=np.float32)
+        if rows.ndim != 2 or rows.shape[1] != len(self.centre):
+            raise ConfigurationError(
+                f"vectors {rows.shape} against training vectors of {len(self.centre)}; use the same base model"
+            )
+        similarity = _unit(rows - self.centre) @ self.vectors.T
+        nearest = _nearest(similarity, self.neighbours)
+        return self._votes(similarity, nearest, self.temperature), nearest
+
+    def novel(self, embeddings: np.ndarray) -> np.ndarray:
+        """Which vectors (n, d) lie further from all training rows than `near` allows, (n,) of bool."""
+        similarity = _unit(np.asarray(embeddings, dtype=np.float32) - self.centre) @ self.vectors.T
+        return np.asarray(similarity.max(axis=1) < self.near)
+
+    def decide(
+        self, embeddings: np.ndarray | None = None, label: np.ndarray | None = None, count: int = 0
+    ) -> list[RouteDecision]:
+        """Decisions from vectors (n, d) and calibrated label probabilities (n, classes), whichever the mode uses;
+        `count` is n for modes that use neither. `milliseconds` covers this step only."""
+        began = time.perf_counter()
+        probabilities, nearest = np.ones((count, 1)), np.zeros((count, 0), dtype=int)
+        names: tuple[str, ...] = (self.fixed,)
+        abstains: np.ndarray | None = None
+        if self.mode in ("retrieval", "label", "both"):
+            names, parts = self.classes, []
+            if self.mode != "label":
+                if embeddings is None:
+                    raise ConfigurationError(f"mode {self.mode!r} needs vectors; call route, or embed first")
+                voted, nearest = self.retrieve(embeddings)
+                parts.append(voted)
+            if self.mode != "retrieval":
+                if label is None:
+                    raise ConfigurationError(f"mode {self.mode!r} needs label probabilities; call route")
+                parts.append(np.asarray(label))
+            product = np.prod(parts, axis=0)
+            probabilities = product / product.sum(axis=1, keepdims=True)
+            abstains = probabilities.max(axis=1) < self.certain
+            if embeddings is not None and self.mode != "label":
+                abstains |= self.novel(embeddings)
+            if self.mode == "label":
+                nearest = np.zeros((len(product), 0), dtype=int)
+        best = probabilities.argmax(axis=1)
+        chosen = ["" if abstains is not None and abstains[i] else names[best[i]] for i in range(len(best))]
+        each = 1000 * (time.perf_counter() - began) / max(1, len(best))
+        return [
+            RouteDecision(
+                chosen[i],
+                {name: float(value) for name, value in zip(names, probabilities[i], strict=True)},
+                tuple(self.ids[j] for j in nearest[i]),
+                each,
+                self.mode,
+            )
+            for i in range(len(best))
+        ]
+
+    def route(self, policy: LocalPolicy, renderer: Renderer, given: Sequence[Opening]) -> list[RouteDecision]:
+        """Decisions for tasks as they begin, in their order; `milliseconds` covers everything, embedding included."""
+        began = time.perf_counter()
+        if not given:
+            return []
+        if self.source and self.source != policy.identity().id:
+            raise ConfigurationError(
+                f"the router was fitted on base model {self.source}, this one is {policy.identity().id}; fit it again"
+            )
+        vectors = embed_openings(policy, given, self.layers) if self.mode in ("retrieval", "both") else None
+        label = None
+        if self.mode in ("label", "both"):
+            label = label_probabilities(policy, renderer, self.candidates, [one.text for one in given])
+        decisions = self.decide(vectors, label, len(given))
+        each = 1000 * (time.perf_counter() - began) / len(given)
+        return [replace(decision, milliseconds=each) for decision in decisions]
+
+    def _votes(self, similarity: np.ndarray, nearest: np.ndarray, temperature: float) -> np.ndarray:
+        """(n, classes): softmax of the neighbours' similarities, added up by class, smoothed."""
+        values = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / temperature
+        weights = np.exp(values - values.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        column = {name: index for index, name in enumerate(self.classes)}
+        member = np.array([column[label] for label in self.labels])[nearest]
+        votes = np.stack([(weights * (member == c)).sum(axis=1) for c in range(len(column))], axis=1)
+        return (1 - SMOOTHING) * votes + SMOOTHING / len(column)
+
+    def _best_temperature(self) -> float:
+        """The temperature with the least leave-one-out log-loss; the highest of equals, which claims the least."""
+        similarity = self.vectors @ self.vectors.T
+        np.fill_diagonal(similarity, -np.inf)
+        nearest = _nearest(similarity, min(self.neighbours, len(self.labels) - 1))
+        truth = np.array([self.classes.index(label) for label in self.labels])
+        losses = []
+        for temperature in TEMPERATURES:
+            votes = self._votes(similarity, nearest, temperature)
+            losses.append(round(float(-np.log(votes[np.arange(len(truth)), truth]).mean()), 9))
+        return max(t for t, loss in zip(TEMPERATURES, losses, strict=True) if loss == min(losses))
+
+    def _nearest_apart(self) -> float:
+        """The similarity below which a request is unlike all training rows: a standard deviation below the least that
+        any of them has to its nearest other."""
+        similarity = self.vectors @ self.vectors.T
+        np.fill_diagonal(similarity, -np.inf)
+        nearest = similarity.max(axis=1)
+        return round(float(nearest.min() - nearest.std()), 6)
+
+    def _fields(self) -> dict[str, object]:
+        """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""
+        later = {"near": -1.0, "certain": 0.0}
+        set_later = {name: getattr(self, name) for name, usual in later.items() if getattr(self, name) != usual}
+        plain = ("mode", "labels", "ids", "neighbours", "temperature", "layers", "source", "fixed")
+        candidates = [[c.capability, c.description, c.example] for c in self.candidates]
+        return {name: getattr(self, name) for name in plain} | {"candidates": candidates} | set_later
+
+    @property
+    def version(self) -> str:
+        """Hash of the whole content; equal routers have equal versions."""
+        arrays = [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for a in (self.vectors, self.centre)]
+        return content_hash([self._fields(), arrays])
+
+    def save(self, folder: Path) -> str:
+        """Write `router.json` and `router.safetensors` into `folder`; returns `version`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({"vectors": np.ascontiguousarray(self.vectors), "centre": self.centre}, folder / VECTORS)
+        (folder / FIELDS).write_text(
+            json.dumps(self._fields() | {"version": self.version}, ensure_ascii=False), "utf-8"
+        )
+        return self.version
+
+    @classmethod
+    def load(cls, folder: Path) -> Router:
+        """The router that `save` wrote. Raises `StoreError` if a file is missing or not the one written."""
+        try:
+            fields = json.loads((folder / FIELDS).read_text("utf-8"))
+            arrays = load_file(folder / VECTORS)
+            version = fields.pop("version")
+            fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
+            fields |= {name: tuple(fields[name]) for name in ("labels", "ids", "layers")}
+            router = cls(vectors=arrays["vectors"], centre=arrays["centre"], **fields)
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise StoreError(f"router in {folder} cannot be read ({problem}); fit and save it again") from problem
+        if router.version != version:
+            raise StoreError(
+                f"router in {folder} has version {router.version}, {version} was saved; fit and save it again"
+            )
+        return router
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """Rows (n, d) scaled to length 1; a row of zeros stays."""
+    lengths: np.ndarray = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0), dtype=np.float32)
+
+
+def _nearest(similarity: np.ndarray, count: int) -> np.ndarray:
+    """Columns (n, count) of the largest similarities, largest first; the earlier column of equals."""
+    return np.argsort(-similarity, axis=1, kind="stable")[:, :count]

@@ -1,0 +1,1 @@
+"""What was learnt behind one OpenAI-compatible endpoint."""

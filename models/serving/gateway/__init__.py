@@ -1,0 +1,1 @@
+"""The endpoint itself: the application, conversations, metrics, page and traffic log."""

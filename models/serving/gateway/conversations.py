@@ -1,0 +1,177 @@
+"""Routing for a server: one decision a conversation, kept for as long as the conversation is known.
+
+The router sees what it was fitted on: the conversation's first words from the user, behind the target's own
+instructions and examples, whatever instructions a client sends. So that part of the prompt is computed once for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from environments.contract import Message
+from models.renderer import Renderer
+from models.router.first_observation import Opening, opening_of
+from models.router.router import RouteDecision, Router
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import Asked, text_of
+from models.serving.upstreams.local_engine import LocalEngine
+from models.serving.upstreams.rendered import Preset
+
+# What of a request's own tokens the router reads: time and memory of one decision are bounded.
+MOST_TOKENS = 256
+MOST_CHARACTERS = 4 * MOST_TOKENS
+CONVERSATIONS = 10_000
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What was decided for a conversation, and when (monotonic seconds). `name` says who it is for clients."""
+
+    name: str
+    decision: RouteDecision
+    router: str
+    since: float
+    turns: int = 0
+
+
+def first_words(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the first user messages, up to the first answer; bounded."""
+    words: list[str] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            content = message.get("content")
+            texts = (
+                [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+                if isinstance(content, list)
+                else content
+            )
+            words.append(text_of(texts, f"messages[{index}].content"))
+        elif words:
+            break
+    return "\n".join(words)[:MOST_CHARACTERS]
+
+
+def without_examples(messages: Sequence[Mapping[str, Any]], preset: Preset) -> Sequence[Mapping[str, Any]]:
+    """The conversation, and instructions before it, without the target's worked examples that a client may send ahead:
+    all its conversations begin with those, and none is about what they say."""
+    examples = [(m.role, m.content) for m in preset.examples]
+    start = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
+    ahead = [(m["role"], m.get("content") or "") for m in messages[start : start + len(examples)]]
+    if not examples or ahead != examples:
+        return messages
+    return [*messages[:start], *messages[start + len(examples) :]]
+
+
+class RouteMaker:
+    """Asks the router on the engine's thread. Requests that come while it is busy are decided together."""
+
+    def __init__(self, engine: LocalEngine, renderer: Renderer, router: Router, preset: Preset) -> None:
+        self.engine, self.renderer, self.router, self.preset = engine, renderer, router, preset
+        self.version = router.version
+        self._lock = threading.Lock()
+        self._pending: list[tuple[Opening, asyncio.Future[RouteDecision], asyncio.AbstractEventLoop]] = []
+
+    async def decide(self, words: str) -> RouteDecision:
+        """The decision for a conversation that begins with `words`; its milliseconds count from this call."""
+        if self.router.mode in ("fixed", "off"):
+            return self.router.decide(count=1)[0]
+        began = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[RouteDecision] = loop.create_future()
+        one = opening_of(self.preset, self.renderer, [Message("user", words)])
+        one = Opening(one.prompt[: one.shared + MOST_TOKENS], one.shared, one.text)
+        with self._lock:
+            self._pending.append((one, future, loop))
+            first = len(self._pending) == 1
+        if first:
+            self.engine.call(self._decide_pending)
+        decision = await future
+        return replace(decision, milliseconds=1000 * (time.perf_counter() - began))
+
+    def warm(self) -> None:
+        """Compute what all requests share."""
+        self.engine.call(
+            lambda: self.router.route(
+                self.engine.policy, self.renderer, [opening_of(self.preset, self.renderer, [Message("user", "?")])]
+            )
+        ).result()
+
+    def _decide_pending(self) -> None:
+        with self._lock:
+            mine, self._pending = self._pending, []
+        try:
+            decisions: Sequence[RouteDecision] = self.router.route(
+                self.engine.policy, self.renderer, [one for one, _, _ in mine]
+            )
+        except BaseException as problem:
+            for _, future, loop in mine:
+                _settle(loop, future, problem)
+            raise
+        for (_, future, loop), decision in zip(mine, decisions, strict=True):
+            _settle(loop, future, decision)
+
+
+def _settle(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[RouteDecision], outcome: RouteDecision | BaseException
+) -> None:
+    """Hand an outcome to a coroutine that may have been cancelled meanwhile, or whose loop is closed."""
+
+    def hand() -> None:
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(ApiError(500, "the router failed; the gateway's log says why"))
+        else:
+            future.set_result(outcome)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(hand)
+
+
+class RouteBook:
+    """Decisions by conversation; the conversations that were not seen for longest are forgotten first."""
+
+    def __init__(self, most: int = CONVERSATIONS) -> None:
+        self._most = most
+        self._known: OrderedDict[str, Routed] = OrderedDict()
+
+    def get(self, conversation: str) -> Routed | None:
+        """The decision of a conversation that is known."""
+        routed = self._known.get(conversation)
+        if routed is not None:
+            self._known.move_to_end(conversation)
+        return routed
+
+    def keep(self, conversation: str, routed: Routed) -> None:
+        """Keep a decision."""
+        self._known[conversation] = routed
+        self._known.move_to_end(conversation)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def conversation_key(asked: Asked, messages: Sequence[Mapping[str, Any]], owner: str, header: str) -> str:
+    """What a conversation is known by: the id that the client gives, or a hash of its owner and its first turns, of
+    `messages` (those of `asked` that are the conversation's own)."""
+    if header:
+        if len(header) > 128 or not header.isprintable() or not header.isascii():
+            raise ApiError(400, "x-trace-conversation must be at most 128 printable ASCII characters")
+        return header
+    opening: list[Any] = []
+    for message in messages:
+        opening.append([message["role"], message.get("content")])
+        if message["role"] == "user":
+            break
+    text = json.dumps([owner, asked.model, opening or asked.prompt], sort_keys=True)
+    return f"h-{hashlib.sha256(text.encode()).hexdigest()[:24]}"

@@ -1,0 +1,306 @@
+"""The gateway: routes each conversation once, asks an upstream, and says who answered.
+
+What a client may ask for as `model`: the routed name (the router decides), the base, a capability, or one version of
+an adapter. A conversation keeps its capability; a new champion of it answers the next turn. When the adapter that is
+needed is not live, the base answers or the request is refused, as the settings say; either is logged, counted and told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from errors import TraceError
+from models.router.router import RouteDecision
+from models.serving.fleet.lifecycle import AdapterFleet, AdapterState, ServedAdapter
+from models.serving.gateway.conversations import (
+    RouteBook,
+    Routed,
+    RouteMaker,
+    conversation_key,
+    first_words,
+    without_examples,
+)
+from models.serving.gateway.metrics import Metrics
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.traffic_log import Spoken, TrafficLog
+from models.serving.openai_api.errors import ApiError, unknown_model
+from models.serving.openai_api.requests import Asked, event
+from models.serving.upstreams.rendered import AdapterGone, Preset, Turn, Upstream
+
+logger = logging.getLogger("trace.gateway")
+
+
+@dataclass
+class Opened:
+    """A request whose route is known. `held` is the adapter that is acquired for it ("" for none)."""
+
+    turn: Turn
+    routed: Routed
+    held: str
+    headers: dict[str, str]
+    began: float
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A streamed answer that has begun. Whoever takes it calls `close`, also when no event was read."""
+
+    events: AsyncGenerator[bytes]
+    headers: Mapping[str, str]
+    close: Callable[[], Awaitable[None]]
+
+
+class Gateway:
+    """One gateway. `router` None serves the base, and adapters by name; `log` None stores nothing."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        upstream: Upstream,
+        fleet: AdapterFleet,
+        router: RouteMaker | None = None,
+        log: TrafficLog | None = None,
+        preset: Preset | None = None,
+    ) -> None:
+        self.settings, self.upstream, self.fleet = settings, upstream, fleet
+        self.router, self.log, self.preset = router, log, preset
+        self.metrics, self.book = Metrics(), RouteBook()
+        self.in_flight = 0
+
+    async def answer(self, asked: Asked, owner: str, header: str = "") -> tuple[dict[str, Any], Mapping[str, str]]:
+        """The body and headers of a whole answer. Raises `ApiError`."""
+        async with self._deadline():
+            opened = await self._open(asked, owner, header)
+            try:
+                body = await self._ask(opened)
+            finally:
+                self._release(opened)
+        self._close(opened, owner)
+        return body, opened.headers
+
+    async def stream(self, asked: Asked, owner: str, header: str = "") -> Streamed:
+        """A streamed answer; its first event has come when this returns. Raises `ApiError`."""
+        until = asyncio.get_running_loop().time() + self.settings.deadline
+        async with self._deadline():
+            opened = await self._open(asked, owner, header)
+            try:
+                events, first = await self._first(opened)
+            except BaseException:
+                self._release(opened)
+                raise
+
+        async def close() -> None:
+            await events.aclose()
+            self._release(opened)
+
+        return Streamed(self._events(opened, events, first, until, owner), opened.headers, close)
+
+    def models(self) -> list[dict[str, Any]]:
+        """What `/v1/models` lists."""
+        settings = self.settings
+        rows = [{"id": settings.routed, "root": settings.base, "parent": None}] if self.router else []
+        rows += [{"id": settings.base, "root": settings.base, "parent": None}]
+        live = [a for a in self.fleet.adapters() if a.state == AdapterState.LIVE]
+        rows += [{"id": a.name, "root": settings.base, "parent": settings.base} for a in live]
+        return [row | {"object": "model", "created": 0, "owned_by": "trace"} for row in rows]
+
+    # --- choosing ---------------------------------------------------------------------------------------------
+
+    async def _open(self, asked: Asked, owner: str, header: str) -> Opened:
+        preset = self.preset if asked.chat and not asked.tools and _plain(asked) else None
+        routed = await self._route(asked, owner, header)
+        wanted = routed.decision.capability
+        adapter = self.fleet.acquire(wanted) if wanted else None
+        missing = wanted if wanted and adapter is None else ""
+        if missing:
+            self._missing(missing)
+        listen = self.log is not None and self.log.wants(routed.name)
+        name = adapter.name if adapter else self.settings.base
+        turn = Turn(asked, adapter, name, routed.name, preset, listen)
+        headers = self._headers(routed, adapter, missing, preset)
+        return Opened(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
+
+    async def _route(self, asked: Asked, owner: str, header: str) -> Routed:
+        preset = self.router.preset if self.router else self.preset
+        messages = without_examples(asked.messages, preset) if preset else asked.messages
+        key = conversation_key(asked, messages, owner, header)
+        scoped = f"{owner}/{key}"
+        known = self.book.get(scoped)
+        again = not header and not any(m["role"] == "assistant" for m in messages)
+        if known is not None and again and known.turns:
+            # The same first words once more, and no answer to them yet: another conversation of the same kind.
+            number = int(known.name.rpartition(".")[2]) if "." in known.name else 1
+            known = replace(known, name=f"{key}.{number + 1}", turns=0)
+        explicit = self._explicit(asked.model)
+        if explicit is not None:
+            decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
+            known = Routed(known.name if known else key, decision, "", time.monotonic(), known.turns if known else 0)
+        elif known is None or known.decision.mode == "asked":
+            known = Routed(known.name if known else key, *await self._decide(asked, messages), time.monotonic())
+        known = replace(known, turns=known.turns + 1)
+        self.book.keep(scoped, known)
+        if known.name != key:
+            self.book.keep(f"{owner}/{known.name}", known)
+        return known
+
+    def _explicit(self, model: str) -> str | None:
+        """The capability that a model name asks for ("": the base), or None for the router. Raises `ApiError` (404)."""
+        if model == self.settings.routed and self.router is not None:
+            return None
+        if model == self.settings.base:
+            return ""
+        adapters = self.fleet.adapters()
+        for adapter in adapters:
+            if model == adapter.capability or (model == adapter.name and adapter.state == AdapterState.LIVE):
+                return adapter.capability
+        raise unknown_model(model, [row["id"] for row in self.models()])
+
+    async def _decide(self, asked: Asked, messages: Sequence[Mapping[str, Any]]) -> tuple[RouteDecision, str]:
+        """The router's decision on the conversation's own messages. What is not served counts as no adapter."""
+        assert self.router is not None
+        try:
+            words = first_words(messages) if asked.chat else asked.prompt
+            if not isinstance(words, str) or not words:
+                decision = RouteDecision("", {"": 1.0}, (), 0.0, "off")
+            else:
+                decision = await self.router.decide(words)
+        except ApiError:
+            raise
+        except TraceError as problem:
+            logger.error("a request was not routed: %s", problem)
+            raise ApiError(503, "the router cannot decide at the moment; ask again") from None
+        decision = self._composed(decision)
+        if decision.capability and decision.capability not in {a.capability for a in self.fleet.adapters()}:
+            decision = replace(decision, capability="")
+        probability = max(decision.probabilities.values(), default=1.0)
+        self.metrics.routed(decision.capability, decision.mode, decision.milliseconds, probability)
+        return decision, self.router.version
+
+    def _composed(self, decision: RouteDecision) -> RouteDecision:
+        """With composition on: the published adapter of the decision's mixture, where there is one."""
+        from models.adapters.blending import blend_name, blend_parts
+
+        if not self.settings.compose or not decision.capability:
+            return decision
+        mixture = decision.mixture(self.settings.compose)
+        if not blend_parts(mixture):  # spread over too many to name
+            return decision
+        name = blend_name(mixture)
+        served = {a.capability for a in self.fleet.adapters() if a.state == AdapterState.LIVE}
+        return replace(decision, capability=name) if name in served else decision
+
+    def _missing(self, capability: str) -> None:
+        """The adapter is not live: refuse, or let the base answer. Raises `ApiError` (503)."""
+        self.metrics.missing.labels(capability, self.settings.missing).inc()
+        logger.warning("the adapter of %s is not live: %s", capability, self.settings.missing)
+        if self.settings.missing == "503":
+            raise ApiError(
+                503, f"the adapter of {capability!r} is not live; ask again later", code="adapter_unavailable"
+            )
+
+    def _headers(
+        self, routed: Routed, adapter: ServedAdapter | None, missing: str, preset: Preset | None
+    ) -> dict[str, str]:
+        decision = routed.decision
+        headers = {
+            "x-trace-conversation": routed.name,
+            "x-trace-adapter": adapter.name if adapter else "none",
+            "x-trace-capability": decision.capability or "none",
+            "x-trace-mode": decision.mode,
+            "x-trace-route": json.dumps({k or "none": round(v, 4) for k, v in decision.probabilities.items()}),
+            "x-trace-router-ms": f"{decision.milliseconds:.1f}",
+        }
+        if adapter:
+            headers["x-trace-version"] = adapter.version
+        if routed.router:
+            headers["x-trace-router"] = routed.router
+        if missing:
+            headers["x-trace-missing"] = missing
+        if preset:
+            headers["x-trace-preset"] = preset.name
+        return headers
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                yield
+        except TimeoutError:
+            raise self._late() from None
+
+    def _late(self) -> ApiError:
+        return ApiError(504, f"no answer within {self.settings.deadline:g} seconds; ask for less, or later")
+
+    async def _ask(self, opened: Opened) -> dict[str, Any]:
+        try:
+            return await self.upstream.answer(opened.turn)
+        except AdapterGone as gone:
+            self._instead(opened, gone)
+            return await self.upstream.answer(opened.turn)
+
+    async def _first(self, opened: Opened) -> tuple[AsyncGenerator[bytes], bytes]:
+        """The events of a stream, and the first of them: until it has come, the request can still be refused."""
+        events = self.upstream.stream(opened.turn)
+        try:
+            return events, await anext(events)
+        except AdapterGone as gone:
+            self._instead(opened, gone)
+            events = self.upstream.stream(opened.turn)
+            return events, await anext(events)
+
+    def _instead(self, opened: Opened, gone: AdapterGone) -> None:
+        """A server did not know the adapter: it is not asked for it again before it was proven anew."""
+        turn = opened.turn
+        assert turn.adapter is not None
+        self.fleet.report(turn.adapter.name, gone.replica)
+        self._missing(turn.adapter.capability)
+        opened.headers |= {"x-trace-adapter": "none", "x-trace-missing": turn.adapter.capability}
+        opened.headers.pop("x-trace-version", None)
+        opened.turn = replace(turn, name=self.settings.base, adapter=None)
+
+    async def _events(
+        self, opened: Opened, events: AsyncGenerator[bytes], first: bytes, until: float, owner: str
+    ) -> AsyncGenerator[bytes]:
+        """The rest of a stream. What goes wrong now is told as an event: the status is sent already."""
+        whole = False
+        try:
+            yield first
+            async with contextlib.aclosing(events), asyncio.timeout_at(until):
+                async for part in events:
+                    yield part
+            whole = True
+        except TimeoutError:
+            yield event(self._late().body)
+        except ApiError as problem:
+            yield event(problem.body)
+        finally:
+            self._release(opened)
+            if whole:
+                self._close(opened, owner)
+
+    def _release(self, opened: Opened) -> None:
+        if opened.held:
+            self.fleet.release(opened.held)
+            opened.held = ""
+
+    def _close(self, opened: Opened, owner: str) -> None:
+        """Count an answer, and have it stored."""
+        turn, heard = opened.turn, opened.turn.heard
+        self.metrics.answered(turn.name, heard.usage.prompt, heard.usage.completion)
+        self.metrics.seconds.observe(time.monotonic() - opened.began)
+        if self.log is not None and turn.listen:
+            self.log.add(Spoken(owner, opened.routed, turn, time.monotonic() - opened.began))
+
+
+def _plain(asked: Asked) -> bool:
+    """Whether a request brings no instructions of its own."""
+    return not any(m["role"] in ("system", "developer") for m in asked.messages)

@@ -1,0 +1,178 @@
+"""Conversations that the gateway stores, and what people say of them.
+
+Writing happens in a thread of its own, so that no answer waits for the database. When the database cannot keep up,
+conversations are dropped and counted: serving goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from db import Store, row_id
+from db.columns import utc_now
+from errors import StoreError
+from models.policy import PolicyIdentity
+from models.serving.gateway.conversations import Routed
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import ROLES
+from models.serving.upstreams.rendered import Turn
+
+logger = logging.getLogger("trace.gateway")
+WAITING = 1000
+LONGEST_COMMENT = 4000
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One answered turn of a conversation."""
+
+    owner: str
+    routed: Routed
+    turn: Turn
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What somebody says of a conversation; at least one of the three. `reward` lies in [0, 1]."""
+
+    conversation: str
+    reward: float | None = None
+    success: bool | None = None
+    comment: str = ""
+
+
+class TrafficLog:
+    """`sample` is the share of conversations that is stored, by their name: a conversation is stored whole or not."""
+
+    def __init__(
+        self, store: Store, identity: PolicyIdentity, target: str, sample: float, count: Callable[[str], None]
+    ) -> None:
+        self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
+        self._queue: queue.Queue[Spoken | threading.Event | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
+        self._thread.start()
+
+    def wants(self, conversation: str) -> bool:
+        """Whether a conversation is one of the sample."""
+        return zlib.crc32(conversation.encode()) < self._sample * 2**32
+
+    def add(self, spoken: Spoken) -> None:
+        """Have an answered turn stored."""
+        try:
+            self._queue.put_nowait(spoken)
+        except queue.Full:
+            self._count("dropped")
+
+    def flush(self) -> None:
+        """Wait until what was added so far is stored."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait()
+
+    def close(self) -> None:
+        """Store what waits, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
+        """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404)."""
+        self.flush()
+        key = conversation_id(owner, feedback.conversation)
+        row = self._store.row("conversations", id=key)
+        if row is None:
+            raise ApiError(
+                404,
+                f"conversation {feedback.conversation[:128]!r} is not stored (of all conversations {self._sample:.0%} "
+                "are); give the id of the header x-trace-conversation",
+                code="conversation_not_found",
+                param="conversation",
+            )
+        said: dict[str, Any] = {
+            "reward": feedback.reward if feedback.reward is not None else row["reward"],
+            "success": feedback.success if feedback.success is not None else row["success"],
+            "comment": feedback.comment or row["comment"],
+        }
+        if said["success"] is None and said["reward"] is not None:
+            said["success"] = said["reward"] >= 0.5
+        if said["reward"] is None and said["success"] is not None:
+            said["reward"] = float(said["success"])
+        self._store.put("conversations", [row | said | {"feedback_at": utc_now()}], replace=True)
+        return {"conversation": feedback.conversation, **said}
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._keep(item)
+                self._count("stored")
+            except StoreError as problem:
+                self._count("dropped")
+                logger.error("a conversation was not stored: %s", problem)
+            except Exception:  # a thread that ends would leave whoever gives feedback waiting for ever
+                self._count("dropped")
+                logger.exception("a conversation was not stored")
+
+    def _keep(self, spoken: Spoken) -> None:
+        routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked
+        decision, adapter = routed.decision, turn.adapter
+        key = conversation_id(spoken.owner, routed.name)
+        said = [dict(m) | {"role": ROLES[m["role"]]} for m in asked.messages]
+        if not asked.chat:
+            said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
+        before = self._store.row("conversations", id=key)
+        preset = turn.preset
+        row = {
+            "id": key,
+            "conversation": routed.name,
+            "target": self._target,
+            "base": self._identity.base,
+            "policy_id": self._identity.id,
+            "capability": decision.capability,
+            "adapter": adapter.name if adapter else "",
+            "mode": decision.mode,
+            "router_version": routed.router,
+            "probabilities": {k or "none": v for k, v in decision.probabilities.items()},
+            "routing_milliseconds": decision.milliseconds,
+            "messages": [*said, turn.heard.message],
+            "tools": [t["function"]["name"] for t in (asked.tools or (preset.tools if preset else ()))],
+            "turns": routed.turns,
+            "prompt_tokens": turn.heard.usage.prompt + (before["prompt_tokens"] if before else 0),
+            "sampled_tokens": turn.heard.usage.completion + (before["sampled_tokens"] if before else 0),
+            "seconds": spoken.seconds + (before["seconds"] if before else 0.0),
+            "updated_at": utc_now(),
+        }
+        self._store.put(
+            "conversations", [{"comment": "", "created_at": utc_now()} | (before or {}) | row], replace=True
+        )
+
+
+def conversation_id(owner: str, conversation: str) -> str:
+    """The key of a stored conversation: owners cannot speak of one another's."""
+    return row_id("conversation", owner, conversation)
+
+
+def parse_feedback(body: dict[str, Any]) -> Feedback:
+    """Feedback from a request's body. Raises `ApiError` (400)."""
+    conversation, reward, success = body.get("conversation"), body.get("reward"), body.get("success")
+    comment = body.get("comment")
+    if not isinstance(conversation, str) or not conversation:
+        raise ApiError(400, "conversation must be the id of the header x-trace-conversation", param="conversation")
+    number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    if reward is not None and not (number and 0 <= reward <= 1):
+        raise ApiError(400, f"reward is {reward!r:.40}; give a number from 0 to 1", param="reward")
+    if success is not None and not isinstance(success, bool):
+        raise ApiError(400, f"success is {success!r:.40}; give true or false", param="success")
+    if comment is not None and (not isinstance(comment, str) or len(comment) > LONGEST_COMMENT):
+        raise ApiError(400, f"comment must be a text of at most {LONGEST_COMMENT} characters", param="comment")
+    if reward is None and success is None and not comment:
+        raise ApiError(400, "feedback needs reward, success or comment")
+    return Feedback(conversation, None if reward is None else float(reward), success, comment or "")

@@ -1,0 +1,274 @@
+"""Chat completions as OpenAI's API has them: what is asked, checked, and turned into this project's messages.
+
+Checked here is what the gateway itself relies on. What only a server behind it understands (images, audio, sampling
+options) is passed on to such a server, and refused by name where this process answers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from environments.contract import Action, Message, Role, ToolCall
+from models.serving.openai_api.errors import ApiError
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+MOST_MESSAGES = 4096
+# What this process cannot do, by parameter, with the values that ask for nothing.
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "n": (None, 1),
+    "logprobs": (None, False, 0),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "top_p": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
+    completion's ("" for chat). `body` is what came, for a server behind the gateway."""
+
+    model: str
+    chat: bool
+    body: Mapping[str, Any]
+    messages: Sequence[Mapping[str, Any]] = ()
+    prompt: str | Sequence[int] = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    stream: bool = False
+    usage_in_stream: bool = False
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request: `prompt` read and `completion` sampled."""
+
+    prompt: int = 0
+    completion: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What all parts of one answer share. `model` names who answered."""
+
+    model: str
+    chat: bool = True
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, action: Action, finish: str, usage: Usage) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        if self.chat:
+            message: dict[str, Any] = {"role": "assistant", "content": action.content or None, "refusal": None}
+            if action.tool_calls:
+                message["tool_calls"] = calls_as_dicts(action.tool_calls)
+                choice["finish_reason"] = "tool_calls"
+            elif message["content"] is None:
+                message["content"] = action.malformed
+            choice["message"] = message
+        else:
+            choice["text"] = action.content
+        return self._head("chat.completion" if self.chat else "text_completion") | {
+            "choices": [choice],
+            "usage": usage.as_dict(),
+        }
+
+    def chunk(self, delta: Mapping[str, Any] | str | None, finish: str | None = None) -> dict[str, Any]:
+        """One part of a streamed answer; a text completion's delta is a text."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+        choice |= {"delta": delta or {}} if self.chat else {"text": delta or ""}
+        return self._head("chat.completion.chunk" if self.chat else "text_completion") | {"choices": [choice]}
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The last part of a stream that was asked for its usage."""
+        head = self._head("chat.completion.chunk" if self.chat else "text_completion")
+        return head | {"choices": [], "usage": usage.as_dict()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+
+
+def event(value: Mapping[str, Any] | str) -> bytes:
+    """One server-sent event."""
+    return f"data: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+DONE = event("[DONE]")
+
+
+def calls_as_dicts(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Tool calls as OpenAI's API writes them; ids are made where there is none that is unique."""
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments), ensure_ascii=False)},
+        }
+        for c in calls
+    ]
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a request's body."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as problem:
+        raise ApiError(400, f"the body is not JSON: {str(problem)[:200]}") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body is a JSON {type(body).__name__}; send an object")
+    return body
+
+
+def parse_chat(body: dict[str, Any], size: int = 0) -> Asked:
+    """A request to `/v1/chat/completions`. Raises `ApiError` (400) naming the parameter that is wrong."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(400, "messages must be a list with at least one message", param="messages")
+    if len(messages) > MOST_MESSAGES:
+        raise ApiError(400, f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", param="messages")
+    for index, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ROLES:
+            raise ApiError(
+                400,
+                f"messages[{index}] has role {role!r:.60}; use one of {', '.join(ROLES)}",
+                param=f"messages[{index}].role",
+            )
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
+        raise ApiError(400, 'tools must be a list of {"type": "function", "function": {"name": ...}}', param="tools")
+    if body.get("tool_choice") == "none":
+        tools = []
+    return _common(body, True, size=size, messages=messages, tools=tools)
+
+
+def parse_completion(body: dict[str, Any], size: int = 0) -> Asked:
+    """A request to `/v1/completions`: one prompt, a text or token ids."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    ids = isinstance(prompt, list) and prompt and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    if not (ids or (isinstance(prompt, str) and prompt)):
+        raise ApiError(400, "prompt must be one text, or one list of token ids, that is not empty", param="prompt")
+    return _common(body, False, size=size, prompt=cast("str | list[int]", prompt))
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def _common(body: dict[str, Any], chat: bool, **given: Any) -> Asked:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise ApiError(400, "model must be a name; /v1/models lists them", param="model")
+    options = body.get("stream_options") or {}
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
+        raise ApiError(400, "stop must be a text or a list of texts", param="stop")
+    if not isinstance(options, dict):
+        raise ApiError(400, "stream_options must be an object", param="stream_options")
+    longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True)
+    if longest is None:
+        longest = _number(body, "max_tokens", 1, 1 << 20, whole=True)
+    temperature = _number(body, "temperature", 0, 2)
+    seed = _number(body, "seed", -(1 << 63), (1 << 63) - 1, whole=True)
+    return Asked(
+        model=model,
+        chat=chat,
+        body=body,
+        stream=bool(body.get("stream")),
+        usage_in_stream=bool(options.get("include_usage")),
+        max_tokens=None if longest is None else int(longest),
+        temperature=1.0 if temperature is None else float(temperature),
+        seed=None if seed is None else int(seed) % (1 << 63),
+        stop=tuple(stop),
+        **given,
+    )
+
+
+def _number(body: Mapping[str, Any], name: str, low: float, high: float, whole: bool = False) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        raise ApiError(400, f"{name} is {value!r:.40}; give {kind} from {low} to {high}", param=name)
+    return cast("float", value)
+
+
+def refuse_unsupported(asked: Asked) -> None:
+    """Raises `ApiError` for what this process cannot do; a server behind the gateway decides for itself."""
+    for name, nothing in REFUSED.items():
+        if asked.body.get(name) not in nothing:
+            raise ApiError(400, f"{name} is not supported by the model in this process; leave it out", param=name)
+    if asked.body.get("tool_choice") not in (None, "auto", "none"):
+        raise ApiError(400, "tool_choice can be auto or none for the model in this process", param="tool_choice")
+    kind = asked.body.get("response_format")
+    if isinstance(kind, dict) and kind.get("type") not in (None, "text"):
+        raise ApiError(400, "response_format can be text only for the model in this process", param="response_format")
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a message's content: a string, nothing, or text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    ):
+        return "".join(part["text"] for part in content)
+    raise ApiError(400, f"{where} holds something that is not text; send text", param=where)
+
+
+def to_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """This project's messages; neighbours of role user or system become one, as an append-only template wants it."""
+    messages: list[Message] = []
+    for index, one in enumerate(raw):
+        where = f"messages[{index}]"
+        role = cast("Role", ROLES[one["role"]])
+        text = text_of(one.get("content"), f"{where}.content")
+        calls = tuple(_call(call, f"{where}.tool_calls") for call in one.get("tool_calls") or ())
+        if messages and role in ("user", "system") and messages[-1].role == role:
+            messages[-1] = Message(role, f"{messages[-1].content}\n{text}")
+        else:
+            given = one.get("tool_call_id")
+            messages.append(Message(role, text, calls, given if isinstance(given, str) else ""))
+    return messages
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    try:
+        function = call["function"]
+        written = function.get("arguments") or "{}"
+        arguments = json.loads(written) if isinstance(written, str) else written
+        return ToolCall(str(function["name"]), dict(arguments), str(call.get("id") or ""))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ApiError(400, f"{where} is not a list of calls with a name and JSON arguments", param=where) from None

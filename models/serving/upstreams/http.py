@@ -1,0 +1,332 @@
+"""OpenAI-compatible servers behind the gateway: several replicas of the same models, over aiohttp.
+
+With httpx, four fifths of a request's processor time went into its client (`benchmarks/serving.py` has both).
+
+`HttpUpstream` passes a request on as it came, with the model's name replaced: the server's own chat template and tool
+parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `LocalUpstream` instead:
+the gateway renders, the server completes token ids (vLLM's `return_token_ids`), and the gateway reads the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from environments.contract import canonical_json
+from errors import ConfigurationError
+from models.policy import Generation, Request
+from models.serving.openai_api.errors import KINDS, ApiError, too_long
+from models.serving.openai_api.requests import ROLES, Usage
+from models.serving.upstreams.rendered import AdapterGone, Replica, Turn
+
+CONNECT_SECONDS = 5.0
+HEALTH_SECONDS = 2.0
+# Shorter than the five seconds after which uvicorn, and so vLLM's server, closes a connection that nobody uses: a
+# request on one that is being closed fails.
+IDLE_SECONDS = 2.0
+LONGEST_MESSAGE = 500
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Addresses (with or without `/v1`), and the key that the servers ask for."""
+
+    urls: Sequence[str]
+    key: str = ""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Without `/v1`."""
+        if not self.urls:
+            raise ConfigurationError("no server is given; name at least one")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in self.urls)
+
+
+class Pool:
+    """Connections to replicas; a request goes to the one with the fewest in flight. Used on one event loop."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.addresses, self.retries = servers.addresses, 0
+        self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
+        self._opened: aiohttp.ClientSession | None = None
+        self._busy: Counter[str] = Counter()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Opened at the first request: it belongs to the event loop that runs then."""
+        if self._opened is None:
+            # The gateway's deadline ends what takes too long; here only connecting has a limit. Proxies are not asked,
+            # cookies not kept.
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+            )
+        return self._opened
+
+    @contextlib.asynccontextmanager
+    async def post(
+        self, path: str, body: bytes, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
+        """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
+        asked (all when empty). A replica that cannot be reached is left out for this request. Raises `ApiError`."""
+        asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
+        left = [a for a in self.addresses if a in asked] or list(self.addresses)
+        while left:
+            address = min(left, key=lambda a: self._busy[a])
+            left.remove(address)
+            self._busy[address] += 1
+            try:
+                try:
+                    response = await self._session.post(
+                        f"{address}{path}", data=body, headers=JSON, allow_redirects=False
+                    )
+                except aiohttp.ClientConnectionError:
+                    self.retries += bool(left)
+                    continue
+                except aiohttp.ClientError:
+                    raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
+                try:
+                    yield address, response
+                except aiohttp.ClientError:
+                    raise ApiError(502, "the server behind the gateway broke off its answer; ask again") from None
+                finally:
+                    # Closes the connection of an answer that was not read to its end: the server stops working on it.
+                    response.release()
+                return
+            finally:
+                self._busy[address] -= 1
+        raise ApiError(503, "no server behind the gateway answers; ask again later")
+
+    async def replicas(self) -> list[Replica]:
+        """Every replica, asked now."""
+        return list(await asyncio.gather(*map(self._look, self.addresses)))
+
+    async def _look(self, address: str) -> Replica:
+        try:
+            limit = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
+            async with self._session.get(f"{address}/health", timeout=limit, allow_redirects=False) as answer:
+                return Replica(address, answer.status == 200, "" if answer.status == 200 else f"{answer.status}")
+        except (aiohttp.ClientError, TimeoutError) as problem:
+            return Replica(address, False, type(problem).__name__)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._opened is not None:
+            await self._opened.close()
+
+
+class HttpUpstream:
+    """Passes requests on. `base` is the name that the servers give their base model."""
+
+    def __init__(self, pool: Pool, base: str) -> None:
+        self.pool, self.base = pool, base
+
+    async def answer(self, turn: Turn) -> dict[str, Any]:
+        """The body of the server's answer. Raises `ApiError` (502) if somebody else answered than was asked."""
+        path, content, holders = self._request(turn)
+        async with self.pool.post(path, content, holders) as (address, response):
+            raw = await response.read()
+            if response.status != 200:
+                raise _problem(response.status, raw, turn, address)
+        body = _json(raw)
+        self._check(body, turn)
+        usage = body.get("usage") or {}
+        choice = (body.get("choices") or [{}])[0]
+        turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+        turn.heard.finish = str(choice.get("finish_reason"))
+        turn.heard.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+        return body | {"model": turn.name}
+
+    async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
+        """The server's events as they are; they are read only when somebody listens."""
+        path, content, holders = self._request(turn)
+        async with self.pool.post(path, content, holders) as (address, response):
+            if response.status != 200:
+                raise _problem(response.status, await response.read(), turn, address)
+            first = True
+            async for events in _events(response):
+                for data in events:
+                    if data != b"[DONE]" and (first or turn.listen):
+                        chunk = _json(data)
+                        if first:
+                            self._check(chunk, turn)
+                        _hear(turn, chunk)
+                        first = False
+                yield b"".join(b"data: %b\n\n" % data for data in events)
+
+    async def replicas(self) -> list[Replica]:
+        return await self.pool.replicas()
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+    def _name(self, turn: Turn) -> str:
+        return turn.adapter.name if turn.adapter else self.base
+
+    def _check(self, body: Mapping[str, Any], turn: Turn) -> None:
+        if "error" not in body and body.get("model") != self._name(turn):
+            raise ApiError(502, f"the server answered as {body.get('model')!r:.80}, asked was {self._name(turn)!r}")
+
+    def _request(self, turn: Turn) -> tuple[str, bytes, Sequence[str]]:
+        body = dict(turn.asked.body) | {"model": self._name(turn)}
+        if turn.asked.chat and turn.preset:
+            ahead = [{"role": "system", "content": turn.preset.instructions}]
+            body["messages"] = [*ahead, *map(_as_openai, turn.preset.examples), *turn.asked.messages]
+            body["tools"] = list(turn.preset.tools)
+        path = "/v1/chat/completions" if turn.asked.chat else "/v1/completions"
+        return path, json.dumps(body, ensure_ascii=False).encode(), turn.adapter.replicas if turn.adapter else ()
+
+
+class HttpTokens:
+    """A token engine on vLLM servers: what `LocalEngine` is to the model in this process."""
+
+    def __init__(self, pool: Pool, base: str, context: int, stop_ids: frozenset[int]) -> None:
+        self.pool, self.base, self.context, self.stop_ids = pool, base, context, sorted(stop_ids)
+
+    async def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]:
+        """New ids as they come, and at last the whole `Generation` (without log-probabilities)."""
+        body = {
+            "model": request.adapter or self.base,
+            "prompt": list(request.prompt),
+            "max_tokens": request.sampling.max_tokens,
+            "temperature": request.sampling.temperature,
+            "seed": request.sampling.seed % 2**31,
+            "top_p": 1.0,
+            "top_k": -1,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": self.stop_ids,
+            "stream": streamed,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+        }
+        ids, finish = list[int](), "length"
+        async with self.pool.post("/v1/completions", canonical_json(body).encode(), holders) as (address, response):
+            if response.status != 200:
+                raw = await response.read()
+                if response.status == 404 and request.adapter:
+                    raise AdapterGone(address)
+                raise _refusal(response.status, raw)
+            async for chunk in _chunks(response, streamed):
+                for choice in chunk.get("choices") or ():
+                    fresh = [int(i) for i in choice.get("token_ids") or ()]
+                    finish = choice.get("finish_reason") or finish
+                    ids += fresh
+                    if streamed and fresh:
+                        yield fresh
+        yield Generation(request.session, tuple(ids), (), "stop" if finish == "stop" else "length")
+
+    async def replicas(self) -> list[Replica]:
+        return await self.pool.replicas()
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes]]:
+    """The data of a streamed answer's events, those that came together in one list. Lines have any length: aiohttp's
+    own reader of lines has a limit."""
+    rest = b""
+    async for part in response.content.iter_any():
+        *lines, rest = (rest + part).split(b"\n")
+        if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
+            yield events
+    if rest.startswith(b"data:"):
+        yield [rest[5:].strip()]
+
+
+async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGenerator[dict[str, Any]]:
+    """The parts of a server's answer; one when it was not streamed."""
+    if not streamed:
+        yield _json(await response.read())
+        return
+    async for events in _events(response):
+        for data in events:
+            if data != b"[DONE]":
+                yield _json(data)
+
+
+def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
+    """Add a part of a streamed answer to what was heard."""
+    heard, usage = turn.heard, chunk.get("usage")
+    if usage:
+        heard.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    message = heard.message
+    message.setdefault("role", "assistant")
+    for choice in chunk.get("choices") or ():
+        heard.finish = choice.get("finish_reason") or heard.finish
+        delta = choice.get("delta") or {"content": choice.get("text")}
+        if delta.get("content"):
+            message["content"] = (message.get("content") or "") + delta["content"]
+        for part in delta.get("tool_calls") or ():
+            calls = message.setdefault("tool_calls", [])
+            while len(calls) <= part.get("index", 0):
+                calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+            call, function = calls[part.get("index", 0)], part.get("function") or {}
+            call["id"] = part.get("id") or call["id"]
+            call["function"]["name"] += function.get("name") or ""
+            call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _as_openai(message: Any) -> dict[str, Any]:
+    """A worked example as a server takes it."""
+    one: dict[str, Any] = {"role": ROLES[message.role], "content": message.content}
+    if message.tool_calls:
+        one["tool_calls"] = [
+            {
+                "id": c.id or f"call_{i}",
+                "type": "function",
+                "function": {"name": c.name, "arguments": json.dumps(dict(c.arguments))},
+            }
+            for i, c in enumerate(message.tool_calls)
+        ]
+    if message.role == "tool":
+        one["tool_call_id"] = message.tool_call_id or "call_0"
+    return one
+
+
+def _json(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        raise ApiError(502, "the server behind the gateway answered something that is not JSON") from None
+    if not isinstance(body, dict):
+        raise ApiError(502, "the server behind the gateway answered something that is no answer")
+    return body
+
+
+def _problem(status: int, raw: bytes, turn: Turn, address: str) -> Exception:
+    """What a client is told of a server's refusal. The server's own words are passed on only where the client's
+    request is at fault: others may tell of machines and paths."""
+    if status == 404 and turn.adapter is not None:
+        return AdapterGone(address)
+    return _refusal(status, raw)
+
+
+def _refusal(status: int, raw: bytes) -> Exception:
+    try:
+        said = json.loads(raw)
+        error = said.get("error") or said
+        message = str(error.get("message") or "")[:LONGEST_MESSAGE]
+    except (ValueError, AttributeError):
+        message = ""
+    if status == 400 and "context" in message and "length" in message:
+        return too_long(message)
+    if status in (400, 413, 422):
+        return ApiError(400, message or "the server behind the gateway refused the request")
+    if status == 429:
+        return ApiError(429, "the servers behind the gateway are busy; ask again")
+    return ApiError(
+        status if status in KINDS and status >= 500 else 502, "the server behind the gateway failed; ask again"
+    )

@@ -1,0 +1,285 @@
+"""The local model as a server needs it: one thread owns the policy, any number of callers wait for tokens.
+
+Turns are sampled together when they use one adapter and one shared prefix. Turns of another adapter wait for the batch
+to end, and once the first of them has waited `PATIENCE` seconds, nothing more joins the batch: no adapter starves
+another. Work on the policy itself (routing, loading an adapter) runs between two forward passes, or, `alone`, when no
+turn is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from errors import PolicyError, ProviderError, TraceError
+from models.adapters.deltas import folder_deltas
+from models.local.policy import LocalPolicy
+from models.policy import Generation, Request
+from models.serving.upstreams.rendered import Replica
+
+T = TypeVar("T")
+PATIENCE = 2.0
+
+
+@dataclass(eq=False)
+class _Turn:
+    """A turn that somebody waits for. Parts go to `parts` in the caller's event loop."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    parts: asyncio.Queue[list[int] | Generation | TraceError]
+    streamed: bool
+    since: float = field(default_factory=time.monotonic)
+    told: int = 0
+
+    @property
+    def key(self) -> tuple[str | None, tuple[int, ...]]:
+        return self.request.adapter, tuple(self.request.prompt[: self.request.shared])
+
+    def tell(self, part: list[int] | Generation | TraceError) -> None:
+        """Hand a part over; a loop that is closed has nobody who waits."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.parts.put_nowait, part)
+
+
+@dataclass(eq=False)
+class _Call:
+    work: Callable[[], Any]
+    future: Future[Any]
+    alone: bool
+
+
+class LocalEngine:
+    """Use as a context manager, or `start` and `stop`. Thread-safe."""
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.policy = policy
+        self._inbox: queue.SimpleQueue[_Turn | _Call | str | None] = queue.SimpleQueue()
+        self._waiting: deque[_Turn] = deque()
+        self._sampling: dict[str, _Turn] = {}
+        self._alone: deque[_Call] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Lock()
+        self._open = False
+        self._count = 0
+
+    def start(self) -> None:
+        """Begin to work."""
+        if self._thread is None:
+            self._open = True
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End; whoever still waits is told."""
+        if self._thread is not None:
+            self._inbox.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> LocalEngine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def load(self) -> int:
+        """Turns that wait or are being sampled."""
+        return len(self._waiting) + len(self._sampling)
+
+    def call(self, work: Callable[[], T], alone: bool = False) -> Future[T]:
+        """Run `work` in the thread that owns the policy; `alone`: while no turn is in flight."""
+        future: Future[T] = Future()
+        self._post(_Call(work, future, alone))
+        return future
+
+    @property
+    def context(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        return self.policy.context
+
+    async def replicas(self) -> list[Replica]:
+        """This process."""
+        return [Replica("this process", self.alive, "" if self.alive else "the model's thread has ended; start again")]
+
+    async def close(self) -> None:
+        """End the thread; whoever still waits is told."""
+        await asyncio.to_thread(self.stop)
+
+    async def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]:
+        """Sample one turn: new ids as they come (when `streamed`), and at last the whole `Generation`.
+
+        A caller that stops iterating (or is cancelled) ends the turn. Raises what `LocalPolicy.submit` raises.
+        """
+        self._count += 1
+        mine = replace(request, session=f"{request.session}#{self._count}")
+        turn = _Turn(mine, asyncio.get_running_loop(), asyncio.Queue(), streamed)
+        self._post(turn)
+        over = False
+        try:
+            while not over:
+                part = await turn.parts.get()
+                over = not isinstance(part, list)
+                if isinstance(part, TraceError):
+                    raise part
+                yield part
+        finally:
+            if not over:
+                self._inbox.put(mine.session)
+
+    def _post(self, item: _Turn | _Call) -> None:
+        with self._closing:
+            if not self._open:
+                raise ProviderError("the local model is not running; start its engine", transient=True)
+            self._inbox.put(item)
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                self._calls_alone()
+                if not self._alone:
+                    self._admit()
+                if self.policy.busy:
+                    self._deliver(self.policy.step())
+        finally:
+            self._end()
+
+    def _take(self) -> bool:
+        """Everything in the inbox; waits only when there is nothing else to do. False: stop."""
+        idle = not self.policy.busy and not self._waiting and not self._alone
+        while True:
+            try:
+                item = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if item is None:
+                return False
+            if isinstance(item, _Turn):
+                self._waiting.append(item)
+            elif isinstance(item, str):
+                self._cancel(item)
+            elif item.alone:
+                self._alone.append(item)
+            else:
+                _do(item)
+
+    def _cancel(self, session: str) -> None:
+        self._waiting = deque(turn for turn in self._waiting if turn.request.session != session)
+        if self._sampling.pop(session, None) is not None:
+            self.policy.cancel(session)
+
+    def _calls_alone(self) -> None:
+        while self._alone and not self.policy.busy:
+            _do(self._alone.popleft())
+
+    def _admit(self) -> None:
+        """Hand the turns that may join the batch to the policy."""
+        if not self._waiting:
+            return
+        if self._sampling:
+            key = next(iter(self._sampling.values())).key
+            odd = next((turn for turn in self._waiting if turn.key != key), None)
+            if odd is not None and time.monotonic() - odd.since > PATIENCE:
+                return
+        else:
+            key = self._waiting[0].key
+        stay: deque[_Turn] = deque()
+        for turn in self._waiting:
+            if turn.key != key or len(self._sampling) >= self.policy.rows:
+                stay.append(turn)
+                continue
+            try:
+                self.policy.submit(turn.request)
+            except PolicyError as problem:
+                turn.tell(problem)
+            else:
+                self._sampling[turn.request.session] = turn
+        self._waiting = stay
+
+    def _deliver(self, finished: Sequence[Generation]) -> None:
+        for session, ids in self.policy.sampled().items():
+            turn = self._sampling[session]
+            if turn.streamed and len(ids) > turn.told:
+                turn.tell(ids[turn.told :])
+                turn.told = len(ids)
+        for generation in finished:
+            self._sampling.pop(generation.session).tell(generation)
+            self.policy.release(generation.session)
+
+    def _end(self) -> None:
+        """Nobody may wait for a thread that is gone, however it ended."""
+        with self._closing:
+            self._open = False
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(item, _Turn):
+                self._waiting.append(item)
+            elif isinstance(item, _Call):
+                self._alone.append(item)
+        gone = ProviderError("the local model was stopped; ask again when it is up", transient=True)
+        for turn in (*self._waiting, *self._sampling.values()):
+            turn.tell(gone)
+        for session in list(self._sampling):
+            self._cancel(session)
+        for call in self._alone:
+            call.future.set_exception(gone)
+        self._waiting.clear()
+        self._alone.clear()
+
+
+def _do(call: _Call) -> None:
+    """Run a call; what it raises is its caller's."""
+    if not call.future.set_running_or_notify_cancel():
+        return
+    try:
+        call.future.set_result(call.work())
+    except Exception as problem:  # carried to the caller, who is in another thread
+        call.future.set_exception(problem)
+
+
+class EngineHost:
+    """The engine as a fleet's host (`models/serving/fleet/hosts.py`): loads and probes while no turn is in flight."""
+
+    address = ""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    def names(self) -> set[str]:
+        return self._alone(lambda policy: set(policy.adapters))
+
+    def load(self, name: str, digest: str, folder: Path) -> None:
+        _, deltas = folder_deltas(folder)
+        self._alone(lambda policy: policy.load_adapter(name, digest, deltas))
+
+    def unload(self, name: str) -> None:
+        self._alone(lambda policy: policy.unload_adapter(name) if name in policy.adapters else None)
+
+    def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
+        return self._alone(lambda policy: policy.score(ids, count, adapter))
+
+    def _alone(self, work: Callable[[LocalPolicy], T]) -> T:
+        return self._engine.call(lambda: work(self._engine.policy), alone=True).result()

@@ -1,0 +1,221 @@
+"""What may answer behind the gateway: the contract, and the model in this process.
+
+An upstream is asked one turn and tells it whole or in parts; the gateway has chosen the adapter before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from environments.contract import Message
+from errors import ConfigurationError, ContextOverflow, ProviderError
+from models.policy import Generation, Request, Sampling
+from models.renderer import Renderer
+from models.serving.fleet.lifecycle import ServedAdapter
+from models.serving.openai_api.errors import ApiError, too_long
+from models.serving.openai_api.requests import DONE, Asked, Envelope, Usage, event, refuse_unsupported, to_messages
+from models.serving.openai_api.turn_reader import TurnReader
+
+# Bytes of a request from which its prompt is rendered in another thread.
+LONG = 20_000
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A target's own instructions, tools and worked examples: what its adapters were trained behind."""
+
+    name: str = ""
+    instructions: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    examples: Sequence[Message] = ()
+
+
+@dataclass
+class Heard:
+    """What came of a turn, for whoever stores or counts it. `message` is the assistant's, in OpenAI's form."""
+
+    message: dict[str, Any] = field(default_factory=dict)
+    finish: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn to answer. `adapter` None is the base; `name` is what the answer is signed with; `preset` stands before
+    the messages, or None. `listen` asks for `heard.message` to be filled in."""
+
+    asked: Asked
+    adapter: ServedAdapter | None
+    name: str
+    conversation: str
+    preset: Preset | None = None
+    listen: bool = False
+    heard: Heard = field(default_factory=Heard)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One server behind the gateway, as it was last seen."""
+
+    address: str
+    alive: bool
+    problem: str = ""
+
+
+class AdapterGone(ProviderError):
+    """A server that should hold the adapter answered that it does not know it."""
+
+    def __init__(self, replica: str) -> None:
+        super().__init__(f"{replica} does not know the adapter; it is loaded again at the next reconciliation")
+        self.replica = replica
+
+
+class Upstream(Protocol):
+    """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events;
+    nothing was sent before its first one, and closing it ends the work behind it."""
+
+    async def answer(self, turn: Turn) -> dict[str, Any]: ...
+    def stream(self, turn: Turn) -> AsyncGenerator[bytes]: ...
+    async def replicas(self) -> list[Replica]: ...
+    async def close(self) -> None: ...
+
+
+class TokenEngine(Protocol):
+    """Samples token ids: the model in this process (`LocalEngine`), or servers (`HttpTokens`). `context` in tokens;
+    `holders` are the replicas that have the adapter."""
+
+    @property
+    def context(self) -> int: ...
+    def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]: ...
+    async def replicas(self) -> list[Replica]: ...
+    async def close(self) -> None: ...
+
+
+class RenderedUpstream:
+    """Renders as the adapters were trained, has `engine` sample, and reads text and calls from the ids. `longest`
+    bounds an answer whose request names no limit, in tokens."""
+
+    def __init__(self, engine: TokenEngine, renderer: Renderer, longest: int = 128) -> None:
+        self.engine, self.renderer, self.longest = engine, renderer, longest
+
+    async def answer(self, turn: Turn) -> dict[str, Any]:
+        """The body of the answer."""
+        reader, request = await self._begin(turn)
+        done = None
+        async with aclosing(self._told(turn, request, bool(turn.asked.stop))) as parts:
+            async for part in parts:
+                if isinstance(part, Generation):
+                    done = part
+                else:
+                    reader.feed(part)
+                if reader.stopped:
+                    break
+        return self._end(turn, reader, request, done)
+
+    async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events."""
+        reader, request = await self._begin(turn)
+        envelope, chat = Envelope(turn.name, turn.asked.chat), turn.asked.chat
+        begun, done = False, None
+        async with aclosing(self._told(turn, request, True)) as parts:
+            async for part in parts:
+                if chat and not begun:  # not before the turn was accepted
+                    begun = True
+                    yield event(envelope.chunk({"role": "assistant", "content": ""}))
+                if isinstance(part, Generation):
+                    done = part
+                elif text := reader.feed(part):
+                    yield event(envelope.chunk({"content": text} if chat else text))
+                if reader.stopped:
+                    break
+        self._end(turn, reader, request, done)
+        if rest := reader.finish()[1]:
+            yield event(envelope.chunk({"content": rest} if chat else rest))
+        if calls := turn.heard.message.get("tool_calls"):
+            yield event(envelope.chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
+        yield event(envelope.chunk(None, turn.heard.finish))
+        if turn.asked.usage_in_stream:
+            yield event(envelope.usage_chunk(turn.heard.usage))
+        yield DONE
+
+    async def replicas(self) -> list[Replica]:
+        return await self.engine.replicas()
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    async def _begin(self, turn: Turn) -> tuple[TurnReader, Request]:
+        asked = turn.asked
+        refuse_unsupported(asked)
+        # A long prompt takes its time to become tokens: others are not kept waiting for it.
+        render = self._rendered
+        ids, shared, tools = await asyncio.to_thread(render, turn) if asked.size > LONG else render(turn)
+        context = self.engine.context
+        room = context - len(ids)
+        if room < max(1, asked.max_tokens or 1):
+            more = f" and {asked.max_tokens} are asked for" if asked.max_tokens else ""
+            raise too_long(f"the prompt has {len(ids)} tokens{more}, this model's context is {context}; shorten it")
+        longest = asked.max_tokens if asked.max_tokens is not None else min(self.longest, room)
+        seed = asked.seed if asked.seed is not None else zlib.crc32(turn.conversation.encode()) + len(ids)
+        sampling = Sampling(asked.temperature, longest, seed)
+        name = turn.adapter.name if turn.adapter else None
+        reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat)
+        return reader, Request(turn.conversation, ids, sampling, name, shared)
+
+    def _rendered(self, turn: Turn) -> tuple[list[int], int, Sequence[Mapping[str, Any]]]:
+        """Prompt ids, how many of them others share, and the tools on offer."""
+        asked, renderer = turn.asked, self.renderer
+        if not asked.chat:
+            if not isinstance(asked.prompt, str):
+                highest = len(renderer.tokenizer)
+                if any(not 0 <= i < highest for i in asked.prompt):
+                    raise ApiError(400, f"prompt holds a token id outside 0 to {highest - 1}", param="prompt")
+                return list(asked.prompt), 0, ()
+            return renderer.text_ids(asked.prompt), 0, ()
+        messages = to_messages(asked.messages)
+        preset = turn.preset or Preset()
+        instructions, tools = preset.instructions, asked.tools or preset.tools
+        if messages[0].role == "system":
+            instructions, messages = messages[0].content, messages[1:]
+        if not messages:
+            raise ApiError(400, "there is no message after the system's", param="messages")
+        try:
+            talk = renderer.start(instructions, tools, preset.examples, messages)
+        except ConfigurationError as problem:
+            raise ApiError(400, str(problem), param="messages") from None
+        return talk.ids, talk.shared if turn.preset else 0, tools
+
+    def _end(self, turn: Turn, reader: TurnReader, request: Request, done: Generation | None) -> dict[str, Any]:
+        """The body of the whole answer; fills in what others want to know of it."""
+        if done is not None:
+            reader.complete(done.ids)
+        action, _ = reader.finish()
+        finish = "length" if done is not None and done.finish_reason == "length" and not reader.stopped else "stop"
+        heard = turn.heard
+        heard.usage = Usage(len(request.prompt), reader.count)
+        body = Envelope(turn.name, turn.asked.chat).whole(action, finish, heard.usage)
+        choice = body["choices"][0]
+        heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
+        heard.finish = choice["finish_reason"]
+        return body
+
+    async def _told(self, turn: Turn, request: Request, streamed: bool) -> AsyncGenerator[list[int] | Generation]:
+        """The engine's parts, with its errors as a client is told them."""
+        holders = turn.adapter.replicas if turn.adapter else ()
+        try:
+            async with aclosing(self.engine.generate(request, streamed, holders)) as parts:
+                async for part in parts:
+                    yield part
+        except ContextOverflow:
+            raise too_long("prompt and answer together do not fit this model's context; shorten them") from None
+        except AdapterGone:
+            raise
+        except ProviderError as problem:
+            raise ApiError(503, str(problem)) from None

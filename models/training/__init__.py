@@ -1,0 +1,1 @@
+"""Learning: GRPO on a LoRA adapter with TRL, its forward pass, its records, and who samples for it."""

@@ -1,0 +1,125 @@
+"""Who samples for the trainer: the trainer's own model in this process, or vLLM servers that get each step's adapter.
+
+On servers only the adapter travels, as a PEFT folder under a name that is used once; the base is never merged with it.
+It is used after the server was seen to answer as the trainer's model does.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from models.adapters.deltas import lora_deltas
+from models.adapters.files import export_adapter, order_config
+from models.adapters.fingerprint import BASE_APART, COUNT, Fingerprint, moves, prove
+from models.local.policy import LocalPolicy
+from models.policy import TokenPolicy
+from models.training.forward import token_logprobs
+from models.vllm.policy import VllmPolicy
+
+logger = logging.getLogger("trace.models")
+
+
+class Actor(Protocol):
+    """`model` is what is trained, `policy` what samples, `rows` the turns that it computes at once.
+
+    `publish` makes the adapter as it is after `step` available and returns its name; `rest` gives memory back for the
+    backward pass; `retire` forgets the last adapter.
+    """
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def policy(self) -> TokenPolicy: ...
+    @property
+    def rows(self) -> int: ...
+    def publish(self, step: int, peft: Any) -> str: ...
+    def rest(self) -> None: ...
+    def retire(self) -> None: ...
+
+
+class LocalActor:
+    """The model that is trained samples by itself."""
+
+    name = "training"
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.model, self.policy, self.rows = policy.model, policy, policy.rows
+
+    def publish(self, step: int, peft: Any) -> str:
+        self.policy.load_adapter(self.name, f"step-{step}", lora_deltas(peft))
+        return self.name
+
+    def rest(self) -> None:
+        self.policy.free_buffers()
+
+    def retire(self) -> None:
+        if self.name in self.policy.adapters:
+            self.policy.unload_adapter(self.name)
+
+
+class VllmActor:
+    """vLLM servers sample. `folder` is one that they see; `probe` are ids of a text in which the adapter is looked for
+    (two or more). `name` begins the names of the step's adapters."""
+
+    def __init__(self, policy: VllmPolicy, model: Any, folder: Path, probe: Sequence[int], name: str) -> None:
+        self.model, self.policy, self.rows = model, policy, policy.rows
+        self.folder, self.probe, self.name = folder, tuple(probe), name
+        self._served: dict[str, Path] = {}
+
+    def publish(self, step: int, peft: Any) -> str:
+        """Raises `AdapterError` when a server does not answer as the trainer's model does."""
+        name = f"{self.name}.step{step}-{uuid.uuid4().hex[:8]}"
+        written, folder = self.folder / f".{name}", self.folder / name
+        peft.save_pretrained(str(written), safe_serialization=True)
+        export_adapter(order_config(written), folder)
+        shutil.rmtree(written)
+        self.policy.load_adapter(name, f"step-{step}", folder)
+        before, self._served = self._served, {name: folder}
+        expected = self._expected(peft)
+        for server in self.policy.servers:
+            # A first step's adapter is zero and moves nothing: then only the base can be compared.
+            found = prove(server, expected, name, still=not moves(expected))
+            logger.info(
+                "%s on %s: moves the probe by %.4f nats, base %.3f apart (alarm at %.1f)",
+                name,
+                server.url,
+                found.moved,
+                found.base_apart,
+                BASE_APART,
+            )
+        self._forget(before)
+        return name
+
+    def rest(self) -> None:
+        """The memory is the servers'."""
+
+    def retire(self) -> None:
+        self._forget(self._served)
+        self._served = {}
+
+    def _forget(self, served: dict[str, Path]) -> None:
+        for name, folder in served.items():
+            if name in self.policy.adapters:
+                self.policy.unload_adapter(name)
+            shutil.rmtree(folder, ignore_errors=True)  # a copy of what the checkpoint holds
+
+    @torch.no_grad()
+    def _expected(self, peft: Any) -> Fingerprint:
+        """What the trainer's own model says of the probe, with and without the adapter."""
+        count = min(COUNT, len(self.probe) - 1)
+        wanted = [range(len(self.probe) - count, len(self.probe))]
+
+        def scores() -> tuple[float, ...]:
+            ((values, _),) = token_logprobs(peft.get_base_model(), [self.probe], 0, wanted, 1.0)
+            return tuple(values.tolist())
+
+        adapted = scores()
+        with peft.disable_adapter():
+            return Fingerprint(self.probe, scores(), adapted)

@@ -1,0 +1,126 @@
+"""TRL's GRPO trainer with our forward pass: the prefix that all rows of a step share is passed through once, forward
+and back, and rows without an advantage, whose gradient is zero, not at all."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from trl import GRPOTrainer
+
+from errors import TrainingError
+from models.training.forward import StepPrefix, token_logprobs
+
+# TRL's advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
+NO_ADVANTAGE = 1e-4
+
+
+class StepSource(Protocol):
+    """What the trainer asks of the rollouts: TRL's rollout function, ids that all rows of the step begin with, and
+    where the largest ratio of sampler to trainer is kept."""
+
+    shared: int
+    worst_ratio: float
+
+    def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]: ...
+
+
+class EpisodeGRPO(GRPOTrainer):
+    """TRL's trainer with episodes as rollouts."""
+
+    def __init__(self, *args: Any, source: StepSource, **kwargs: Any) -> None:
+        self.source = source
+        self._kl_step = -1
+        self._prefix: StepPrefix | None = None
+        kwargs["rollout_func"] = source.rollout
+        super().__init__(*args, **kwargs)
+
+    def _causal(self, model: Any) -> Any:
+        return self.accelerator.unwrap_model(model).get_base_model()
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        # TRL compares with its own detached pass; the sampler's figures make ratio and clipping mean what they say.
+        output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        return output
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Forward and backward pass of one micro-batch, and after a step's last one that of what they share."""
+        loss: torch.Tensor = super().training_step(*args, **kwargs)
+        if self._prefix is not None and self.accelerator.sync_gradients:
+            self._prefix.backward()
+            self._prefix = None
+        return loss
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        rows = len(inputs["advantages"])
+        kept = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
+        if not len(kept):  # all groups of the micro-batch have equal rewards: a zero that backward can pass
+            return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
+        inputs = {
+            name: value[kept] if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows else value
+            for name, value in inputs.items()
+        }
+        self._mask = inputs["completion_mask"] * inputs["tool_mask"]
+        loss = super()._compute_loss(model, inputs)
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss.item()} at step {self.state.global_step}; "
+                "lower the learning rate and start this adapter again"
+            )
+        apart = (self._logps - inputs["sampling_per_token_logps"]) * self._mask
+        tokens = self._mask.sum().clamp(min=1)
+        self._metrics["train"]["logprob_gap"].append((apart.abs().sum() / tokens).item())
+        self._metrics["train"]["sampler_ratio"].append(((apart.exp() * self._mask).sum() / tokens).item())
+        self.source.worst_ratio = max(self.source.worst_ratio, apart.abs().max().clamp(max=20).exp().item())
+        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
+            self._kl_step = self.state.global_step
+            self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
+        return loss
+
+    @torch.no_grad()
+    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 4) -> float:
+        """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
+        mask = self._mask
+        self._mask = mask[:rows]
+        policy = self._logps[:rows]
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
+        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
+        with self.accelerator.unwrap_model(model).disable_adapter():
+            base, _, _ = self._get_per_token_logps_and_entropies(model, ids, seen, inputs["completion_ids"].shape[1])
+        apart = (base - policy).clamp(-20, 20)
+        kl = ((apart.exp() - apart - 1) * self._mask).sum() / self._mask.sum().clamp(min=1)
+        self._mask = mask
+        return float(kl)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (masked in the loss)."""
+        total = input_ids.shape[1]
+        rows, wanted = [], []
+        for ids, seen, mask in zip(input_ids, attention_mask, self._mask, strict=True):
+            start = total - logits_to_keep - int(seen[: total - logits_to_keep].sum())  # left padding of the prompt
+            end = total - logits_to_keep + int(seen[total - logits_to_keep :].sum())
+            rows.append(ids[start:end].tolist())
+            wanted.append([total - logits_to_keep - start + j for j in mask.nonzero()[:, 0].tolist()])
+        causal, shared = self._causal(model), self.source.shared
+        # Several processes exchange gradients in hooks of the micro-batches' own passes: each then makes its prefix.
+        if shared and torch.is_grad_enabled() and self._prefix is None and self.accelerator.num_processes == 1:
+            self._prefix = StepPrefix(causal, rows[0][:shared])
+        prefix = self._prefix if torch.is_grad_enabled() else None
+        scored = token_logprobs(causal, rows, shared, wanted, self.temperature, prefix)
+        logps = torch.zeros(self._mask.shape, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        for i, (chosen, entropy) in enumerate(scored):
+            at = self._mask[i].nonzero()[:, 0]
+            logps = logps.index_put((torch.full_like(at, i), at), chosen)
+            entropies[i, at] = entropy
+        self._logps = logps.detach()
+        return logps, entropies, None

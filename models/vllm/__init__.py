@@ -1,0 +1,1 @@
+"""vLLM servers: the client of one, and the policy over several."""

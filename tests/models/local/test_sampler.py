@@ -1,0 +1,283 @@
+"""The engine against transformers and PEFT: same tokens, same log-probabilities, whatever shares the batch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from errors import ContextOverflow, PolicyError
+from models.adapters.deltas import lora_deltas
+from models.local.kv_cache import KeyValueCache
+from models.local.policy import PREFIXES_KEPT, LocalPolicy
+from models.policy import Generation, Request, Sampling
+from models.training.grpo import TrainingSettings, lora_config
+from tests.tokenizers_trained import plain_twin, random_ids, tiny_policy
+
+SHARED = random_ids(99, 17)
+
+
+def prompts(count: int, shared: int = len(SHARED)) -> list[list[int]]:
+    return [SHARED[:shared] + random_ids(seed, 3 + 5 * seed % 11) for seed in range(count)]
+
+
+def requests(
+    rows: list[list[int]], temperature: float = 0.0, tokens: int = 12, adapter: str | None = None
+) -> list[Request]:
+    return [
+        Request(f"s{i}", row, Sampling(temperature, tokens, seed=i), adapter, len(SHARED)) for i, row in enumerate(rows)
+    ]
+
+
+@torch.no_grad()
+def full_logprobs(model: Any, ids: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
+    """Log-probabilities of the generated ids by one plain forward pass."""
+    logits = model(torch.tensor([[*ids, *generation.ids]])).logits[0].float() / temperature
+    logprobs = torch.log_softmax(logits, -1)
+    return [float(logprobs[len(ids) + k - 1, i]) for k, i in enumerate(generation.ids)]
+
+
+@torch.no_grad()
+def greedy(model: Any, ids: list[int], tokens: int, stop: frozenset[int]) -> list[int]:
+    """transformers' own greedy generation."""
+    out = model.generate(
+        torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, eos_token_id=sorted(stop), pad_token_id=0
+    )
+    return [int(i) for i in out[0, len(ids) :]]
+
+
+def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A live PEFT model of the plain twin with random A and B, and its deltas."""
+    from peft import get_peft_model
+
+    torch.manual_seed(seed)
+    peft = get_peft_model(plain_twin(policy), lora_config(TrainingSettings(rank=4, alpha=8, upper_layers=2), 3))
+    for name, parameter in peft.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return peft.eval(), lora_deltas(peft)
+
+
+def test_greedy_equals_transformers(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    rows = prompts(13)  # more than the 8 rows of the batch
+    for row, generation in zip(rows, policy.generate(requests(rows)), strict=True):
+        assert list(generation.ids) == greedy(plain, row, 12, policy.stop_ids)
+        assert generation.logprobs == pytest.approx(full_logprobs(plain, row, generation), abs=1e-4)
+        assert generation.finish_reason == ("stop" if generation.ids[-1] in policy.stop_ids else "length")
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+def test_logprobs_are_those_of_the_distribution_sampled_from(tiny_model: Any, temperature: float) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    rows = prompts(6)
+    for row, generation in zip(rows, policy.generate(requests(rows, temperature)), strict=True):
+        assert generation.logprobs == pytest.approx(full_logprobs(plain, row, generation, temperature), abs=1e-4)
+
+
+def test_draws_follow_the_distribution(tiny_model: Any) -> None:
+    """Frequencies of the first token over 4,000 seeds against the softmax: within five standard errors."""
+    policy, _ = tiny_model
+    row = prompts(1)[0]
+    expected = policy.next_logprobs(row, len(SHARED)).exp()
+    draws = 4000
+    asked = [Request(f"d{i}", row, Sampling(1.0, 1, seed=i), None, len(SHARED)) for i in range(draws)]
+    counts = torch.zeros_like(expected)
+    for generation in policy.generate(asked):
+        counts[generation.ids[0]] += 1
+    error = (expected * (1 - expected) / draws).sqrt() + 1e-3
+    assert ((counts / draws - expected).abs() / error).max() < 5
+
+
+def test_a_row_does_not_depend_on_its_batch(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    asked = requests(prompts(8), 1.0)
+    together = policy.generate(asked)
+    for request, expected in zip(asked, together, strict=True):
+        (alone,) = policy.generate([request])
+        assert alone.ids == expected.ids
+        assert alone.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert [g.ids for g in policy.generate(asked[::-1])] == [g.ids for g in together[::-1]]
+
+
+def test_turns_of_a_session_compute_only_what_is_new(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    talks = prompts(12)  # more sessions than rows: some lose their slot between turns and are computed again
+    for turn in range(3):
+        for i, talk in enumerate(talks):
+            policy.submit(Request(f"t{i}", talk, Sampling(0.0, 6), None, len(SHARED)))
+        done: dict[str, Generation] = {}
+        while len(done) < len(talks):
+            done |= {g.session: g for g in policy.poll()}
+        for i, talk in enumerate(talks):
+            generation = done[f"t{i}"]
+            assert list(generation.ids) == greedy(plain, talk, 6, policy.stop_ids), (turn, i)
+            assert generation.logprobs == pytest.approx(full_logprobs(plain, talk, generation), abs=1e-4)
+            talk += [*generation.ids, *random_ids(100 * turn + i, 4)]
+    assert policy.poll() == []
+
+
+def test_a_session_that_changed_its_past_is_computed_again(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    first, other = prompts(2)
+    for row in (first, other, first[:-1], first):
+        policy.submit(Request("same", row, Sampling(0.0, 5), None, len(SHARED)))
+        (generation,) = policy.poll() or policy.poll()
+        assert list(generation.ids) == greedy(plain, row, 5, policy.stop_ids)
+
+
+def test_cached_turns_cost_their_new_tokens(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    row = prompts(1)[0]
+    policy.submit(Request("a", row, Sampling(0.0, 4), None, len(SHARED)))
+    (generation,) = policy.poll()
+    before = policy.computed_tokens
+    policy.submit(Request("a", [*row, *generation.ids, 9, 10], Sampling(0.0, 1), None, len(SHARED)))
+    policy.poll()
+    # The last sampled token has no keys and values yet: it is computed with the two that follow it.
+    assert policy.computed_tokens - before == 3
+
+
+def test_adapters_equal_peft_and_leave_the_base_alone(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    live = {name: given_adapter(policy, seed) for seed, name in enumerate(("one", "two"))}
+    for name, (_, deltas) in live.items():
+        policy.load_adapter(name, f"digest-{name}", deltas)
+    rows = prompts(9)
+    asked = [
+        Request(f"s{i}", row, Sampling(0.0, 8), (None, "one", "two")[i % 3], len(SHARED)) for i, row in enumerate(rows)
+    ]
+    seen = set()
+    for request, generation in zip(asked, policy.generate(asked), strict=True):
+        model = live[request.adapter][0] if request.adapter else plain
+        assert generation.logprobs == pytest.approx(full_logprobs(model, list(request.prompt), generation), abs=2e-4)
+        seen.add((request.adapter, generation.ids))
+    (again,) = policy.generate([Request("x", rows[0], Sampling(0.0, 8), "one", len(SHARED))])
+    assert again.logprobs == pytest.approx(full_logprobs(live["one"][0], rows[0], again), abs=2e-4)
+    assert policy.identity("one") != policy.identity() != policy.identity("two")
+    assert policy.identity("one").adapter == "digest-one"
+
+
+def test_replacing_an_adapter_forgets_what_it_computed(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    row = prompts(1)[0]
+    for seed in (1, 2):
+        peft, deltas = given_adapter(policy, seed)
+        policy.load_adapter("training", f"step-{seed}", deltas)
+        (generation,) = policy.generate([Request("x", row, Sampling(0.0, 8), "training", len(SHARED))])
+        assert generation.logprobs == pytest.approx(full_logprobs(peft, row, generation), abs=2e-4)
+    policy.unload_adapter("training")
+    assert policy.adapters == ()
+    (generation,) = policy.generate([Request("x", row, Sampling(0.0, 8), None, len(SHARED))])
+    assert generation.logprobs == pytest.approx(full_logprobs(plain_twin(policy), row, generation), abs=1e-4)
+
+
+def test_prefixes_are_evicted_and_computed_again(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    plain = plain_twin(policy)
+    rows = [random_ids(seed, 20) for seed in range(PREFIXES_KEPT + 3)]
+    for row in [*rows, *rows[:2]]:
+        (generation,) = policy.generate([Request("p", row, Sampling(0.0, 4), None, 15)])
+        assert list(generation.ids) == greedy(plain, row, 4, policy.stop_ids)
+
+
+def test_the_whole_prompt_may_be_shared(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    (generation,) = policy.generate([Request("p", SHARED, Sampling(0.0, 4), None, len(SHARED))])
+    assert list(generation.ids) == greedy(plain_twin(policy), SHARED, 4, policy.stop_ids)
+
+
+def test_next_logprobs_and_freed_buffers(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    row = prompts(1)[0]
+    with torch.no_grad():
+        expected = torch.log_softmax(plain_twin(policy)(torch.tensor([row])).logits[0, -1].float(), -1)
+    assert torch.allclose(policy.next_logprobs(row, len(SHARED)), expected, atol=1e-4)
+    policy.free_buffers()
+    assert torch.allclose(policy.next_logprobs(row, len(SHARED)), expected, atol=1e-4)
+
+
+def test_what_is_refused(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    with pytest.raises(ContextOverflow, match="512"):
+        policy.submit(Request("a", random_ids(1, 510), Sampling(0.0, 3)))
+    with pytest.raises(PolicyError, match="'nobody' is not loaded"):
+        policy.submit(Request("a", [5, 6], Sampling(), "nobody"))
+    with pytest.raises(PolicyError, match="'nobody'"):
+        policy.unload_adapter("nobody")
+    with pytest.raises(PolicyError, match="empty"):
+        policy.submit(Request("a", [], Sampling()))
+    with pytest.raises(PolicyError, match="does not have"):
+        policy.load_adapter("a", "d", {"model.layers.77.mlp.up_proj": torch.zeros(1, 1)})
+    policy.submit(Request("a", prompts(1)[0], Sampling(0.0, 2)))
+    with pytest.raises(PolicyError, match="in flight"):
+        policy.next_logprobs([5, 6])
+    with pytest.raises(PolicyError, match="in flight"):
+        policy.free_buffers()
+    assert len(policy.poll()) == 1
+    policy.release("a")
+    policy.release("never seen")
+    assert policy.poll() == []
+
+
+def test_models_without_the_attention_interface_are_refused(tiny_model: Any) -> None:
+    policy, renderer = tiny_model
+    with pytest.raises(PolicyError, match="eager"):
+        LocalPolicy(plain_twin(policy), policy.identity(), renderer.stop_ids)
+
+
+def test_one_row_serves_many(tiny_tokenizer: Any) -> None:
+    policy, _ = tiny_policy(tiny_tokenizer, rows=1)
+    plain = plain_twin(policy)
+    rows = prompts(4)
+    for row, generation in zip(rows, policy.generate(requests(rows)), strict=True):
+        assert list(generation.ids) == greedy(plain, row, 12, policy.stop_ids)
+
+
+@pytest.mark.model
+def test_embedded_model_equals_plain_transformers(embedded_model: Any) -> None:
+    from environments.targets.shop.target import target
+
+    policy, renderer = embedded_model
+    plain = plain_twin(policy)
+    asked = []
+    for i, task in enumerate(target().tasks("test")[:60:20]):
+        environment = target().environment()
+        first = environment.reset(task)
+        talk = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+        asked.append(Request(f"e{i}", talk.ids, Sampling(0.0, 10), None, talk.shared))
+    for request, generation in zip(asked, policy.generate(asked), strict=True):
+        expected = full_logprobs(plain, list(request.prompt), generation)
+        gap = [abs(a - b) for a, b in zip(expected, generation.logprobs, strict=True)]
+        assert sum(gap) / len(gap) < (1e-3 if policy.identity().dtype == "float32" else 5e-2)
+        if policy.identity().dtype == "float32":
+            assert list(generation.ids) == greedy(plain, list(request.prompt), 10, policy.stop_ids)
+
+
+def test_a_long_prefix_is_attended_to_in_blocks(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, _ = tiny_model
+    prompt = [5 + (7 * i) % 300 for i in range(41)]
+    whole = policy.next_logprobs(prompt, 40)
+    policy.free_buffers()
+    monkeypatch.setattr("models.local.kv_cache.QUERIES_AT_ONCE", 16)
+    assert torch.allclose(policy.next_logprobs(prompt, 40), whole, atol=1e-5)
+
+
+def test_growing_keeps_what_the_rows_hold() -> None:
+    like = torch.empty(0)
+    cache = KeyValueCache(SimpleNamespace(num_attention_heads=2, hidden_size=8, num_hidden_layers=1), 3, like)
+    cache.reserve(10)
+    cache.k[0][0, :, :7] = 3.0
+    cache.v[0][1, :, :2] = 4.0
+    cache.reserve(500, [7, 2])
+    assert cache.room >= 500
+    assert cache.k[0][0, :, :7].eq(3.0).all()
+    assert cache.v[0][1, :, :2].eq(4.0).all()
+    assert not cache.k[0][0, :, 7:].any()

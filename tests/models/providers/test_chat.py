@@ -1,0 +1,198 @@
+"""API models as policies: the protocol, what is refused before work, retries, money, and what a failure becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Check, Message, Observation, Score, TargetTask, Termination, ToolCall
+from errors import BudgetExceeded, ConfigurationError, ProviderError
+from models.episodes import Episode, Player, Trajectory
+from models.policy import Sampling
+from models.providers.chat_policy import ChatPolicy, ChatSettings, ChatTurns, openai_messages
+from models.providers.spending import Purse
+from tests.models.providers.chat_server import agent, calls, failed, says
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Counter:
+    """Succeeds when `look` was called with {"at": 7} and a word was said then."""
+
+    tools = (TOOL,)
+    instructions = "Look at seven."
+    examples = ()
+    max_steps = 6
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.looked = self.done = False
+        return Observation((Message("user", "Please look."),))
+
+    def step(self, action: Action) -> Observation:
+        if action.malformed:
+            return Observation((Message("tool", "cannot read this"),))
+        if action.tool_calls:
+            (call,) = action.tool_calls
+            self.looked = dict(call.arguments) == {"at": 7}
+            return Observation((Message("tool", "seen", tool_call_id=call.id, name=call.name),))
+        return Observation((), done=True)
+
+    def score(self) -> Score:
+        return Score(float(self.looked), self.looked, (Check("looked", "look_up", True, self.looked),))
+
+    def oracle(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def settings(server: ScriptedAnalyst, **given: Any) -> ChatSettings:
+    return ChatSettings("openai/scripted", server.api_base, **{"price": (1.0, 2.0), "seconds": 60.0, **given})
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.providers.chat_policy.WAITS", (0.01, 0.01))
+
+
+def play(policy: ChatPolicy) -> tuple[Trajectory, ChatTurns]:
+    turns = ChatTurns(policy)
+    (trajectory,) = Player(Counter, turns, None, Sampling()).play([Episode("e", TargetTask("t", "test", "f", 0))])
+    return trajectory, turns
+
+
+def test_calls_results_and_words_go_through_the_protocol() -> None:
+    with agent(lambda n, r: [calls(("look", {"at": 7})), says("Seen it.")][n]) as server:
+        policy = ChatPolicy(settings(server))
+        policy.check()
+        trajectory, turns = play(policy)
+        policy.close()
+    assert trajectory.score is not None
+    assert trajectory.score.success
+    assert (turns.usage.calls, turns.usage.prompt_tokens, turns.usage.sampled_tokens) == (2, 200, 20)
+    last = server.requests[-1]
+    assert [m["role"] for m in last["messages"]] == ["system", "user", "assistant", "tool"]
+    assert last["messages"][2]["tool_calls"][0]["id"] == last["messages"][3]["tool_call_id"] == "c0"
+    assert last["tools"][0]["function"]["name"] == "look"
+    assert last["temperature"] == 0.0
+    # 3 calls of 100 + 10 tokens at $1 and $2 a million: the probe is paid as well.
+    assert policy.purse.dollars == pytest.approx(3 * 120e-6)
+    assert policy.answered_by == {"scripted"}
+
+
+def test_arguments_that_are_no_object_are_the_agents_mistake() -> None:
+    answers = [calls(("look", '{"at": ')), calls(("look", "[7]")), says(""), says("I give up.")]
+    with agent(lambda n, r: answers[n]) as server:
+        policy = ChatPolicy(settings(server))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert trajectory.termination == Termination.DONE
+    assert trajectory.score is not None
+    assert not trajectory.score.success
+    assert [bool(s.action.malformed) for s in trajectory.steps] == [True, True, True, False]
+    assert [m["role"] for m in server.requests[-1]["messages"]][-2:] == ["assistant", "user"]
+
+
+def test_a_model_without_tool_calling_is_refused_before_work() -> None:
+    with ScriptedAnalyst(lambda n, r: says("ping pong")) as server, pytest.raises(ConfigurationError, match="tool"):
+        ChatPolicy(settings(server)).check()
+    server = ScriptedAnalyst(lambda n, r: failed(400, "tools are not supported"))
+    with server, pytest.raises(ConfigurationError, match="enable-auto-tool-choice"):
+        ChatPolicy(settings(server)).check()
+    with pytest.raises(ConfigurationError, match="has no tool calling"):
+        ChatPolicy(ChatSettings("gpt-3.5-turbo-instruct")).check()
+
+
+def test_a_server_that_forces_no_calls_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    refusal = failed(400, "tool_choice can be auto or none for the model in this process")
+    with ScriptedAnalyst(lambda n, r: refusal if r.get("tool_choice") == "required" else says("ping")) as server:
+        policy = ChatPolicy(settings(server))
+        policy.check()
+        policy.close()
+    assert [r.get("tool_choice") for r in server.requests][-1] == "required"
+    assert "cannot be made to call" in caplog.text
+
+
+def test_a_missing_key_and_a_cap_without_a_price_are_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
+        ChatPolicy(ChatSettings("openai/gpt-4.1")).check()
+    with pytest.raises(ConfigurationError, match="--price"):
+        ChatPolicy(ChatSettings("openai/unheard-of", "http://127.0.0.1:1/v1"), Purse(cap=1.0)).check()
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_what_may_pass_is_tried_again_and_what_stays_is_the_providers_error() -> None:
+    with agent(lambda n, r: [failed(503), failed(429), says("Done.")][n]) as server:
+        policy = ChatPolicy(settings(server))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert trajectory.score is not None
+    with agent(lambda n, r: calls(("look", {"at": 7})) if not n else failed(500)) as server:
+        policy = ChatPolicy(settings(server))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert trajectory.score is None
+    assert (trajectory.boundary, len(trajectory.steps)) == ("provider", 1)
+    with agent(lambda n, r: failed(401, "no such key")) as server:
+        policy = ChatPolicy(settings(server))
+        assert play(policy)[0].boundary == "configuration"
+        policy.close()
+
+
+def test_a_context_that_is_too_small_fails_the_first_turn_and_ends_a_later_one() -> None:
+    full = failed(400, "This model's maximum context length is 8192 tokens")
+    with agent(lambda n, r: full) as server:
+        policy = ChatPolicy(settings(server))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert (trajectory.termination, trajectory.boundary, trajectory.score) == (Termination.ERROR, "policy", None)
+    assert "context" in trajectory.error
+    with agent(lambda n, r: full if n else calls(("look", {"at": 7}))) as server:
+        policy = ChatPolicy(settings(server))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert (trajectory.termination, trajectory.error) == (Termination.CONTEXT, "")
+    assert trajectory.score is not None
+
+
+def test_no_call_is_made_that_may_pass_the_cap() -> None:
+    with agent(lambda n, r: calls(("look", {"at": 7}))) as server:
+        # A call may cost 1000 sampled tokens at $2 a million and a prompt; half a cent holds two, each is cheaper.
+        policy = ChatPolicy(settings(server, max_tokens=1000), Purse(cap=0.0025))
+        trajectory, _ = play(policy)
+        policy.close()
+    assert trajectory.boundary == "budget"
+    assert 1 <= len(server.requests) <= 4
+    assert policy.purse.dollars <= 0.0025
+    over = Purse(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0))
+    with pytest.raises(BudgetExceeded, match="max-cost"), over:
+        raise AssertionError("the body of a call over the cap must not run")
+
+
+def test_a_server_that_does_not_answer_in_time() -> None:
+    with ScriptedAnalyst(lambda n, r: good("late") | {"seconds": 3}) as server:
+        policy = ChatPolicy(settings(server, seconds=0.3))
+        policy.stop.wait(0)
+        with pytest.raises(ProviderError, match=r"0\.3 s"):
+            policy._once([{"role": "user", "content": "x"}], [], ChatTurns(policy).usage, {})
+        policy.close()
+
+
+def test_worked_examples_without_ids_get_them() -> None:
+    shown = openai_messages(
+        [
+            Message("user", "a"),
+            Message("assistant", "", (ToolCall("f", {}), ToolCall("g", {}))),
+            Message("tool", "1"),
+            Message("tool", "2"),
+            Message("tool", "cannot read this"),
+        ]
+    )
+    ids = [c["id"] for c in shown[1]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert [m.get("tool_call_id") for m in shown[2:4]] == ids
+    assert shown[4]["role"] == "user"

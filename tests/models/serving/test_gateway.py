@@ -1,0 +1,275 @@
+"""The gateway over HTTP in front of an OpenAI-like server: official clients, routing, bad input, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from environments.contract import Message
+from models.serving.fleet.lifecycle import AdapterState
+from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.rendered import Preset
+from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
+from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "refund", "parameters": {"type": "object", "properties": {"order": {"type": "integer"}}}},
+    }
+]
+
+
+@pytest.fixture
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Settings of the gateway are the parameter of an indirect parametrization."""
+    with run(**getattr(request, "param", {})) as one:
+        yield one
+
+
+# --- clients ----------------------------------------------------------------------------------------------------
+
+
+def test_official_client_whole_and_streamed_with_tools(running: Running) -> None:
+    client = running.client()
+    raw = client.chat.completions.with_raw_response.create(
+        model="trace", messages=[{"role": "user", "content": "a refund please"}]
+    )
+    answer = raw.parse()
+    assert answer.model == "refund@v1-aaaaaaaa"
+    assert answer.choices[0].message.content == "you said a refund please"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == 8
+    assert raw.headers["x-trace-adapter"] == "refund@v1-aaaaaaaa"
+    assert raw.headers["x-trace-version"] == "1"
+    assert raw.headers["x-trace-capability"] == "refund"
+    assert json.loads(raw.headers["x-trace-route"]) == {"refund": 0.9, "none": 0.1}
+    base = client.chat.completions.create(model="trace", messages=[{"role": "user", "content": "hello"}])
+    assert base.model == "stub-base"
+
+    asked: Any = {"model": "refund", "messages": [{"role": "user", "content": "call"}], "tools": TOOLS}
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.tool_calls[0].function.arguments == '{"order": 7}'
+    parts = list(client.chat.completions.create(**asked, stream=True))
+    calls = [c for p in parts for choice in p.choices for c in choice.delta.tool_calls or ()]
+    assert {p.model for p in parts} == {"refund@v1-aaaaaaaa"}
+    assert calls[0].function.name == "refund"
+    assert "".join(c.function.arguments or "" for c in calls) == '{"order": 7}'
+    assert parts[-1].choices[0].finish_reason == "tool_calls"
+    said = client.chat.completions.create(
+        model="trace", messages=asked["messages"] + [{"role": "user", "content": "x"}], stream=True
+    )
+    assert "".join(p.choices[0].delta.content or "" for p in said) == "you said x"
+    assert client.completions.create(model="stub-base", prompt="one").choices[0].text == "after one"
+    assert [m.id for m in client.models.list()] == ["trace", "stub-base", "refund@v1-aaaaaaaa"]
+    assert running.fleet.held["refund@v1-aaaaaaaa"] == 0
+    assert running.stub.keys == {""}, "the client's key went to the server behind"
+
+
+def test_litellm_client(running: Running) -> None:
+    import litellm
+
+    asked: Any = {"model": "openai/trace", "api_base": f"{running.url}/v1", "api_key": KEY, "max_retries": 0}
+    messages = [{"role": "user", "content": "refund"}]
+    answer = litellm.completion(**asked, messages=messages)
+    assert answer.choices[0].message.content == "you said refund"
+    parts = litellm.completion(**asked, messages=[{"role": "user", "content": "call"}], tools=TOOLS, stream=True)
+    calls = [c for p in parts for c in p.choices[0].delta.tool_calls or ()]
+    assert "".join(c.function.arguments or "" for c in calls) == '{"order": 7}'
+
+
+# --- routing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_routed_once(running: Running) -> None:
+    first = running.chat("refund 7")
+    name = first.headers["x-trace-conversation"]
+    history = [
+        {"role": "user", "content": "refund 7"},
+        {"role": "assistant", "content": "Which order?"},
+        {"role": "user", "content": "hello, order 264"},
+    ]
+    later = running.post({"model": "trace", "messages": history})
+    assert (later.headers["x-trace-conversation"], later.json()["model"]) == (name, "refund@v1-aaaaaaaa")
+    assert running.router.asked == 1
+    # By id the first words do not matter.
+    for text in ("refund it", "hello"):
+        one = running.chat(text, headers={"x-trace-conversation": "mine"})
+        assert (one.headers["x-trace-conversation"], one.json()["model"]) == ("mine", "refund@v1-aaaaaaaa")
+    assert running.router.asked == 2
+    # The same words without an answer before them are another conversation, with the same route.
+    again = running.chat("refund 7")
+    assert again.headers["x-trace-conversation"] == f"{name}.2"
+    assert running.router.asked == 2
+
+
+def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(running: Running) -> None:
+    examples = (Message("user", "refund 1"), Message("assistant", "Done."))
+    running.router.preset = Preset(examples=examples)
+    ahead = [{"role": "system", "content": "A shop."}, *({"role": m.role, "content": m.content} for m in examples)]
+    names = set()
+    for text, model in (("refund 7", "refund@v1-aaaaaaaa"), ("hello", "stub-base"), ("refund 7", "refund@v1-aaaaaaaa")):
+        answer = running.post({"model": "trace", "messages": [*ahead, {"role": "user", "content": text}]})
+        assert answer.json()["model"] == model
+        names.add(answer.headers["x-trace-conversation"])
+    assert len(names) == 3
+    assert running.router.asked == 2
+
+
+def test_a_new_version_answers_the_next_turn(running: Running) -> None:
+    headers = {"x-trace-conversation": "c"}
+    assert running.chat("refund", headers=headers).json()["model"] == "refund@v1-aaaaaaaa"
+    running.stub.models += ("refund@v2-bbbbbbbb",)
+    running.fleet.turn("refund@v1-aaaaaaaa", AdapterState.DRAINING)
+    running.fleet.turn("refund@v2-bbbbbbbb", AdapterState.LIVE)
+    assert running.chat("refund", headers=headers).json()["model"] == "refund@v2-bbbbbbbb"
+
+
+def test_what_is_not_served_counts_as_no_adapter(running: Running) -> None:
+    running.fleet.known.clear()
+    answer = running.chat("refund")
+    assert answer.json()["model"] == "stub-base"
+    assert answer.headers["x-trace-capability"] == "none"
+    assert "x-trace-missing" not in answer.headers
+
+
+def test_a_missing_adapter_is_answered_by_the_base_and_told(running: Running) -> None:
+    running.fleet.turn("refund@v1-aaaaaaaa", AdapterState.UNREACHABLE)
+    answer = running.chat("refund")
+    assert answer.json()["model"] == "stub-base"
+    assert answer.headers["x-trace-missing"] == "refund"
+    assert running.figure('trace_gateway_missing_adapter_total{capability="refund",policy="base"}') == 1
+
+
+@pytest.mark.parametrize("running", [{"missing": "503"}], indirect=True)
+def test_a_missing_adapter_is_refused_where_that_is_the_rule(running: Running) -> None:
+    running.fleet.turn("refund@v1-aaaaaaaa", AdapterState.REFUSED)
+    refused = running.chat("refund")
+    assert (refused.status_code, error(refused)["code"]) == (503, "adapter_unavailable")
+    running.fleet.turn("refund@v1-aaaaaaaa", AdapterState.LIVE)
+    assert running.chat("refund", headers={"x-trace-conversation": "n"}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_adapter_that_vanishes_from_its_server(running: Running, stream: bool) -> None:
+    running.stub.gone.add("refund@v1-aaaaaaaa")
+    answer = running.chat("refund", stream=stream)
+    assert answer.status_code == 200
+    assert answer.headers["x-trace-missing"] == "refund"
+    assert answer.headers["x-trace-adapter"] == "none"
+    assert "stub-base" in answer.text
+    assert [name for name, _ in running.fleet.reported] == ["refund@v1-aaaaaaaa"]
+    assert running.fleet.held["refund@v1-aaaaaaaa"] == 0
+
+
+def test_another_replica_answers_for_one_that_is_gone() -> None:
+    stub = Stub()
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with serving(stub.app) as alive:
+            app, _, _ = built(alive)
+            app.gateway.upstream = HttpUpstream(Pool(Servers([dead, f"{alive}/v1"])), "stub-base")
+            with serving(app) as url:
+                one = Running(url, stub, HandMadeFleet(), app.gateway, WordRouter())
+                assert [one.chat("hello").status_code for _ in range(4)] == [200] * 4
+                assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+            app, _, _ = built(dead)
+            with serving(app) as url:
+                one = Running(url, stub, HandMadeFleet(), app.gateway, WordRouter())
+                refused = one.chat("hello")
+                assert (refused.status_code, error(refused)["type"]) == (503, "server_error")
+                assert dead not in refused.text
+                assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
+
+
+# --- time, load, clients that leave -----------------------------------------------------------------------------
+
+
+def until(holds: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("running", [{"deadline": 0.5}], indirect=True)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stalls_is_given_up(running: Running, stream: bool) -> None:
+    late = running.chat("stall", stream=stream)
+    assert (late.status_code, error(late)["code"]) == (504, "deadline_exceeded")
+    until(lambda: running.stub.counts["cancelled"] == 1)
+    assert running.gateway.in_flight == 0
+    # One that stalls in the middle has sent its status already: the event says it.
+    drip = running.chat("drip", stream=True)
+    assert drip.status_code == 200
+    assert json.loads(drip.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    until(lambda: running.gateway.in_flight == 0)
+
+
+@pytest.mark.parametrize("text", ["stall", "drip"])
+def test_a_client_that_leaves_ends_the_work(running: Running, text: str) -> None:
+    body = json.dumps({"model": "refund", "messages": [{"role": "user", "content": text}], "stream": text == "drip"})
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {KEY}\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: running.stub.counts["asked"] == 1)
+        if text == "drip":
+            assert client.recv(1000)
+    until(lambda: running.stub.counts["cancelled"] == 1)
+    until(lambda: running.gateway.in_flight == 0 and running.fleet.held["refund@v1-aaaaaaaa"] == 0)
+    assert running.figure("trace_gateway_cancelled_total") == 1
+
+
+@pytest.mark.parametrize("running", [{"most_requests": 2}], indirect=True)
+def test_more_requests_than_places_are_told_to_come_again(running: Running) -> None:
+    running.stub.delay = 1.0
+
+    async def at_once() -> list[httpx.Response]:
+        body = {"model": "trace", "messages": [{"role": "user", "content": "x"}]}
+        async with httpx.AsyncClient(trust_env=False, timeout=30, headers={"authorization": f"Bearer {KEY}"}) as client:
+            return list(
+                await asyncio.gather(*(client.post(f"{running.url}/v1/chat/completions", json=body) for _ in range(5)))
+            )
+
+    answers = asyncio.run(at_once())
+    assert sorted(a.status_code for a in answers) == [200, 200, 429, 429, 429]
+    refused = next(a for a in answers if a.status_code == 429)
+    assert error(refused)["type"] == "rate_limit_error"
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_nothing_grows_over_many_requests(running: Running) -> None:
+    """`benchmarks/serving.py` does it 20,000 times."""
+    process = psutil.Process(os.getpid())
+
+    async def ask(count: int) -> None:
+        async with httpx.AsyncClient(trust_env=False, timeout=60, headers={"authorization": f"Bearer {KEY}"}) as client:
+
+            async def one(index: int) -> None:
+                body = {
+                    "model": "trace",
+                    "messages": [{"role": "user", "content": f"refund {index}"}],
+                    "stream": index % 2 == 0,
+                }
+                assert (await client.post(f"{running.url}/v1/chat/completions", json=body)).status_code == 200
+
+            for start in range(0, count, 16):
+                await asyncio.gather(*(one(start + i) for i in range(16)))
+
+    asyncio.run(ask(128))
+    descriptors = process.num_fds()
+    asyncio.run(ask(256))
+    until(lambda: process.num_fds() <= descriptors + 8)
+    assert running.gateway.in_flight == 0
+    assert running.fleet.held["refund@v1-aaaaaaaa"] == 0
