@@ -23,8 +23,8 @@ from models.providers import analyst as analyst_module
 from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.litellm_client import Completion
-from tasks.mining import MinedCapability, MiningSettings, Transcript, agreement, label
-from tasks.selection import select
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, agreement, label
+from tasks.mining.selection import select
 
 TRAJECTORIES, CAPABILITIES, RUNS = 1000, 10, 10
 NAMES = [f"capability_number_{chr(97 + n)}" for n in range(CAPABILITIES)]

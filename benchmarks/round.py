@@ -46,7 +46,7 @@ def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
     """One round; the figures of `trace-agent status --json`, and `wall`: the command's own seconds, start included;
     `libraries`: seconds to load torch and transformers; `steal`: share of the processors that others took; `cpu`:
     processor seconds of the round."""
-    command = [sys.executable, "-m", "flows.cli"]
+    command = [sys.executable, "-m", "flows.cli.main"]
     libraries = seconds_of(LIBRARIES) - seconds_of("")
     used, (stolen, ticks) = resource.getrusage(resource.RUSAGE_CHILDREN), processors()
     began = time.monotonic()

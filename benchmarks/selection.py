@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pandas as pd
 
-from tasks.selection import bootstrap_labels, select
+from tasks.mining.selection import bootstrap_labels, select
 
 
 def main(trajectories: int = 100_000, capabilities: int = 20, runs: int = 10) -> None:

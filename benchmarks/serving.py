@@ -25,7 +25,7 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from flows.gateway import keep_loaded
+from flows.serve import keep_loaded
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway

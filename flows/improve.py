@@ -19,14 +19,14 @@ from pydantic import BaseModel, Field
 from db import RoundState
 from errors import TraceError
 from settings import Settings, load_settings
-from tasks.context import Context, current, forget, open_context, peak_gib
 from tasks.evaluate import evaluate, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
-from tasks.outlook import nothing_trained
 from tasks.report import report
-from tasks.routing import fit_router
+from tasks.reporting.nothing_trained import nothing_trained
+from tasks.round.context import Context, current, forget, open_context, peak_gib
+from tasks.round.traffic import check_stage
+from tasks.route import fit_router
 from tasks.synthesize import calibrate, synthesize
-from tasks.traffic import check_stage
 from tasks.train import register, train
 
 

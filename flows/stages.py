@@ -9,13 +9,13 @@ from prefect import flow
 from db import RoundState
 from flows.improve import ImproveParameters, code_version, prepare_all
 from settings import load_settings
-from tasks.context import forget, open_context, peak_gib
 from tasks.evaluate import evaluate, gate_and_promote
 from tasks.mine import contrast, rollout, select_capabilities
 from tasks.report import report
-from tasks.routing import fit_router
+from tasks.round.context import forget, open_context, peak_gib
+from tasks.round.traffic import check_stage
+from tasks.route import fit_router
 from tasks.synthesize import calibrate, synthesize
-from tasks.traffic import check_stage
 from tasks.train import train
 
 

@@ -15,12 +15,12 @@ from db import row_id
 from models.episodes import Episode
 from models.router.router import Router
 from models.scripted import NoopPolicy
-from tasks.context import Context, current
 from tasks.gate import GateRules, gate
+from tasks.measuring.statistics import align, clustered_interval
 from tasks.mine import RETRIES
-from tasks.playing import base_ground, episodes_for, outcomes, play_owed
-from tasks.routing import decide
-from tasks.statistics import align, clustered_interval
+from tasks.round.context import Context, current
+from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
+from tasks.route import decide
 from tasks.synthesize import stored_environment
 from tasks.train import adapter_id, load_trained
 

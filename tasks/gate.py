@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import pandas as pd
 
-from tasks.statistics import PairedDifference, holm, minimum_detectable_effect, paired_difference
+from tasks.measuring.statistics import PairedDifference, holm, minimum_detectable_effect, paired_difference
 
 
 class GateVerdict(StrEnum):

@@ -10,11 +10,11 @@ from prefect.artifacts import create_table_artifact
 
 from db import row_id
 from errors import EnvironmentFault
-from tasks.context import current, is_transient
-from tasks.contrast import contrast_by_model, judge_fits
-from tasks.playing import base_ground, episodes_for, outcomes, play_owed
-from tasks.selection import bootstrap_labels, discover_candidates, select
-from tasks.traffic import TrafficTarget, import_conversations
+from tasks.mining.llm_analyst import contrast_by_model, judge_fits
+from tasks.mining.selection import bootstrap_labels, discover_candidates, select
+from tasks.round.context import current, is_transient
+from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
+from tasks.round.traffic import TrafficTarget, import_conversations
 
 RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": [2, 10], "retry_condition_fn": is_transient}
 

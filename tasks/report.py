@@ -10,11 +10,10 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from environments.contract import Generators
-from tasks.context import Context, current, peak_gib
+from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
 from tasks.mine import RETRIES
-from tasks.playing import outcomes
-from tasks.report_analyst import analyst_figures, analyst_warnings, versions_of
-from tasks.report_figures import (
+from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
+from tasks.reporting.figures import (
     Calibration,
     CapabilityFigures,
     Difference,
@@ -27,8 +26,9 @@ from tasks.report_figures import (
     TrainingStep,
     headline,
 )
-from tasks.report_page import render
-from tasks.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
+from tasks.reporting.page import render
+from tasks.round.context import Context, current, peak_gib
+from tasks.round.rollouts import outcomes
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")
 FILE = "report.html"

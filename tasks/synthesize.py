@@ -14,11 +14,11 @@ from environments.contract import Generators
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
-from tasks.calibration import FIGURES, limits_of, measure
-from tasks.context import Context, current
 from tasks.mine import RETRIES, diagnosis_ids
-from tasks.playing import outcomes
-from tasks.writing import accepted_environment, write_environment
+from tasks.round.context import Context, current
+from tasks.round.rollouts import outcomes
+from tasks.synthesis.calibration import FIGURES, limits_of, measure
+from tasks.synthesis.llm_synthesizer import accepted_environment, write_environment
 
 # Success of the base from which a family counts as mastered: nothing to train there, much to forget.
 MASTERED = 0.5

@@ -15,13 +15,13 @@ from models.adapters.files import AdapterRecord, adapter_digest, export_adapter
 from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.episodes import Episode, Trajectory
 from models.training.grpo import StepRecord, TrainingSettings, train_adapter
-from tasks.calibration import FRESH_SEED
-from tasks.context import Context, Stopwatch, current
+from tasks.measuring.statistics import clustered_interval
 from tasks.mine import RETRIES
-from tasks.playing import Playground, outcomes, play_owed, trajectory_row
-from tasks.policies import fingerprint_of, load_adapter, probe_ids, training_actor
-from tasks.progress import Meter
-from tasks.statistics import clustered_interval
+from tasks.round.context import Context, Stopwatch, current
+from tasks.round.policies import fingerprint_of, load_adapter, probe_ids, training_actor
+from tasks.round.progress import Meter
+from tasks.round.rollouts import Playground, outcomes, play_owed, trajectory_row
+from tasks.synthesis.calibration import FRESH_SEED
 from tasks.synthesize import stored_environment
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli import QUIET
+from flows.cli.main import QUIET
 
 # Set before the libraries that read them are imported by any test module.
 for _name, _value in QUIET.items():

@@ -37,7 +37,7 @@ def test_the_worked_example_is_a_target(example: str) -> None:
 
 
 def test_every_command_of_the_readme_exists() -> None:
-    from flows.cli import STAGES, app
+    from flows.cli.main import STAGES, app
 
     known = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback} | {"stage"}
     named = set(re.findall(r"`trace-agent ([a-z]+)", README.read_text(encoding="utf-8")))

@@ -19,7 +19,7 @@ def trace_agent(folder: Path, *arguments: str, **environment: str) -> subprocess
     clean |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect"), **environment}
     # A machine that is busy otherwise starts the embedded server late.
     clean.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "flows.cli.main", *arguments]
     return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=400)
 
 

@@ -17,7 +17,7 @@ from tests.integration.test_command_line import ROOT
 pytestmark = pytest.mark.integration
 START = """
 import time
-from flows.early_server import start_early
+from flows.cli.early_server import start_early
 start_early()()
 from prefect.server.api.server import SubprocessASGIServer
 print(SubprocessASGIServer().server_process.pid, flush=True)

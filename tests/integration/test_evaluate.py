@@ -48,7 +48,7 @@ def finished(folder: Path) -> int:
 def test_killed_and_started_again_it_plays_only_what_is_owed(tmp_path: Path) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_")} | {"PYTHONPATH": str(ROOT)}
     with agent(slow_model) as server:
-        command = [sys.executable, "-m", "flows.cli", *arguments(tmp_path, server)]
+        command = [sys.executable, "-m", "flows.cli.main", *arguments(tmp_path, server)]
         process = subprocess.Popen(
             command, cwd=tmp_path, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

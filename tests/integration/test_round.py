@@ -33,7 +33,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", *arguments, "--home", str(folder / "home")]
+    return [sys.executable, "-m", "flows.cli.main", *arguments, "--home", str(folder / "home")]
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

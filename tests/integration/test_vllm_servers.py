@@ -34,9 +34,9 @@ from models.training.grpo import StepRecord, train_adapter
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ModelMissing, VllmServer
 from settings import load_settings
-from tasks.acting import ActingOptions
-from tasks.evaluate_targets import EvaluateRequest, evaluate_targets
-from tasks.policies import fingerprint_of, load_adapter, open_policy
+from tasks.measuring.policy_names import ActingOptions
+from tasks.measuring.targets import EvaluateRequest, evaluate_targets
+from tasks.round.policies import fingerprint_of, load_adapter, open_policy
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
 from tests.models.training.test_grpo import SMALL, Source, Toy

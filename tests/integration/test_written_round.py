@@ -136,7 +136,7 @@ def environment(folder: Path, api_base: str) -> dict[str, str]:
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "flows.cli", *arguments, "--home", str(folder / "home")]
+    return [sys.executable, "-m", "flows.cli.main", *arguments, "--home", str(folder / "home")]
 
 
 IMPROVE = ("improve", "--profile", "smoke", "--target", "tests.integration.small_shop:target")

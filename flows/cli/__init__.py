@@ -1,0 +1,1 @@
+"""The command line trace-agent: one file per group of commands."""

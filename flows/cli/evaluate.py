@@ -1,0 +1,71 @@
+"""`trace-agent evaluate`: success of a policy on a target's split, with its interval, and always the no-op row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    target: Annotated[str, typer.Option(help="Such as shop or tau2:retail; tau2 stands for all its domains.")],
+    split: Annotated[str, typer.Option(help="diagnosis, validation or test.")] = "test",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY[@vN] from the registry; "
+            "provider/model (LiteLLM); vllm:URL#MODEL[@ADAPTER]."
+        ),
+    ] = "noop",
+    trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    user: Annotated[str | None, typer.Option(help="Simulated user: scripted, or litellm:MODEL.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks of the split.")] = None,
+    api_base: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server.")] = "",
+    api_key_variable: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "",
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="Default: 0 for API models.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest turn. Default: 2048 for API models.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Episodes at once, for models behind an API.")] = 8,
+    max_cost: Annotated[float | None, typer.Option(min=0, help="Dollars that the evaluation may cost in all.")] = None,
+    price: Annotated[str, typer.Option(help="PROMPT,SAMPLED dollars per million tokens, if LiteLLM has none.")] = "",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on with what is stored.")] = False,
+    home: Annotated[Path | None, typer.Option(help="Folder of the embedded store and registry.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Success of a policy on a split, with its interval, and always the no-op row. The same command goes on with what
+    is owed. Exit 1 when episodes are without a result."""
+    from tasks.measuring.figures import table
+    from tasks.measuring.policy_names import ActingOptions
+    from tasks.measuring.targets import EvaluateRequest, evaluate_targets
+
+    options = ActingOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
+    request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home)
+    rows = evaluate_targets(request, options)
+    if as_json:
+        typer.echo(json.dumps([r.model_dump(mode="json") for r in rows], indent=1))
+    else:
+        typer.echo("\n".join(table(rows)))
+    owed = [r for r in rows if r.owed]
+    for r in owed:
+        why = r.stopped or r.first_error
+        typer.echo(f"incomplete: {r.policy} on {r.target}, {r.owed} episodes: {why}; run the command again", err=True)
+    if owed:
+        raise typer.Exit(1)
+
+
+def _price(text: str) -> tuple[float, float] | None:
+    from errors import ConfigurationError
+
+    if not text:
+        return None
+    try:
+        prompt, sampled = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"--price {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
+        ) from None
+    if min(prompt, sampled) < 0:
+        raise ConfigurationError(f"--price {text!r} is below zero; write dollars per million tokens")
+    return prompt, sampled

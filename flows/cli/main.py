@@ -1,0 +1,301 @@
+"""The command line `trace-agent`. Commands import the heavy libraries that they need, so that looking is fast."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from errors import TraceError
+from flows.cli.serve import add_serving
+from flows.cli.tools import add_commands
+
+# Quiet and offline by default; set before the libraries that read them are imported.
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # What fails is said once, by main(); Prefect would print the whole traceback as well.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "trace",  # the round's own lines stand in Prefect's UI, too
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "NO_PROXY": "127.0.0.1,localhost",
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Makes an agent better at one environment by itself.",
+)
+stage_app = typer.Typer(no_args_is_help=True, help="Run one stage of the latest unfinished round.")
+app.add_typer(stage_app, name="stage")
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
+Profile = Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")]
+Seed = Annotated[int | None, typer.Option(help="Another seed is another round.")]
+Budget = Annotated[int | None, typer.Option(help="Rollouts of the round; derives the rest.")]
+Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
+
+
+def _logging() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("trace").setLevel(logging.INFO)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+
+
+def _store(home: Path | None) -> tuple[Any, Any]:
+    from db import open_store
+    from settings import load_settings
+
+    settings = load_settings(home=home)
+    return settings, open_store(settings.database_url)
+
+
+def _print(value: Any, as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
+
+
+@app.command()
+def improve(
+    target: TargetName = None,
+    profile: Profile = None,
+    seed: Seed = None,
+    budget: Budget = None,
+    base_model: Base = None,
+    home: Home = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
+) -> None:
+    """Run one round, whole; the same command again goes on where it was stopped."""
+    from settings import load_settings
+
+    settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
+    typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
+    from flows.cli.early_server import start_early
+
+    wait_for_server = start_early()
+    from tasks.round.context import preflight
+    from tasks.round.traffic import check_stage
+
+    check_stage(settings.target, "a whole round")
+    preflight(settings)
+    import flows.improve as flow
+
+    wait_for_server()
+
+    # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
+    params = flow.ImproveParameters(
+        target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
+    )
+    result = flow.improve(params)
+    if "report" in result:
+        from tasks.reporting.summary import print_summary
+
+        settings, store = _store(home)
+        print_summary(_figures(settings, store, result["round"]))
+        typer.echo(f"report: {result['report']}")
+    else:
+        typer.echo("\n".join(result["checked"]))
+
+
+def _figures(settings: Any, store: Any, key: str | None) -> Any:
+    from errors import StoreError
+    from tasks.reporting.figures import RoundFigures
+    from tasks.reporting.lookup import stored_figures
+
+    rounds = store.rows("rounds")
+    if not rounds:
+        raise StoreError(f"there is no round in {store.url}; run 'trace-agent improve' first")
+    chosen = (
+        [r for r in rounds if key in (r["id"], str(r["number"])) or (key and r["id"].startswith(key))]
+        if key
+        else [max(rounds, key=lambda r: r["number"])]
+    )
+    if len(chosen) != 1:
+        raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
+    figures: RoundFigures = stored_figures(store, store.round(chosen[0]["id"]), settings.folder)
+    return figures
+
+
+@app.command()
+def status(
+    round: Annotated[str | None, typer.Argument(help="Id or number; the latest by default.")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """The figures of a round."""
+    settings, store = _store(home)
+    figures = _figures(settings, store, round)
+    if as_json:
+        typer.echo(json.dumps(figures.as_json(), indent=1))
+        return
+    from tasks.reporting.summary import print_summary
+
+    print_summary(figures)
+
+
+@app.command()
+def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Where the report of a round is; written again from its figures when the page is gone."""
+    from tasks.reporting.page import render
+
+    settings, store = _store(home)
+    figures = _figures(settings, store, round)
+    page = settings.folder / figures.round / "report.html"
+    if not page.is_file():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(render(figures), encoding="utf-8")
+    _print({"report": str(page)}, as_json, str(page))
+
+
+@app.command()
+def rounds(home: Home = None, as_json: AsJson = False) -> None:
+    """All rounds."""
+    _, store = _store(home)
+    rows = sorted(store.rows("rounds"), key=lambda r: r["number"])
+    keep = ("number", "id", "target", "seed", "profile", "state", "seconds", "reason")
+    table = [{k: r[k] for k in keep} for r in rows]
+    lines = [
+        f"{r['number']:>4}  {r['id'][:12]}  {r['target']:<14} seed {r['seed']:<5} {r['profile']:<8} "
+        f"{r['state']:<12} {r['reason'][:60]}"
+        for r in rows
+    ]
+    _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
+
+
+@app.command()
+def show(
+    key: Annotated[str, typer.Argument(help="Id (or its beginning) of a trajectory, adapter, environment or round.")],
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whatever has this id."""
+    from errors import StoreError
+    from tasks.reporting.lookup import find_row
+
+    _, store = _store(home)
+    found = find_row(store, key)
+    if found is None:
+        raise StoreError(f"nothing has the id {key!r}; ids are in 'trace-agent rounds' and in the report")
+    table, row = found
+    _print({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
+
+
+@app.command()
+def targets(home: Home = None, as_json: AsJson = False) -> None:
+    """What can be improved on: splits, counts, hash, licence, and what is missing to run it."""
+    from dataclasses import asdict
+
+    from environments.targets.catalogue import describe_targets
+    from tasks.reporting.lookup import describe_traffic
+
+    rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
+    lines, width = [], max(len(r["name"]) for r in rows)
+    for r in rows:
+        splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
+        lines.append(
+            f"{r['name']:<{width}} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r.get('missing') or r.get('licence') or ''}"
+        )
+    _print(rows, as_json, "\n".join(lines))
+
+
+@app.command()
+def rollback(capability: str, target: TargetName = None, home: Home = None) -> None:
+    """Move the alias `champion` of a capability back to the version before."""
+    from models.adapters.registry import Registry
+    from settings import load_settings
+    from tasks.round.context import registry_name
+
+    settings = load_settings(target=target, home=home)
+    back = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts").rollback(
+        capability
+    )
+    typer.echo(f"champion of {capability} is now {back.served_name if back else 'the base model'}")
+
+
+@app.command()
+def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
+    """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
+    from flows.schedule import serve_schedule
+
+    serve_schedule(cron, target, profile)
+
+
+STAGES = (
+    "rollout",
+    "contrast",
+    "select",
+    "synthesize",
+    "calibrate",
+    "train",
+    "register",
+    "route",
+    "evaluate",
+    "gate",
+    "report",
+)
+
+
+def _stage_command(name: str) -> None:
+    @stage_app.command(name, help=f"Do the stage {name} (and whatever it still needs) of the round, then stop.")
+    def run(
+        target: TargetName = None,
+        profile: Profile = None,
+        seed: Seed = None,
+        budget: Budget = None,
+        base_model: Base = None,
+        home: Home = None,
+        as_json: AsJson = False,
+    ) -> None:
+        from flows.improve import ImproveParameters
+        from flows.stages import until
+
+        result = until(
+            name,
+            ImproveParameters(
+                target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home
+            ),
+        )
+        _print(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
+
+
+for _name in STAGES:
+    _stage_command(_name)
+add_commands(app)
+add_serving(app)
+
+
+def main() -> None:
+    """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+    _logging()
+    try:
+        app()
+    except TraceError as problem:
+        typer.echo(f"error ({problem.boundary}): {problem}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Commands that serve what was learnt: the gateway, and blends of adapters for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+
+
+def add_serving(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (serve, compose):
+        app.command()(command)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback keys are needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8900,
+    home: Home = None,
+    target: Annotated[str | None, typer.Option(help="Whose champions; those of the newest round by default.")] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of a vLLM server; repeat for replicas. None: as policy.backend says."),
+    ] = None,
+    server_chat: Annotated[
+        bool, typer.Option("--server-chat", help="Pass requests on as they came, instead of rendering as in training.")
+    ] = False,
+    mode: Annotated[str, typer.Option(help="auto, label, retrieval, both, fixed or off.")] = "auto",
+    fixed: Annotated[str, typer.Option(help="The capability of mode fixed.")] = "",
+    missing: Annotated[str, typer.Option(help="What a missing adapter means: base or 503.")] = "base",
+    compose: Annotated[
+        float, typer.Option(help="Use published blends: cumulative probability that a blend covers. 0: top-1.")
+    ] = 0.0,
+    keys: Annotated[Path | None, typer.Option(help="File with API keys, one a line.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(help="Requests at once; more are told to come again.")] = 64,
+    sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
+    plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
+) -> None:
+    """One OpenAI-compatible endpoint in front of base and adapters."""
+    from models.serving.gateway.settings import GatewaySettings, Keys
+
+    wanted = GatewaySettings(
+        missing=missing,
+        deadline=deadline,
+        most_requests=concurrency,
+        sample=sample,
+        compose=compose,
+        keys=Keys.read(keys),
+    )
+    from flows.serve import run_gateway
+    from tasks.serving.gateway import Serving
+
+    serving = Serving(
+        servers=tuple(server or ()),
+        rendered=not server_chat,
+        plain=plain,
+        mode=mode,
+        fixed=fixed,
+    )
+    run_gateway(home, target, serving, wanted, host, port)
+
+
+def compose(
+    parts: Annotated[list[str], typer.Argument(help="Champions and weights, such as refund_payment=0.5.")],
+    home: Home = None,
+    target: Annotated[str | None, typer.Option(help="Whose champions.")] = None,
+    most_rank: Annotated[int, typer.Option(help="Bound on the rank; 0 keeps the sum exact.")] = 0,
+) -> None:
+    """Publish a weighted sum of champions as an adapter of its own, for `serve --compose`."""
+    from tasks.serving.blends import publish_blend
+
+    typer.echo(publish_blend(home, target, parts, most_rank))

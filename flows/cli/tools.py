@@ -1,0 +1,50 @@
+"""Commands beside the round: measure a target, select from published labels, play and validate written environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.evaluate import evaluate
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (evaluate, select, play, validate):
+        app.command()(command)
+
+
+def select(
+    candidates: Annotated[Path, typer.Option(help="JSON file with the candidate capabilities.")],
+    runs: Annotated[Path, typer.Option(help="Folder with one JSON file per labelling run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Select capabilities from published labelling runs."""
+    from tasks.mining.published import published_selection
+
+    result = published_selection(candidates, runs)
+    typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else "\n".join(result.table()))
+
+
+def play(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")], seed: int = 0) -> None:
+    """Play a written environment by hand, in the sandbox."""
+    from environments.synthesized.module_files import load_module, play_by_hand
+
+    module: Any = load_module(environment)
+    try:
+        play_by_hand(module.environment(), module.scenario(seed), input, typer.echo)
+    finally:
+        module.close()
+
+
+def validate(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")]) -> None:
+    """Judge a written environment again, without a model; exit 1 when it is refused."""
+    from environments.synthesized.module_files import validate_file, verdict_lines
+
+    verdict = validate_file(environment)
+    typer.echo("\n".join(verdict_lines(verdict)))
+    if not verdict.accepted:
+        raise typer.Exit(1)

@@ -1,0 +1,45 @@
+"""The gateway as a process: `trace-agent serve`. Order and parameters only; what is served is
+`tasks/serving/gateway.py`."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import uvicorn
+
+from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
+from tasks.serving.gateway import Serving, build_gateway, serving_settings
+
+# Requests that are being answered when the gateway is told to stop have this long.
+DRAIN_SECONDS = 30
+
+
+def keep_loaded() -> None:
+    """Exempt what is loaded now from garbage collection: looking through it all (torch, transformers: 440,000 objects)
+    stops every request for a third of a second, again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def run_gateway(
+    home: Path | None, target: str | None, serving: Serving, wanted: GatewaySettings, host: str, port: int
+) -> None:
+    """Serve until stopped. Raises `ConfigurationError` before anything is loaded for what cannot work."""
+    check_host(host, wanted.keys)
+    settings, store = serving_settings(home, target)
+    app = build_gateway(settings, store, serving, wanted, host in LOOPBACK)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    print(f"serving {settings.target} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
+    keep_loaded()
+    uvicorn.Server(config).run()
+    store.close()

@@ -1,0 +1,255 @@
+"""Policies by name, as a person writes them on the command line.
+
+noop, oracle, random             without a model
+smollm2-135m, FOLDER, HUB/ID     the model as rounds play it, in this process or, with `policy.backend = "vllm"`, on the
+                                 servers of the settings (`local:` before it where the name could be a provider's)
+MODEL@CAPABILITY[@vN]            with an adapter from the registry: its champion, else its newest version, or version N
+provider/model                   any model that LiteLLM reaches (`litellm:` before it where it is in doubt)
+vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base address and the names that it serves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+
+from environments.contract import Target
+from errors import AdapterError, ConfigurationError, ProviderError
+from models.adapters.files import RegisteredAdapter
+from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
+from models.providers.chat_policy import ChatPolicy, ChatSettings
+from models.providers.litellm_client import litellm_modules
+from models.providers.spending import Purse
+from models.renderer import Renderer
+from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
+from models.vllm.policy import VllmPolicy
+from settings import Settings
+
+if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
+    from models.local.base import BaseModel
+    from models.local.policy import LocalPolicy
+
+SCRIPTED: dict[str, Callable[[], ScriptedPolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
+EMBEDDED = "smollm2-135m"
+Kind = Literal["scripted", "local", "chat", "vllm"]
+# An API model's turn, unless told otherwise; a local model takes what the profile says.
+CHAT_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A policy's name, taken apart. `api_base` is a server's address."""
+
+    text: str
+    kind: Kind
+    model: str
+    adapter: str = ""
+    api_base: str = ""
+
+
+@dataclass(frozen=True)
+class ActingOptions:
+    """How the policy samples (None: the kind's own default), and where an API model is."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    api_base: str = ""
+    api_key_variable: str = ""
+    price: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Acting:
+    """A policy ready to play. `renderer` and `adapter` are a token policy's, `context` is in tokens where it is known,
+    `answered_by` the models that a provider said had answered."""
+
+    name: PolicyName
+    policy: TokenPolicy | ScriptedPolicy
+    sampling: Sampling
+    renderer: Renderer | None = None
+    adapter: str | None = None
+    window: int = 1
+    context: int | None = None
+
+    @property
+    def identity(self) -> PolicyIdentity:
+        return self.policy.identity(self.adapter)
+
+    @property
+    def chat(self) -> ChatPolicy | None:
+        """The policy, if it is an API model's."""
+        return self.policy if isinstance(self.policy, ChatPolicy) else None
+
+    def close(self) -> None:
+        """End threads and connections; a policy on servers takes its adapters from them."""
+        if isinstance(self.policy, (ChatPolicy, VllmPolicy)):
+            self.policy.close()
+
+
+def parse_policy(text: str, api_base: str = "") -> PolicyName:
+    """Take a policy's name apart (see above). Raises `ConfigurationError` for one that cannot be meant."""
+    if text in SCRIPTED:
+        return PolicyName(text, "scripted", text)
+    prefix, colon, rest = text.partition(":")
+    if colon and prefix == "vllm":
+        url, sharp, served = rest.partition("#")
+        model, _, adapter = served.partition("@")
+        if not sharp or not model or not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"policy {text!r} names no server; write vllm:http://HOST:PORT#MODEL[@ADAPTER]")
+        return PolicyName(text, "vllm", model, adapter, url.rstrip("/").removesuffix("/v1") + "/v1")
+    if colon and prefix in ("litellm", "local") and not rest:
+        raise ConfigurationError(f"policy {text!r} names no model; write {prefix}:MODEL")
+    if colon and prefix == "litellm":
+        return PolicyName(text, "chat", rest, "", api_base)
+    if colon and prefix == "local":
+        return _local(text, rest)
+    if text.partition("@")[0] == EMBEDDED or Path(text.partition("@")[0]).is_dir():
+        return _local(text, text)
+    if _known_to_litellm(text):
+        return PolicyName(text, "chat", text, "", api_base)
+    if api_base:  # a server that speaks OpenAI's protocol under a name of its own
+        return PolicyName(text, "chat", f"openai/{text}", "", api_base)
+    return _local(text, text)
+
+
+def _local(text: str, name: str) -> PolicyName:
+    if Path(name).is_dir():
+        return PolicyName(text, "local", name)
+    model, at, adapter = name.partition("@")
+    if not model or (at and not adapter):
+        raise ConfigurationError(f"policy {text!r} is half a name; write MODEL or MODEL@CAPABILITY")
+    return PolicyName(text, "local", model, adapter)
+
+
+def _known_to_litellm(name: str) -> bool:
+    """Whether LiteLLM has the model in its table, or its first part is one of its providers."""
+    litellm, _ = litellm_modules()
+    provider, slash, _rest = name.partition("/")
+    return name in litellm.model_cost or (bool(slash) and provider in {str(p.value) for p in litellm.LlmProviders})
+
+
+def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
+    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
+    left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
+    if name.kind == "scripted":
+        return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
+    if name.kind == "local":
+        return _load_token_policy(name, options, settings, target)
+    if name.kind == "vllm":
+        return served_policy(name, options, purse)
+    sampling = _chat_sampling(options)
+    chat = ChatSettings(
+        name.model, name.api_base, options.api_key_variable, "", sampling.temperature, sampling.max_tokens,
+        price=options.price,
+    )  # fmt: skip
+    return _chat(name, chat, sampling, purse)
+
+
+def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Acting:
+    """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
+    model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
+    served = _served_models(name)
+    asked = name.adapter or name.model
+    if name.model not in served or asked not in served:
+        missing, known = name.model if name.model not in served else asked, ", ".join(sorted(served)) or "nothing"
+        raise ConfigurationError(f"the server at {name.api_base} does not serve {missing!r}; it serves {known}")
+    sampling = _chat_sampling(options)
+    context = served[name.model]
+    chat = ChatSettings(
+        f"openai/{asked}", name.api_base, options.api_key_variable, name.adapter, sampling.temperature,
+        sampling.max_tokens, context=context, price=options.price or (0.0, 0.0),
+    )  # fmt: skip
+    return _chat(name, chat, sampling, purse)
+
+
+def _chat_sampling(options: ActingOptions) -> Sampling:
+    temperature = 0.0 if options.temperature is None else options.temperature
+    return Sampling(temperature, options.max_tokens or CHAT_TOKENS)
+
+
+def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: Purse) -> Acting:
+    policy = ChatPolicy(chat, purse)
+    return Acting(name, policy, sampling, context=policy.context)
+
+
+def _served_models(name: PolicyName) -> dict[str, int | None]:
+    """Names that the server serves, with their context in tokens where it says so."""
+    try:
+        answer = httpx.get(f"{name.api_base}/models", timeout=10)
+        answer.raise_for_status()
+        return {str(row["id"]): row.get("max_model_len") for row in answer.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as problem:
+        raise ProviderError(
+            f"the server at {name.api_base} does not list its models: {problem}; start it, or correct the address"
+        ) from problem
+
+
+def _load_token_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target) -> Acting:
+    """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
+    from models.local.base import check_base, load_base
+    from tasks.round.policies import check_policy, open_policy
+
+    check_base(name.model)
+    check_policy(settings)
+    found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
+    rollout = settings.rollout
+    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
+    policy = open_policy(settings, base)
+    temperature = rollout.temperature if options.temperature is None else options.temperature
+    acting = Acting(
+        name, policy, Sampling(temperature, options.max_tokens or rollout.max_tokens), base.renderer,
+        window=2 * policy.rows, context=policy.context,
+    )  # fmt: skip
+    try:
+        return acting if found is None else replace(acting, adapter=_proven(policy, settings, base, *found))
+    except BaseException:
+        acting.close()
+        raise
+
+
+def _proven(
+    policy: LocalPolicy | VllmPolicy, settings: Settings, base: BaseModel, adapter: RegisteredAdapter, folder: Path
+) -> str:
+    """Load a registered adapter that fits the base and is live; the name to sample with. Raises `AdapterError`."""
+    from models.adapters.fingerprint import prove, read_fingerprint
+    from tasks.round.policies import load_adapter
+
+    identity = base.identity
+    trained_on = (adapter.tags.get("base", ""), adapter.tags.get("base_revision", ""))
+    if trained_on != (identity.base, identity.revision):
+        raise AdapterError(
+            f"adapter {adapter.served_name} was trained on {trained_on[0]} (revision {trained_on[1]}), not on "
+            f"{identity.base} ({identity.revision}); evaluate it on that model"
+        )
+    expected = read_fingerprint(adapter.tags, adapter.served_name)
+    served, _ = load_adapter(policy, settings, folder, adapter.served_name, "evaluate")
+    prove(policy, expected, served)
+    return served
+
+
+def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:
+    """An adapter of a target by `CAPABILITY` (its champion, else its newest version) or `CAPABILITY@vN[-HASH]`, and its
+    folder, hash checked. Raises `AdapterError` when there is none, with what there is."""
+    from models.adapters.registry import Registry
+    from tasks.round.context import registry_name
+
+    registry = Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")
+    capability, at, version = name.partition("@")
+    versions = registry.versions(capability)
+    if at:
+        found = next(
+            (a for a in versions if version in (f"v{a.version}", a.version, a.served_name.split("@")[1])), None
+        )
+    else:
+        found = registry.champion(capability) or (versions[-1] if versions else None)
+    if found is None:
+        known = [a.served_name for a in versions] or sorted(registry.champions())
+        raise AdapterError(
+            f"the registry at {settings.tracking_uri} has no adapter {name!r} for {target}; "
+            f"there are: {', '.join(known) or 'none with a champion'}"
+        )
+    return found, registry.download(found, settings.folder / "adapters")

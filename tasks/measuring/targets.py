@@ -1,0 +1,113 @@
+"""An evaluation as a person asks for it: one policy and no-op, on one target or all domains of a benchmark."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from db import open_store
+from environments.contract import SPLITS, Target
+from environments.targets.catalogue import builtin_names, load_target
+from errors import BudgetExceeded, ConfigurationError
+from models.providers.spending import Purse
+from settings import load_settings, writable_folder
+from tasks.measuring.evaluation import EvaluationSpec, check_context, check_user, latest, run_evaluation, spent_before
+from tasks.measuring.figures import EvaluationRow, figures_of, overall
+from tasks.measuring.policy_names import Acting, ActingOptions, load_policy, parse_policy
+
+logger = logging.getLogger("trace")
+NOOP = "noop"
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """What the command line asks for. `user`, `limit` (tasks) and `max_cost` (dollars) are None when not given."""
+
+    target: str
+    split: str
+    policy: str
+    trials: int = 1
+    seed: int = 0
+    user: str | None = None
+    limit: int | None = None
+    workers: int = 8
+    max_cost: float | None = None
+    fresh: bool = False
+    home: Path | None = None
+
+
+def evaluate_targets(request: EvaluateRequest, options: ActingOptions) -> list[EvaluationRow]:
+    """A row for the policy and one for no-op per target, and over all of them when there are several.
+
+    What can be wrong is found before the first episode of the first target: `ConfigurationError`, `TargetError`,
+    `AdapterError`, `ProviderError`. What goes wrong later is in the rows (`lost`, `owed`, `stopped`)."""
+    if request.split not in SPLITS:
+        raise ConfigurationError(f"split {request.split!r} does not exist; choose from {', '.join(SPLITS)}")
+    settings = load_settings(home=request.home)
+    writable_folder(settings.folder)
+    name = parse_policy(request.policy, options.api_base)
+    specs = [_spec(load_target(target, request.user), request) for target in expand(request.target)]
+    purse = Purse(request.max_cost)
+    rows: dict[str, list[EvaluationRow]] = {}
+    frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}
+    with open_store(settings.database_url) as store, ExitStack() as open_ones:
+        plan = list[tuple[Acting, EvaluationSpec]]()
+        for spec in specs:
+            check_user(spec, purse)
+            acting = (
+                plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, purse)
+            )
+            open_ones.callback(acting.close)
+            tight = check_context(spec, acting)
+            if tight:
+                logger.warning("%d of %d tasks of %s do not fit the context", tight, len(spec.tasks), spec.target.name)
+            plan.append((acting, spec))
+            if name.text != NOOP:
+                plan.append(
+                    (load_policy(parse_policy(NOOP), options, settings, spec.target, purse), replace(spec, trials=1))
+                )
+        plan = [(acting, latest(store, spec, acting, request.fresh)) for acting, spec in plan]
+        purse.before = sum(spent_before(store, spec, acting) for acting, spec in plan)
+        stopped = _why_not_to_ask(plan)
+        for acting, spec in plan:
+            paid = acting.chat is not None or spec.user.startswith("litellm:")
+            # A token policy batches its episodes itself.
+            workers = request.workers if paid and acting.renderer is None else 1
+            run = run_evaluation(store, spec, acting, purse, 0 if stopped and paid else workers)
+            if paid and stopped and not run.complete:
+                run.stopped = stopped
+            stopped = stopped or run.stopped
+            row, frame = figures_of(store, spec, acting.name.text, run)
+            rows.setdefault(row.target, []).append(row)
+            frames.setdefault(row.policy, []).append((row, frame))
+    each = [row for found in rows.values() for row in found]
+    return each if len(specs) == 1 else [*each, *(overall(request.target, found) for found in frames.values())]
+
+
+def _why_not_to_ask(plan: Sequence[tuple[Acting, EvaluationSpec]]) -> str:
+    """Try each API model once; "" or why the money does not even allow that. What is stored is shown all the same."""
+    try:
+        for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():
+            chat.check()
+    except BudgetExceeded as problem:
+        return str(problem)
+    return ""
+
+
+def expand(name: str) -> list[str]:
+    """The targets that a name stands for: itself, or every domain of a benchmark (`tau2`, `bfcl`, `agentdojo`)."""
+    known = builtin_names()
+    domains = [k for k in known if k.startswith(f"{name}:") and not k.endswith(":attacked")]
+    return [name] if name in known or not domains else domains
+
+
+def _spec(target: Target, request: EvaluateRequest) -> EvaluationSpec:
+    spec = EvaluationSpec(target, request.split, request.trials, request.seed, request.limit)
+    if not spec.tasks:
+        raise ConfigurationError(f"{target.name} has no task in the split {request.split}; take another split")
+    return spec

@@ -1,0 +1,1 @@
+"""What the agent lacks: analysts, labelling, agreement and selection."""

@@ -1,0 +1,398 @@
+"""Stages 2 and 3 of the method with a language model as the analyst: discover candidates, label every pair N times,
+measure agreement, and judge whether an environment could train what was found.
+
+The analyst is passed in; nothing here knows a provider, and nothing here reads a database. Raters see a trajectory's
+conversation and never its outcome, reward or checks, unless `show_outcome` is set: raters who know the outcome explain
+it, and the contrast becomes vacuous. Trajectories go by aliases, so ids tell nothing either.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, Field
+
+from errors import LabelError, ProviderError
+from models.providers.analyst import Answer, Question
+from tasks.measuring.statistics import fleiss_kappa
+from tasks.mining.selection import LABELS, CapabilitySelection, select
+from tasks.mining.transcripts import compact
+
+STAGE = "contrast"
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){1,4}")
+
+
+class Asker(Protocol):
+    """What mining needs of `models.providers.analyst.Analyst`."""
+
+    def ask(self, question: Question[Any]) -> Answer[Any]: ...
+    def ask_many(self, questions: Sequence[Question[Any]]) -> list[Answer[Any] | ProviderError]: ...
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A trajectory as mining sees it: messages as JSON objects, and the outcome, which raters do not get."""
+
+    id: str
+    messages: Sequence[Mapping[str, Any]]
+    passed: bool
+
+
+@dataclass(frozen=True)
+class MiningSettings:
+    """Sizes of both steps. `batch` trajectories are labelled in one request; `trajectory_tokens` bounds each of them;
+    `shown` of each outcome are shown to discovery."""
+
+    candidates: int = 10
+    runs: int = 10
+    batch: int = 4
+    trajectory_tokens: int = 2000
+    shown: int = 12
+    temperature: float = 0.8
+    judges: int = 3
+    show_outcome: bool = False
+    seed: int = 0
+
+
+class FoundCapability(BaseModel):
+    """A candidate as the model writes it."""
+
+    name: str = Field(description="snake_case, 2 to 5 words")
+    definition: str = Field(description="2 or 3 sentences, precise enough for two raters to agree", min_length=40)
+    failed_examples: list[str] = Field(description="ids of failed trajectories that lack it")
+    passed_examples: list[str] = Field(description="ids of passed trajectories that show it")
+
+
+class FoundCapabilities(BaseModel):
+    capabilities: list[FoundCapability]
+
+
+class GivenLabel(BaseModel):
+    trajectory: str
+    capability: str
+    label: Literal["NA", "PRESENT", "LACKING"]
+
+
+class GivenLabels(BaseModel):
+    labels: list[GivenLabel]
+
+
+class FitJudgement(BaseModel):
+    trainable: bool = Field(description="whether practice in a training environment could teach it to the agent")
+    cause: Literal["agent", "ambiguous_task", "broken_tool"]
+    reason: str
+
+
+@dataclass(frozen=True)
+class MinedCapability:
+    """A candidate with the ids of its example trajectories and the request that named it."""
+
+    name: str
+    definition: str
+    failed_examples: tuple[str, ...]
+    passed_examples: tuple[str, ...]
+    request_hash: str
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """All labels of the complete runs [run, trajectory_id, capability, label, weight, passed, request_hash], the runs
+    that were refused, with what was wrong, and those of them that may be complete when asked again later."""
+
+    labels: pd.DataFrame
+    refused: tuple[tuple[int, str], ...]
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MiningResult:
+    """Everything of stages 2 and 3. Kappas are None where they are undefined (fewer than two complete runs, or raters
+    who all gave one label everywhere)."""
+
+    candidates: tuple[MinedCapability, ...]
+    labelling: Labelling
+    selections: tuple[CapabilitySelection, ...]
+    kappa: float | None
+    kappa_by_capability: Mapping[str, float | None]
+    fits: Mapping[str, Fit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether an environment could train a capability, by majority of judges."""
+
+    trainable: bool
+    cause: str
+    reason: str
+    request_hashes: tuple[str, ...]
+
+
+def mine(
+    analyst: Asker, transcripts: Sequence[Transcript], context: str, settings: MiningSettings, k: int = 8
+) -> MiningResult:
+    """Discover, label, select and judge. `context` is the policy text and the tools, shown once in every request.
+
+    Raises `LabelError` when there is nothing to contrast or no run is complete, and what the analyst raises.
+    """
+    candidates = discover(analyst, transcripts, context, settings)
+    labelling = label(analyst, transcripts, candidates, context, settings)
+    selections = select(labelling.labels, k=k, n=settings.runs)
+    kappa, by_capability = agreement(labelling.labels)
+    fits = {}
+    for selection in selections:
+        if selection.selected:
+            found = next(c for c in candidates if c.name == selection.name)
+            evidence = [trajectory for trajectory, _ in selection.evidence]
+            fits[found.name] = judge_fit(analyst, found, evidence, transcripts, context, settings)
+    return MiningResult(candidates, labelling, selections, kappa, by_capability, fits)
+
+
+def discover(
+    analyst: Asker, transcripts: Sequence[Transcript], context: str, settings: MiningSettings
+) -> tuple[MinedCapability, ...]:
+    """Up to `candidates` capabilities that separate failed from passed trajectories. Discovery sees outcomes: it is
+    asked for a contrast. Raises `LabelError` without a failed and a passed trajectory."""
+    failed, passed = ([t for t in transcripts if t.passed is outcome] for outcome in (False, True))
+    if not failed or not passed:
+        raise LabelError(f"{len(failed)} failed and {len(passed)} passed trajectories: a contrast needs both")
+    rng = random.Random(settings.seed)
+    shown = [
+        *rng.sample(failed, min(settings.shown, len(failed))),
+        *rng.sample(passed, min(settings.shown, len(passed))),
+    ]
+    aliases = {f"T{i + 1}": transcript for i, transcript in enumerate(shown)}
+    blocks = [
+        f"### {alias} ({'PASSED' if t.passed else 'FAILED'})\n{compact(t.messages, settings.trajectory_tokens, t.id)}"
+        for alias, t in aliases.items()
+    ]
+    task = (
+        f"Name at most {settings.candidates} capabilities that the failed trajectories lack and the passed ones show. "
+        "A capability is one or more actions in a trajectory that are necessary to solve some of the tasks. Names are "
+        "snake_case, 2 to 5 words. Define each in 2 or 3 sentences, so precisely that two raters would agree. They "
+        "must be general (no rule of this one domain) and must not overlap. Give the ids of examples of both kinds."
+    )
+    messages = [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join([context, *blocks])}]
+    question = Question(STAGE, messages, FoundCapabilities, check=_candidate_check(aliases, settings.candidates))
+    answer = analyst.ask(question)
+    return tuple(
+        MinedCapability(
+            found.name,
+            found.definition,
+            tuple(aliases[alias].id for alias in found.failed_examples),
+            tuple(aliases[alias].id for alias in found.passed_examples),
+            answer.request_hash,
+        )
+        for found in answer.value.capabilities
+    )
+
+
+def label(
+    analyst: Asker,
+    transcripts: Sequence[Transcript],
+    candidates: Sequence[MinedCapability],
+    context: str,
+    settings: MiningSettings,
+) -> Labelling:
+    """N independent runs over every (trajectory, capability) pair, each in fresh contexts and in an order of its own.
+
+    A run in which a request stayed without a usable answer is refused as a whole and named. When none is complete this
+    raises a transient `ProviderError` if the model may answer later, else `LabelError`; a run of which no request was
+    answered for such a reason is the last that is tried. Every label carries the hash of the request that gave it.
+    """
+    by_id = {t.id: t for t in transcripts}
+    if len(by_id) != len(transcripts):
+        raise LabelError(f"{len(transcripts) - len(by_id)} trajectories are given twice; give each once")
+    texts = {t.id: compact(t.messages, settings.trajectory_tokens, t.id) for t in transcripts}
+    names = [candidate.name for candidate in candidates]
+    complete: list[tuple[int, list[tuple[str, dict[str, dict[str, str]]]]]] = []
+    refused: list[tuple[int, str]] = []
+    waiting: list[int] = []
+    for run in range(settings.runs):
+        batches = _batches(list(by_id), settings, run)
+        questions = [_label_question(batch, by_id, texts, candidates, context, settings, run) for batch in batches]
+        answers = analyst.ask_many(questions)
+        failures = [answer for answer in answers if isinstance(answer, ProviderError)]
+        if failures:
+            refused.append(
+                (run, f"{len(failures)} of {len(answers)} requests stayed without labels, first: {failures[0]}")
+            )
+            if any(failure.transient for failure in failures):
+                waiting.append(run)
+            if all(isinstance(answer, ProviderError) and answer.transient for answer in answers):
+                waiting += range(run + 1, settings.runs)
+                break
+            continue
+        rows = []
+        for batch, answer in zip(batches, answers, strict=True):
+            assert isinstance(answer, Answer)
+            rows.append((answer.request_hash, _by_trajectory(batch, answer.value)))
+        complete.append((run, rows))
+    if not complete and waiting:
+        raise ProviderError(
+            f"none of {settings.runs} labelling runs is complete, and the model may answer later: {refused[0][1]}",
+            transient=True,
+        )
+    if not complete:
+        raise LabelError(f"none of {settings.runs} labelling runs is complete; run 0: {refused[0][1]}")
+    return Labelling(_frame(complete, by_id, names), tuple(refused), tuple(waiting))
+
+
+def agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
+    """Fleiss' kappa over all pairs and per capability; runs are the raters."""
+    capability, uniques = pd.factorize(labels["capability"])
+    trajectory, ids = pd.factorize(labels["trajectory_id"])
+    names = [str(name) for name in uniques]
+    if labels["run"].nunique() < 2:
+        return None, dict.fromkeys(names)
+    trajectories = len(ids)
+    code = pd.Categorical(labels["label"], categories=list(LABELS)).codes.astype(np.int64)
+    cells = np.bincount((capability * trajectories + trajectory) * 3 + code, minlength=len(names) * trajectories * 3)
+    counts = cells.reshape(len(names), trajectories, 3)
+    by_name = {name: fleiss_kappa(counts[i]).kappa for i, name in enumerate(names)}
+    return fleiss_kappa(counts.reshape(-1, 3)).kappa, by_name
+
+
+def judge_fit(
+    analyst: Asker,
+    capability: MinedCapability,
+    evidence: Sequence[str],
+    transcripts: Sequence[Transcript],
+    context: str,
+    settings: MiningSettings,
+) -> Fit:
+    """Whether practice could teach the capability, or the failures lie in an ambiguous task or a broken tool. The
+    majority of `judges` decides; a tie or no usable answer leaves it trainable, and the reason says so."""
+    by_id = {t.id: t for t in transcripts}
+    blocks = [
+        f"### E{i + 1}\n{compact(by_id[e].messages, settings.trajectory_tokens, e)}" for i, e in enumerate(evidence[:5])
+    ]
+    task = (
+        "These failed trajectories are said to lack the capability below. Decide whether practising it in a training "
+        "environment could make the agent succeed (cause: agent), or whether no practice can help because the task "
+        "does not say what is wanted (ambiguous_task) or a tool does not do what it says (broken_tool)."
+    )
+    asked = f"{context}\n\n## Capability {capability.name}\n{capability.definition}\n\n" + "\n\n".join(blocks)
+    messages = [{"role": "system", "content": task}, {"role": "user", "content": asked}]
+    questions = [
+        Question(STAGE, messages, FitJudgement, temperature=settings.temperature, sample=n)
+        for n in range(settings.judges)
+    ]
+    answers = [answer for answer in analyst.ask_many(questions) if isinstance(answer, Answer)]
+    against = [answer.value for answer in answers if not answer.value.trainable or answer.value.cause != "agent"]
+    hashes = tuple(answer.request_hash for answer in answers)
+    if 2 * len(against) > len(answers):
+        cause = max((a.cause for a in against), key=[a.cause for a in against].count)
+        return Fit(False, cause, next(a.reason for a in against if a.cause == cause), hashes)
+    supporting = next((a.value.reason for a in answers if a.value not in against), "no judge gave a usable answer")
+    return Fit(True, "agent", supporting, hashes)
+
+
+def _candidate_check(aliases: Mapping[str, Transcript], limit: int) -> Callable[[FoundCapabilities], None]:
+    def check(found: FoundCapabilities) -> None:
+        names = [capability.name for capability in found.capabilities]
+        if not 1 <= len(names) <= limit:
+            raise ValueError(f"{len(names)} capabilities; between 1 and {limit} are wanted")
+        if len(set(names)) < len(names):
+            raise ValueError(f"a name stands twice: {sorted(n for n in set(names) if names.count(n) > 1)}")
+        for capability in found.capabilities:
+            if not _NAME.fullmatch(capability.name):
+                raise ValueError(f"{capability.name!r} is not snake_case of 2 to 5 words")
+            for examples, passed in ((capability.failed_examples, False), (capability.passed_examples, True)):
+                wrong = [e for e in examples if e not in aliases or aliases[e].passed is not passed]
+                if wrong:
+                    kind = "passed" if passed else "failed"
+                    raise ValueError(f"{capability.name}: {wrong[:3]} are no {kind} trajectories that were shown")
+
+    return check
+
+
+def _batches(ids: list[str], settings: MiningSettings, run: int) -> list[list[str]]:
+    random.Random(f"{settings.seed}/{run}").shuffle(ids)
+    return [ids[start : start + settings.batch] for start in range(0, len(ids), settings.batch)]
+
+
+def _label_question(
+    batch: Sequence[str],
+    by_id: Mapping[str, Transcript],
+    texts: Mapping[str, str],
+    candidates: Sequence[MinedCapability],
+    context: str,
+    settings: MiningSettings,
+    run: int,
+) -> Question[GivenLabels]:
+    def block(alias: str, trajectory: str) -> str:
+        outcome = f" ({'PASSED' if by_id[trajectory].passed else 'FAILED'})" if settings.show_outcome else ""
+        return f"### {alias}{outcome}\n{texts[trajectory]}"
+
+    task = (
+        "Label every pair of a trajectory and a capability: NA when the task does not require the capability, PRESENT "
+        "when it is required and the agent shows it, LACKING when it is required and the agent does not. Give every "
+        "pair exactly once, and no other."
+    )
+    defined = "\n".join(f"- {candidate.name}: {candidate.definition}" for candidate in candidates)
+    blocks = [block(f"T{i + 1}", trajectory) for i, trajectory in enumerate(batch)]
+    content = "\n\n".join([context, f"## Capabilities\n{defined}", *blocks])
+    wanted = {(f"T{i + 1}", candidate.name) for i in range(len(batch)) for candidate in candidates}
+    messages = [{"role": "system", "content": task}, {"role": "user", "content": content}]
+    check = _partition_check(wanted)
+    return Question(STAGE, messages, GivenLabels, temperature=settings.temperature, sample=run, check=check)
+
+
+def _partition_check(wanted: set[tuple[str, str]]) -> Callable[[GivenLabels], None]:
+    def check(given: GivenLabels) -> None:
+        pairs = [(row.trajectory, row.capability) for row in given.labels]
+        unknown = [pair for pair in pairs if pair not in wanted]
+        if unknown:
+            raise ValueError(f"unknown pair {unknown[0]}")
+        if len(set(pairs)) < len(pairs):
+            raise ValueError(f"the pair {next(pair for pair in pairs if pairs.count(pair) > 1)} is labelled twice")
+        missing = wanted - set(pairs)
+        if missing:
+            raise ValueError(f"{len(missing)} pairs have no label, first {min(missing)}")
+
+    return check
+
+
+def _by_trajectory(batch: Sequence[str], given: GivenLabels) -> dict[str, dict[str, str]]:
+    """trajectory id -> capability -> label."""
+    found: dict[str, dict[str, str]] = {trajectory: {} for trajectory in batch}
+    for row in given.labels:
+        found[batch[int(row.trajectory[1:]) - 1]][row.capability] = row.label
+    return found
+
+
+def _frame(
+    complete: Sequence[tuple[int, Sequence[tuple[str, Mapping[str, Mapping[str, str]]]]]],
+    by_id: Mapping[str, Transcript],
+    names: Sequence[str],
+) -> pd.DataFrame:
+    runs: list[int] = []
+    ids: list[str] = []
+    capabilities: list[str] = []
+    labels: list[str] = []
+    hashes: list[str] = []
+    for run, rows in complete:
+        for request_hash, found in rows:
+            for trajectory, given in found.items():
+                runs += [run] * len(names)
+                ids += [trajectory] * len(names)
+                capabilities += names
+                labels += [given[name] for name in names]
+                hashes += [request_hash] * len(names)
+    return pd.DataFrame(
+        {
+            "run": np.array(runs, dtype=np.int16),
+            "trajectory_id": pd.Categorical(ids, categories=list(by_id)),
+            "capability": pd.Categorical(capabilities, categories=list(names)),
+            "label": pd.Categorical(labels, categories=list(LABELS)),
+            "weight": np.ones(len(runs), dtype=np.int16),
+            "passed": np.array([by_id[trajectory].passed for trajectory in ids], dtype=bool),
+            "request_hash": pd.Categorical(hashes),
+        }
+    )

@@ -1,0 +1,75 @@
+"""The report of a round as one self-contained HTML page: no script, no font, no image, no request to anywhere."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from tasks.reporting import charts
+from tasks.reporting.figures import RoundFigures, duration, headline, p_phrase, p_text, percent, why_nothing
+
+TEMPLATES = Path(__file__).parent
+
+
+def render(figures: RoundFigures) -> str:
+    """The page as text (UTF-8 when written). Every part that the round never came to is replaced by the reason."""
+    chosen = [c for c in figures.capabilities if c.selected]
+    ranked = sorted(figures.capabilities, key=lambda c: (not c.selected, -c.mean_delta, c.name))
+    seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]
+    tokens = [(name, float(value)) for name, value in figures.tokens.items() if name != "total"]
+    plots = {
+        "families": charts.family_chart(figures.families) if figures.families else "",
+        "selection": charts.selection_chart(ranked, figures.selection) if ranked else "",
+        "router": charts.confusion_chart(figures.router) if figures.router and figures.router.labels else "",
+        "seconds": charts.share_chart("Time by stage", [(n, v, duration(v)) for n, v in seconds]) if seconds else "",
+        "tokens": charts.share_chart("Tokens by stage", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
+    }
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            f=figures,
+            headline=headline(figures),
+            nothing=why_nothing(figures),
+            tone=_tone(figures),
+            ranked=ranked,
+            chosen=chosen,
+            plots={name: Markup(svg) for name, svg in plots.items()},
+            training={c.name: Markup(charts.training_chart(c.name, c.steps)) for c in chosen if c.steps},
+            seconds=seconds,
+            tokens=tokens,
+            stages=sorted(
+                {*figures.seconds, *figures.tokens}, key=lambda name: (name == "total", _order(figures, name))
+            ),
+        )
+    )
+
+
+def _order(figures: RoundFigures, name: str) -> int:
+    known = list(dict.fromkeys([*figures.seconds, *figures.tokens]))
+    return known.index(name)
+
+
+def _tone(figures: RoundFigures) -> str:
+    difference = figures.difference
+    if difference is None or difference.p > 0.05 or difference.points == 0:
+        return "flat"
+    return "good" if difference.points > 0 else "bad"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=percent, duration=duration, p=p_text, p_phrase=p_phrase, two=lambda v: "–" if v is None else f"{v:.2f}"
+    )
+    return environment

@@ -1,0 +1,134 @@
+"""Stage 6: fit the router on what the round has seen of its adapters, and decide which adapter answers which task."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from prefect import task
+
+from environments.contract import Generators, Message, TargetTask
+from models.router.first_observation import Opening, embed_openings, opening_of, openings
+from models.router.router import RouteDecision, Router
+from models.router.validation import calibrated, choose_mode
+from tasks.mine import RETRIES, diagnosis_ids
+from tasks.mining.selection import LACKING
+from tasks.round.context import Context, current
+from tasks.round.rollouts import outcomes
+from tasks.synthesize import stored_environment
+from tasks.train import adapter_id
+
+logger = logging.getLogger("trace")
+
+# Tasks of its own environment that the router keeps per capability.
+EXAMPLES_PER_CAPABILITY = 120
+# How many neighbours vote: 5 were right on 92 to 94 % of the validation tasks that need an adapter (three rounds of the
+# shop), 9 on 93 to 95 %, 15 on 95 to 97 %. No more than the smallest class has, or the others would outvote it.
+FEWEST, MOST = 5, 15
+
+
+def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
+    """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
+    environment, found = context.target.environment(), {}
+    for row in context.store.trajectories(None, id=ids):
+        roles = [m["role"] for m in row.messages]
+        if "assistant" in roles and roles[0] != "assistant":
+            first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
+            found[row.id] = opening_of(environment, context.base.renderer, first)
+    environment.close()
+    return {i: found[i] for i in ids if i in found}
+
+
+def practised(frame: pd.DataFrame, families: Sequence[str], capability: str) -> dict[str, str]:
+    """Class by trajectory id of the tasks of its environment that an adapter succeeded at, one trajectory a task.
+
+    `frame` has id, task_id, family and success; tasks of other families than those the environment is about stood
+    there for retention and are the base's ("").
+    """
+    solved = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
+    return {r.id: capability if r.family in families else "" for r in solved.head(EXAMPLES_PER_CAPABILITY).itertuples()}
+
+
+def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[str]) -> dict[str, str]:
+    """Class by trajectory id of the diagnosis tasks, one trajectory each.
+
+    `frame` has id, task and success; `labels` trajectory_id, capability, label and weight. A task in which the base
+    succeeded in at least half of the trials is the base's (""). Any other belongs to the one of `capabilities` that
+    the labels of its failures call lacking most often (and more often than not), else to the base.
+    """
+    solved = frame.groupby("task")["success"].mean() >= 0.5
+    failed = frame[~frame["success"]].set_index("id")["task"]
+    given = labels[labels["trajectory_id"].isin(failed.index) & labels["capability"].isin(capabilities)]
+    votes = given["weight"].where(given["label"] == LACKING, -given["weight"])
+    tasks = given["trajectory_id"].map(failed)
+    total = votes.groupby([tasks.rename("task"), given["capability"]]).sum()
+    ranked = total[total > 0].reset_index(name="votes").sort_values(["votes", "capability"], ascending=[False, True])
+    needed = ranked.drop_duplicates("task").set_index("task")["capability"]
+    first = frame.drop_duplicates("task")
+    return {i: "" if solved[t] else needed.get(t, "") for i, t in zip(first["id"], first["task"], strict=True)}
+
+
+def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
+    """What the router is fitted on: the class of trajectories, by their ids."""
+    names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=context.round.id)}
+    labels = pd.DataFrame(context.store.rows("labels", round_id=context.round.id))
+    labels["capability"] = labels["capability_id"].map(names)
+    found = diagnosed(outcomes(context, diagnosis_ids(context.round.id)), labels, capabilities)
+    for capability in capabilities:
+        identity, spec = adapter_id(context.round.id, capability), stored_environment(context, capability).spec
+        frame = context.store.trajectory_frame(context.round.id, adapter_id=identity, environment=spec.id)
+        found |= practised(frame, spec.families, capability)
+    return found
+
+
+@task(name="route", task_run_name="fit the router", **RETRIES)
+def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
+    """Fit on first observations: of tasks that an adapter learnt to solve, and of the diagnosis tasks."""
+    context = current(round_id)
+
+    def work() -> dict[str, Any]:
+        labels = classes(context, capabilities)
+        with context.model:
+            given = stored_openings(context, list(labels))
+            vectors = embed_openings(context.base.policy, list(given.values()))
+            rows = [labels[i] for i in given]
+            fitted = Router.fit(vectors, rows, list(given), max(FEWEST, min(MOST, *Counter(rows).values())))
+            router = choose(context, fitted, capabilities)
+        router.save(context.folder / "router")
+        return {
+            "version": router.version,
+            "mode": router.mode,
+            "examples": len(given),
+            "labels": {k or "none": v for k, v in Counter(rows).items()},
+        }
+
+    return context.stage("route", work)
+
+
+def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
+    """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
+    probability below which it abstains."""
+    mode: str = context.settings.router
+    if not isinstance(context.target, Generators):
+        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
+        return router.with_mode("retrieval" if mode == "auto" else mode)
+    families, base = context.target.families(), context.base
+    tasks = context.tasks("validation")
+    truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
+    rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
+    if mode == "auto":
+        mode = choose_mode(router, base.policy, base.renderer, rows).mode
+    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
+
+
+def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
+    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
+    base = context.base
+    given = openings(context.target.environment, base.renderer, tasks)
+    with context.model:
+        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
+    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]

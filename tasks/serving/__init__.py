@@ -1,0 +1,1 @@
+"""What the gateway serves from the registry, and blends of adapters."""

@@ -1,0 +1,243 @@
+"""Stage 4 with the `llm` synthesizer on a round: the analyst's model writes the environment of a capability.
+
+What the model is told and how a version is judged stands in `tasks.synthesis.module_writer`; here it is read from and
+written to the store. Every version is kept as soon as it is judged, the refused ones too; the accepted one is also a
+file in the round's folder `environments/`, for `trace-agent play` and `trace-agent validate`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+
+from db import row_id
+from environments.contract import Generators
+from environments.sandbox.workers import SandboxLevel
+from environments.synthesized.module_files import save_module
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.written import WrittenEnvironment, WrittenSpec
+from environments.validation.checks import ValidationVerdict
+from errors import StoreError
+from tasks.mine import diagnosis_ids
+from tasks.mining.llm_analyst import analyst_of, spending, transcripts_of
+from tasks.mining.transcripts import compact
+from tasks.round.context import Context
+from tasks.round.preflight import target_context
+from tasks.round.rollouts import outcomes
+from tasks.synthesis.calibration import FIGURES, Calibration, limits_of, measure
+from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, result_shapes, synthesize
+
+EVIDENCE = 5
+# Share of a family's labels that call the capability required, from which the family counts as needing it.
+NEEDED = 0.5
+UNCONFINED = (
+    "Generated code ran without namespaces, as the user of this process (TRACE_SANDBOX=process): a system-call filter "
+    "was all that confined it. Install bubblewrap and unset TRACE_SANDBOX."
+)
+
+
+def write_environment(context: Context, capability: str) -> dict[str, Any]:
+    """Have an environment written, judged and calibrated; the result of the stage.
+
+    Versions that a stopped attempt has judged are not judged again, and replies that it was given are not paid again.
+    """
+    calibrations: dict[str, Calibration] = {}
+
+    def calibrate(module: SandboxedModule) -> ValidationVerdict:
+        environment = WrittenEnvironment(context.target, spec_of(context, capability, module.code_hash), module)
+        measured = measure(context, environment, f"calibrate {capability}")
+        calibrations[module.code_hash] = measured
+        reasons = () if measured.accepted else (measured.reason,)
+        figures = {name: measured.figures[name] for name in FIGURES} | {"reason": measured.reason}
+        return ValidationVerdict(measured.accepted, reasons, figures)
+
+    def keep(version: Version) -> None:
+        _store(context, capability, version, calibrations.get(version.code_hash))
+
+    a = context.settings.analyst
+    rules = SynthesisRules(limits_of(context), context.settings.synthesizer.versions, a.temperature)
+    synthesis = synthesize(
+        analyst_of(context), brief_of(context, capability), calibrate, rules, stored_versions(context, capability), keep
+    )
+    show_versions(synthesis)
+    best = synthesis.accepted
+    if best is None:
+        reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
+        return {"accepted": False, "reasons": reasons, "environment": None, "versions": len(synthesis.versions)}
+    validation = best.verdicts["validation"]
+    figures = dict(validation["figures"]) | {
+        "calibration": best.verdicts["calibration"]["figures"],
+        "target": context.round.target,
+        "version": best.number,
+    }
+    path = save_module(context.folder / "environments", best.source, ValidationVerdict(True, (), figures))
+    return {
+        "accepted": True,
+        "reasons": [],
+        "environment": version_id(context, capability, best.number),
+        "versions": len(synthesis.versions),
+        "file": str(path.relative_to(context.settings.folder)),
+        "sandbox": best.sandbox_level,
+        "spend": spending(context),
+    }
+
+
+def brief_of(context: Context, capability: str) -> Brief:
+    """What the model is told of a capability: definition, evidence, the target's policy, tools and result shapes."""
+    row = context.store.row("capabilities", id=row_id(context.round.id, capability))
+    if row is None:
+        raise StoreError(f"round {context.round.id!r} has no capability {capability!r}; run the stage select first")
+    chosen = context.store.row("selections", round_id=context.round.id, capability_id=row["id"])
+    frame = outcomes(context, diagnosis_ids(context.round.id)).set_index("id")["success"]
+    evidence = [e["id"] for e in (chosen or {}).get("evidence", ())][:EVIDENCE]
+    shown, _ = transcripts_of(context, {i: bool(frame[i]) for i in evidence})
+    budget = context.settings.analyst.trajectory_tokens
+    policy, tools = target_context(context.target)
+    conversations = [t.messages for t in context.store.trajectories(None, id=list(frame.index))]
+    return Brief(
+        capability,
+        row["definition"],
+        [compact(t.messages, budget, t.id) for t in shown],
+        tools,
+        policy,
+        result_shapes(conversations),
+    )
+
+
+def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
+    """The environment of a module: which families it is about, and what keeps the rest from being forgotten.
+
+    A family needs the capability when most labels of its trajectories do (at least the one with the most); retention
+    comes from all other families that the base has any success in, or, on a target without generators, from the
+    solved diagnosis tasks whose labels do not call the capability lacking.
+    """
+    frame = outcomes(context, diagnosis_ids(context.round.id))
+    given = context.store.rows("labels", round_id=context.round.id, capability_id=row_id(context.round.id, capability))
+    family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
+    weight: dict[str, float] = {}
+    needed: dict[str, float] = {}
+    lacking: dict[str, float] = {}
+    for label in given:
+        if label["trajectory_id"] not in family:
+            continue
+        name, at, n = family[label["trajectory_id"]], task[label["trajectory_id"]], float(label["weight"])
+        weight[name] = weight.get(name, 0.0) + n
+        needed[name] = needed.get(name, 0.0) + n * (label["label"] != "NA")
+        lacking[at] = lacking.get(at, 0.0) + n * (1.0 if label["label"] == "LACKING" else -1.0)
+    shares = {name: needed[name] / weight[name] for name in sorted(weight) if weight[name]}
+    own = {n for n, share in shares.items() if share >= NEEDED} or {max(shares, key=lambda n: shares[n])}
+    success = frame.groupby("family")["success"].mean().to_dict()
+    fresh = isinstance(context.target, Generators)
+    solved = sorted(set(frame[frame["success"]]["task"]))
+    families = tuple(sorted(n for n, rate in success.items() if rate > 0 and n not in own)) if fresh else ()
+    tasks = () if fresh else tuple(t for t in solved if lacking.get(t, 0.0) <= 0)
+    share = context.settings.calibration.retention_share if families or tasks else 0.0
+    return WrittenSpec(
+        context.round.target,
+        context.round.data_hash,
+        capability,
+        code_hash,
+        tuple(sorted({*own, capability})),
+        families,
+        tasks,
+        share,
+    )
+
+
+def version_id(context: Context, capability: str, number: int) -> str:
+    """Id of a version's row."""
+    return row_id(context.round.id, capability, "llm", number)
+
+
+def stored_versions(context: Context, capability: str) -> list[Version]:
+    """The versions of a capability that were judged to the end, in order."""
+    rows = _rows(context, capability)
+    judged = [r for r in rows if r["state"] in ("accepted", "rejected")]
+    return [
+        Version(
+            r["version"],
+            r["code"] or "",
+            r["code_hash"],
+            r["state"] == "accepted",
+            tuple(r["spec"]["reasons"]),
+            r["verdicts"],
+            r["sandbox_level"],
+            r["spec"]["request_hash"],
+        )
+        for r in judged
+    ]
+
+
+def accepted_environment(context: Context, capability: str) -> WrittenEnvironment:
+    """The accepted version, its module open until the round is let go of."""
+    accepted = [r for r in _rows(context, capability) if r["state"] == "accepted"]
+    if not accepted:
+        raise StoreError(f"round {context.round.id!r} has no accepted environment for {capability!r}; synthesize first")
+    row = accepted[-1]
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"]["environment"].items()}
+    spec = WrittenSpec(**fields)
+
+    def make() -> WrittenEnvironment:
+        # In what works and is allowed here and now, not in the level that it was judged in: who allowed `process` once
+        # may have taken that back.
+        return WrittenEnvironment(context.target, spec, SandboxedModule(row["code"]))
+
+    return context.keep(f"environment {spec.id}", make)
+
+
+def _rows(context: Context, capability: str) -> list[dict[str, Any]]:
+    found = context.store.rows(
+        "synthesized_environments",
+        round_id=context.round.id,
+        capability_id=row_id(context.round.id, capability),
+        kind="llm",
+    )
+    return sorted(found, key=lambda r: r["version"])
+
+
+def _store(context: Context, capability: str, version: Version, calibration: Calibration | None) -> None:
+    """Keep a version. Its state says last how it ended, so one that is cut off here is judged again."""
+    identity = version_id(context, capability, version.number)
+    context.store.put(
+        "synthesized_environments",
+        [
+            {
+                "id": identity,
+                "round_id": context.round.id,
+                "capability_id": row_id(context.round.id, capability),
+                "version": version.number,
+                "kind": "llm",
+                "spec": {
+                    "request_hash": version.request_hash,
+                    "reasons": list(version.reasons),
+                    "environment": asdict(spec_of(context, capability, version.code_hash)),
+                },
+                "code": version.source or None,
+                "code_hash": version.code_hash,
+                "state": "draft",
+                "sandbox_level": version.sandbox_level,
+                "verdicts": dict(version.verdicts),
+            }
+        ],
+    )
+    if calibration is not None:
+        context.store.put("calibrations", [calibration.row(identity)])
+        context.store.set_state("synthesized_environments", identity, "checked")
+    context.store.set_state("synthesized_environments", identity, "accepted" if version.accepted else "rejected")
+
+
+def show_versions(synthesis: Synthesis) -> None:
+    """Artifacts of the stage: every version with its reasons, and the warning about a missing sandbox."""
+    lines = [f"**{synthesis.capability}**: {synthesis.state} after {len(synthesis.versions)} version(s)"]
+    for v in synthesis.versions:
+        verdict = "accepted" if v.accepted else "; ".join(v.reasons)[:1000]
+        lines.append(
+            f"- version {v.number} `{v.code_hash[:12] or 'no module'}` (sandbox: {v.sandbox_level}): {verdict}"
+        )
+    if any(v.sandbox_level == str(SandboxLevel.PROCESS) for v in synthesis.versions):
+        lines.insert(0, f"**Warning.** {UNCONFINED}")
+        create_markdown_artifact(key="sandbox-warning", markdown=UNCONFINED)
+    key = f"environment-{synthesis.capability.replace('_', '-')}"
+    create_markdown_artifact(key=key, markdown="\n".join(lines))

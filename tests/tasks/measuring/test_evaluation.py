@@ -1,0 +1,270 @@
+"""Evaluations: figures, the no-op row, resuming, starting over, losses, money, and what is refused before work."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import open_store
+from errors import AdapterError, ConfigurationError, ProviderError, TargetError
+from models.adapters.deltas import folder_deltas
+from models.adapters.files import AdapterRecord, RegisteredAdapter
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.registry import Registry
+from models.local.base import load_base
+from settings import load_settings
+from tasks.measuring.figures import EvaluationRow, table
+from tasks.measuring.policy_names import ActingOptions, parse_policy
+from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
+from tests.adapters_made import make_adapter
+from tests.models.providers.chat_server import agent, calls, failed, says
+from tests.models.providers.scripted_analyst import ScriptedAnalyst
+from tests.models.vllm.vllm_stub import vllm_stub
+
+TARGET = "tests.tasks.counting_target:target"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> None:
+    monkeypatch.setattr("models.providers.chat_policy.WAITS", (0.01,))
+
+
+def evaluate(policy: str, options: ActingOptions | None = None, **given: Any) -> list[EvaluationRow]:
+    request = EvaluateRequest(**{"target": TARGET, "split": "test", "policy": policy, "workers": 3, **given})
+    return evaluate_targets(request, options or ActingOptions())
+
+
+def at(server: ScriptedAnalyst, **given: Any) -> ActingOptions:
+    return ActingOptions(api_base=server.api_base, **{"price": (1.0, 1.0), **given})
+
+
+def counts(number: int, request: dict[str, Any]) -> dict[str, Any]:
+    """A model that counts even numbers right and odd ones wrong, then says so."""
+    if request["messages"][-1]["role"] == "tool":
+        return says("Counted.")
+    n = int(re.findall(r"\d+", request["messages"][1]["content"])[0])
+    return calls(("count", {"n": n if n % 2 == 0 else -1}))
+
+
+def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
+    oracle, noop = evaluate("oracle", trials=2)
+    assert oracle.scored is not None
+    assert noop.scored is not None
+    assert (oracle.scored.success, oracle.scored.episodes, oracle.scored.tasks) == (1.0, 16, 8)
+    assert (noop.policy, noop.scored.success, noop.scored.episodes) == ("noop", 0.0, 8)
+    assert 0 < oracle.scored.low < 1 == oracle.scored.high
+    assert {f: s.episodes for f, s in oracle.families.items()} == {"even": 8, "odd": 8}
+    assert oracle.metrics == {"digits": 1.0}
+    text = "\n".join(table([oracle, noop]))
+    assert "data counting-1, user: none" in text
+    assert "  even" in text
+    assert text.index("oracle ") < text.index("noop ")
+
+
+def test_an_api_model_is_measured_stored_and_not_asked_again(tmp_path: Path) -> None:
+    with agent(counts) as server:
+        row, _noop = evaluate("my-model", at(server))
+        asked = len(server.requests)
+        again, _ = evaluate("my-model", at(server))
+        assert len(server.requests) == asked + 1  # the question whether it calls tools
+        fresh, _ = evaluate("my-model", at(server), fresh=True)
+        assert len(server.requests) == 2 * asked + 1
+    assert row.scored is not None
+    assert row.scored.success == 0.5
+    assert (row.families["even"].success, row.families["odd"].success) == (1.0, 0.0)
+    assert again.scored == row.scored
+    assert (fresh.scored, fresh.evaluation == row.evaluation) == (row.scored, False)
+    assert row.answered_by == ["scripted"]
+    assert row.dollars == pytest.approx(17 * 110e-6)
+    with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
+        stored = list(store.trajectories(None, group_id=row.evaluation))
+        assert len(stored) == 8
+        assert {t.purpose for t in stored} == {"evaluation"}
+        assert all(t.round_id is None and t.prompt_tokens == 200 and len(t.steps) == 2 for t in stored)
+        assert store.spent(None, stage=f"evaluation:{row.evaluation}")["calls"] == 18  # two runs' questions, 16 turns
+
+
+def test_a_provider_that_fails_in_the_middle_loses_nothing_and_is_no_zero() -> None:
+    down = threading.Event()
+
+    def act(number: int, request: dict[str, Any]) -> dict[str, Any]:
+        if number >= 8:
+            down.set()
+        return failed(500) if down.is_set() else counts(number, request)
+
+    with agent(act) as server:
+        row, _ = evaluate("my-model", at(server))
+        assert row.owed > 0
+        assert row.lost == {"provider": row.owed}
+        assert row.scored is not None
+        kept = row.scored.episodes
+        assert 0 < kept == 8 - row.owed
+        assert "INCOMPLETE" in "\n".join(table([row]))
+        down.clear()
+        server_calls = len(server.requests)
+    with agent(counts) as back:
+        options = ActingOptions(api_base=server.api_base.replace(server.api_base, back.api_base), price=(1.0, 1.0))
+        whole, _ = evaluate("my-model", options)
+        assert whole.owed == 0
+        assert server_calls > 0
+
+
+def test_going_on_plays_only_what_is_owed() -> None:
+    with agent(counts) as server:
+        evaluate("my-model", at(server), limit=3)
+        first = len(server.requests)
+        row, _ = evaluate("my-model", at(server))
+        assert len(server.requests) - first == 1 + 2 * 5
+    assert row.scored is not None
+    assert row.scored.episodes == 8
+
+
+def test_a_key_that_is_refused_stops_at_once_and_says_so() -> None:
+    with agent(lambda n, r: failed(401, "expired key")) as server:
+        row, noop = evaluate("my-model", at(server), workers=1)
+    assert (row.scored, row.owed, row.lost) == (None, 8, {"configuration": 1})
+    assert "expired key" in row.stopped
+    assert noop.owed == 0
+
+
+def test_the_money_cap_counts_earlier_runs() -> None:
+    with agent(counts) as server:
+        options = at(server, max_tokens=100)
+        row, _ = evaluate("my-model", options, workers=1, max_cost=0.0012)
+        assert 0 < row.dollars <= 0.0012
+        assert row.owed > 0
+        assert "max-cost" in row.stopped
+        before = len(server.requests)
+        more, _ = evaluate("my-model", options, workers=1, max_cost=0.0012 + 1e-6)
+        assert len(server.requests) - before <= 1
+        assert more.dollars <= 0.0012 + 1e-6
+        done, _ = evaluate("my-model", options, workers=1, max_cost=1.0)
+    assert done.owed == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"target": "nowhere"}, TargetError, "nowhere"),
+        ({"split": "train"}, ConfigurationError, "diagnosis"),
+        ({"split": "validation"}, ConfigurationError, "no task"),
+        ({"policy": "vllm:localhost"}, ConfigurationError, "vllm:http"),
+        ({"policy": "vllm:http://127.0.0.1:1#base"}, ProviderError, "127.0.0.1:1"),
+        ({"policy": "/no/such/folder"}, ConfigurationError, "/no/such/folder"),
+        ({"policy": "smollm2-135m@"}, ConfigurationError, "half a name"),
+        ({"policy": "smollm2-135m@nothing_learnt"}, AdapterError, "nothing_learnt"),
+    ],
+)
+def test_refused_before_work(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        evaluate(given.pop("policy", "oracle"), **given)
+
+
+def test_a_context_too_small_is_refused_before_work(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.measuring import policy_names as names
+    from tasks.measuring.evaluation import EvaluationSpec, check_context
+    from tests.tasks.counting_target import target
+
+    policy, renderer = tiny_model
+    acting = names.Acting(parse_policy("local:x"), policy, names.Sampling(0.0, 8), renderer, context=20)
+    with pytest.raises(ConfigurationError, match="context of 20 tokens"):
+        check_context(EvaluationSpec(target, "test"), acting)
+
+
+def test_names_of_policies_and_targets() -> None:
+    parsed = {
+        text: (p.kind, p.model, p.adapter)
+        for text in (
+            "oracle", "smollm2-135m@find_order@v2", "gpt-4.1", "anthropic/claude-sonnet-4-5", "litellm:x/y",
+            "vllm:http://h:8000#base@find", "Qwen/Qwen3-4B", "vertex_ai/model@2025",
+        )
+        for p in [parse_policy(text)]
+    }  # fmt: skip
+    assert parsed == {
+        "oracle": ("scripted", "oracle", ""),
+        "smollm2-135m@find_order@v2": ("local", "smollm2-135m", "find_order@v2"),
+        "gpt-4.1": ("chat", "gpt-4.1", ""),
+        "anthropic/claude-sonnet-4-5": ("chat", "anthropic/claude-sonnet-4-5", ""),
+        "litellm:x/y": ("chat", "x/y", ""),
+        "vllm:http://h:8000#base@find": ("vllm", "base", "find"),
+        "Qwen/Qwen3-4B": ("local", "Qwen/Qwen3-4B", ""),
+        "vertex_ai/model@2025": ("chat", "vertex_ai/model@2025", ""),
+    }
+    assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
+    assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
+    assert expand("toolsandbox") == ["toolsandbox"]
+
+
+@pytest.fixture
+def small_model(tiny_model: Any, tiny_tokenizer: Any, tmp_path: Path) -> Path:
+    """The tiny model as a folder, as a user's own model is named."""
+    folder = tmp_path / "model"
+    tiny_model[0].model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def registered(model: Path, capability: str, fingerprinted: str = "") -> RegisteredAdapter:
+    """A random adapter for `model` in the registry of the working folder, not promoted."""
+    base, settings = load_base(str(model)), load_settings()
+    registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
+    folder = make_adapter(base.policy.model, model.with_name(capability), layers=(1, 2), seed=len(capability))
+    digest, deltas = folder_deltas(model.with_name(fingerprinted) if fingerprinted else folder)
+    base.policy.load_adapter("made", digest, deltas)
+    taken = take_fingerprint(base.policy, list(range(5, 40)), "made")
+    own = base.identity
+    record = AdapterRecord(capability, own.base, own.revision, "round", {}, {TAG: taken.text()})
+    return registry.register(record, folder, registry.start_run(capability))
+
+
+def test_an_adapter_of_the_registry_plays(small_model: Path) -> None:
+    made = registered(small_model, "count")
+    options = ActingOptions(max_tokens=4)
+    row, noop = evaluate(f"local:{small_model}@count", options)
+    assert (row.owed, row.scored is not None, noop.owed) == (0, True, 0)
+    base, _ = evaluate(str(small_model), options)
+    version, _ = evaluate(f"local:{small_model}@count@v{made.version}", options)
+    assert version.evaluation == row.evaluation != base.evaluation
+    with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
+        played = {k: list(store.trajectories(None, group_id=r.evaluation)) for k, r in {"a": row, "b": base}.items()}
+    assert {t.adapter_id for t in played["a"]} == {made.served_name}
+    assert {t.adapter_id for t in played["b"]} == {None}
+    assert len(played["a"]) == len(played["b"]) == 8
+    # Another seed's weights: what samples is the adapter, not the base.
+    said = [[t.messages for t in sorted(p, key=lambda t: t.task_id)] for p in played.values()]
+    assert said[0] != said[1]
+
+
+def test_an_adapter_that_is_not_what_was_registered_does_not_play(small_model: Path) -> None:
+    registered(small_model, "count")
+    registered(small_model, "swapped", fingerprinted="count")
+    with pytest.raises(AdapterError, match="not what was registered"):
+        evaluate(f"local:{small_model}@swapped")
+    with pytest.raises(AdapterError, match=r"there are: count@v1"):
+        evaluate(f"local:{small_model}@count@v7")
+
+
+def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with vllm_stub() as stub:
+        monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
+        monkeypatch.setenv("TRACE_POLICY__URL", stub.url)
+        stub.context = 20
+        with pytest.raises(ConfigurationError, match="context of 20 tokens"):
+            evaluate(str(small_model), ActingOptions(max_tokens=4))
+        stub.context = 4096
+        row, _ = evaluate(str(small_model), ActingOptions(max_tokens=4))
+        assert row.owed == 0
+        assert {b["model"] for b in stub.bodies} == {"base"}
+        assert all(isinstance(token, int) for b in stub.bodies for token in b["prompt"])
+    with pytest.raises(ProviderError, match="no vLLM server answers"):
+        evaluate(str(small_model), ActingOptions(max_tokens=5))
+
+
+def test_figures_are_json() -> None:
+    rows = evaluate("random", limit=2)
+    assert json.loads(json.dumps([r.model_dump(mode="json") for r in rows]))[0]["policy"] == "random"

@@ -1,0 +1,208 @@
+"""Figures of made-up rounds for the tests of the report (and to look at the page with)."""
+
+from __future__ import annotations
+
+from tasks.reporting.figures import RoundFigures
+
+STEPS = [(0.24, 0.04), (0.25, 0.02), (0.38, 0.15), (0.52, 0.33), (0.7, 0.6), (0.86, 0.81), (0.94, 0.92), (0.95, 0.94)]
+
+
+def full_round() -> RoundFigures:
+    rate = {"n": 240, "tasks": 60}
+    family = {"n": 60}
+    return RoundFigures.model_validate(
+        {
+            "round": "r1-5f3a",
+            "target": "shop",
+            "data_hash": "9b1e6b0c2d4f8a37",
+            "seed": 7,
+            "base": {"success": 0.425, "low": 0.331, "high": 0.525, **rate},
+            "routed": {"success": 0.6125, "low": 0.512, "high": 0.704, **rate},
+            "noop": {"success": 0.05, "low": 0.017, "high": 0.137, **rate},
+            "difference": {"points": 18.75, "low": 8.9, "high": 27.6, "p": 0.0006, "mde": 13.1, "tasks": 60},
+            "families": {
+                "refund": {
+                    "base": 0.9,
+                    "routed": 0.9,
+                    "base_interval": [0.72, 0.97],
+                    "routed_interval": [0.72, 0.97],
+                    **family,
+                },
+                "set_address": {
+                    "base": 0.1,
+                    "routed": 0.8,
+                    "base_interval": [0.03, 0.28],
+                    "routed_interval": [0.6, 0.91],
+                    "noop": 0.0,
+                    **family,
+                },
+                "cancel_pending_order": {
+                    "base": 0.7,
+                    "routed": 0.75,
+                    "base_interval": [0.5, 0.85],
+                    "routed_interval": [0.55, 0.88],
+                    "noop": 0.2,
+                    **family,
+                },
+                "order_status": {
+                    "base": 0.0,
+                    "routed": 0.0,
+                    "base_interval": [0, 0.16],
+                    "routed_interval": [0, 0.16],
+                    **family,
+                },
+            },
+            "capabilities": [
+                {
+                    "name": "set_delivery_address",
+                    "mean_cov": 0.41,
+                    "mean_delta": 0.62,
+                    "runs_passed": 10,
+                    "base_success": 0.1,
+                    "adapter_success": 0.8,
+                    "adapter": "set_delivery_address@v1-3f9c1a2b",
+                    "verdict": "promoted",
+                    "version": "1",
+                    "link": "http://127.0.0.1:5000/#/models/trace-shop-set_delivery_address/versions/1",
+                    "champion": "version 1",
+                    "definition": "Change the address of an order to the one the user gives, with all of its parts.",
+                    "points": 70.0,
+                    "adjusted_p": 0.0002,
+                    "reasons": [
+                        "Its own tasks: +70.0 points over 15 tasks (95 % interval +38.1 to +86.2), p = 0.0001."
+                    ],
+                    "calibration": {
+                        "accepted": True,
+                        "verdict": "accepted on informative groups alone.",
+                        "mean_reward": 0.24,
+                        "success": 0.04,
+                        "informative": 0.71,
+                        "version": 2,
+                    },
+                    "steps": [{"step": i + 1, "reward": r, "success": s} for i, (r, s) in enumerate(STEPS)],
+                },
+                {
+                    "name": "report_order_status",
+                    "mean_cov": 0.3,
+                    "mean_delta": 0.34,
+                    "runs_passed": 9,
+                    "base_success": 0.0,
+                    "adapter_success": None,
+                    "verdict": "reward-misspecified",
+                    "reasons": ["Mean reward rose from 0.24 to 0.87 while success stayed at 0."],
+                    "steps": [{"step": i + 1, "reward": 0.24 + 0.07 * i, "success": 0.0} for i in range(9)],
+                },
+                {
+                    "name": "look_up_before_write",
+                    "mean_cov": 0.18,
+                    "mean_delta": 0.21,
+                    "runs_passed": 8,
+                    "verdict": "unsynthesizable",
+                    "reasons": ["All 5 versions failed calibration: <success> 0.98 is above 0.6."],
+                    "calibration": {
+                        "accepted": False,
+                        "verdict": "too easy.",
+                        "mean_reward": 0.98,
+                        "success": 0.97,
+                        "informative": 0.05,
+                        "version": 5,
+                    },
+                },
+                {
+                    "name": "ask_for_missing_detail",
+                    "mean_cov": 0.12,
+                    "mean_delta": -0.08,
+                    "runs_passed": 0,
+                    "verdict": "not-selected",
+                    "selected": False,
+                    "reasons": ["0 of 10 runs reach coverage 0.1 and contrast 0.2."],
+                },
+            ],
+            "router": {
+                "accuracy": 0.9333,
+                "milliseconds": 41.2,
+                "labels": ["no adapter", "set_delivery_address"],
+                "counts": [[42, 3], [1, 14]],
+            },
+            "seconds": {
+                "total": 1893.4,
+                "rollout": 412.0,
+                "contrast": 1.9,
+                "synthesize": 35.2,
+                "calibrate": 301.5,
+                "train": 702.3,
+                "route": 12.1,
+                "evaluate": 428.4,
+            },
+            "tokens": {"total": 1904211, "rollout": 640112, "calibrate": 402331, "train": 511000, "evaluate": 350768},
+            "peak_gib": 3.4,
+            "errors": 2,
+            "warnings": [
+                "set_delivery_address: environment accepted on informative groups alone (success 4 % is below 20 %)."
+            ],
+            "provenance": {
+                "base_model": "SmolLM2-135M-Instruct",
+                "base_revision": "q4_1-98f2",
+                "code_version": "0.1.0+6a9846f",
+                "finished": "2026-11-21 04:10 UTC",
+                "profile": "laptop",
+                "tracking": "sqlite store",
+                "packages": {"torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2", "trl": "1.16.0"},
+            },
+        }
+    )
+
+
+def noise_round() -> RoundFigures:
+    """Evaluated, but nothing was better."""
+    figures = full_round()
+    difference = figures.difference.model_copy(update={"points": 1.7, "p": 0.48, "low": -4.0, "high": 7.0})
+    capability = figures.capabilities[0].model_copy(update={"verdict": "underpowered", "champion": None})
+    return figures.model_copy(
+        update={"difference": difference, "capabilities": [capability, *figures.capabilities[1:]]}
+    )
+
+
+def stopped_round() -> RoundFigures:
+    """Nothing but the start."""
+    return RoundFigures(
+        round="r2", target="shop", data_hash="9b1e", seed=0, stopped="the budget of 40 rollouts is spent."
+    )
+
+
+def nothing_selected() -> RoundFigures:
+    figures = full_round()
+    return RoundFigures(
+        round="r3", target="shop", data_hash="9b1e", seed=0, capabilities=[figures.capabilities[3]], base=figures.base
+    )
+
+
+def written_round() -> RoundFigures:
+    """A round in which a model labelled and wrote the environments."""
+    data = full_round().model_dump(mode="json")
+    data["selection"] |= {"analyst": "llm", "kappa": 0.61}
+    data["analyst"] = {
+        "model": "hosted_vllm/writer",
+        "calls": 1234,
+        "prompt_tokens": 56789,
+        "sampled_tokens": 4321,
+        "dollars": 1.5,
+        "stages": {"contrast": 1.25, "synthesize": 0.25},
+        "runs": 9,
+    }
+    data["capabilities"][0] |= {
+        "kappa": 0.72,
+        "versions": [
+            {"number": 1, "accepted": False, "code_hash": "", "sandbox": "bubblewrap", "reasons": ["model: refused"]},
+            {
+                "number": 2,
+                "accepted": False,
+                "code_hash": "abc123abc123",
+                "sandbox": "bubblewrap",
+                "reasons": ["static: import of os is forbidden", "<script>alert(1)</script>"],
+            },
+            {"number": 3, "accepted": True, "code_hash": "def456def456", "sandbox": "bubblewrap"},
+        ],
+    }
+    data["capabilities"][-1] |= {"verdict": "not-trainable", "reasons": ["No environment could train it (broken tool)"]}
+    return RoundFigures.model_validate(data)

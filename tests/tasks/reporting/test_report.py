@@ -1,0 +1,200 @@
+"""The report: one page without outside requests that holds the figures, whatever the round came to."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from pydantic import ValidationError
+from report_samples import full_round, noise_round, nothing_selected, stopped_round, written_round
+from rich.console import Console
+
+from tasks.reporting.figures import RoundFigures, RouterFigures, duration, headline
+from tasks.reporting.page import render
+from tasks.reporting.summary import print_summary
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+ROUNDS = {
+    "full": full_round,
+    "noise": noise_round,
+    "stopped": stopped_round,
+    "nothing": nothing_selected,
+    "written": written_round,
+}
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes, table cells and text; fails on tags that do not nest."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.rows: list[list[str]] = []
+        self.words: list[str] = []
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        self.words.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+    def row(self, first: str) -> list[str]:
+        return next([cell.strip() for cell in row] for row in self.rows if row and row[0].strip() == first)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_the_page_asks_nothing_of_the_outside_and_nests(name):
+    source = render(ROUNDS[name]())
+    page = Page(source)
+    for tag, attributes in page.tags:
+        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base", "a", "use", "image"}
+        assert not {"src", "href", "srcset", "xlink:href", "action", "data", "background"} & set(attributes)
+        assert not any(key.startswith("on") for key in attributes)
+    style = re.search(r"<style>(.*?)</style>", source, re.S).group(1)
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "prefers-color-scheme:dark" in style
+    assert "@media print" in style
+    assert source.count("<svg") == sum(tag == "svg" for tag, _ in page.tags)
+    for tag, attributes in page.tags:
+        if tag == "svg":
+            assert attributes["role"] == "img"
+            assert len(attributes["aria-label"]) > 20
+    assert ("html", {"lang": "en"}) in page.tags
+    assert len(source) < 120_000
+
+
+def test_every_figure_of_a_full_round_is_on_the_page():
+    figures = full_round()
+    page = Page(render(figures))
+    assert page.row("set_address") == ["set_address", "10.0 %", "3–28", "80.0 %", "60–91", "+70.0", "0.0 %", "60"]
+    assert page.row("all")[1:7] == ["42.5 %", "33–52", "61.3 %", "51–70", "+18.8", "5.0 %"]
+    assert page.row("set_delivery_address")[1:4] == ["0.41", "0.62", "10/10"]
+    assert page.row("set_delivery_address")[-1] == "promoted"
+    assert page.row("no adapter") == ["no adapter", "42", "3"]
+    assert page.row("total") == ["total", "1,893.4", "1,904,211"]
+    assert page.row("8") == ["8", "0.950", "94.0 %"]
+    for said in (
+        headline(figures), "rose from 42.5 % to 61.3 %", "9b1e6b0c2d4f8a37", "torch 2.13.0", "q4_1-98f2",
+        "0.1.0+6a9846f",
+        "2 episodes were lost", "accepted on informative groups alone", "<success> 0.98 is above 0.6", "versions/1",
+        "reward-misspecified", "unsynthesizable", "0 of 10 runs reach", "Not trained: unsynthesizable", "31 min 33 s",
+    ):  # fmt: skip
+        assert said in page.text, said
+    assert sum(tag == "svg" for tag, _ in page.tags) == 7
+
+
+def test_the_verdict_is_honest():
+    assert "That is within noise" in headline(noise_round())
+    assert "below 13.1 points could not have been seen" in headline(noise_round())
+    assert "set_delivery_address (underpowered)" in headline(noise_round())
+    worse = full_round().model_copy(
+        update={"difference": full_round().difference.model_copy(update={"points": -9.0, "low": -15.0, "high": -3.0})}
+    )
+    assert "fell" in headline(worse)
+    assert "rose" not in headline(worse)
+
+
+def test_missing_parts_give_their_reason():
+    page = Page(render(stopped_round()))
+    assert page.text.count("the budget of 40 rollouts is spent.") >= 4
+    assert all(tag != "svg" for tag, _ in page.tags)
+    page = Page(render(nothing_selected()))
+    assert "None of 1 candidates reached the selection thresholds" in page.text
+    assert "Nothing was trained" in page.text
+
+
+def test_text_from_models_is_escaped():
+    evil = full_round().capabilities[0].model_copy(update={"name": "<script>alert(1)</script>", "verdict": '"><b>'})
+    source = render(full_round().model_copy(update={"capabilities": [evil]}))
+    assert "<script" not in source
+    assert "<b>" not in source
+
+
+def test_figures_survive_json_and_refuse_nonsense():
+    figures = full_round()
+    assert RoundFigures.model_validate(json.loads(json.dumps(figures.as_json()))) == figures
+    spec = {
+        "round",
+        "target",
+        "data_hash",
+        "seed",
+        "base",
+        "routed",
+        "difference",
+        "families",
+        "capabilities",
+        "router",
+    }
+    assert spec | {"seconds", "tokens", "peak_gib"} <= set(figures.as_json())
+    with pytest.raises(ValidationError):
+        RoundFigures(round="r", target="t", data_hash="h", seed=0, typo=1)
+    with pytest.raises(ValidationError, match="confusion counts"):
+        RouterFigures(accuracy=1, labels=["a", "b"], counts=[[1]])
+    with pytest.raises(ValidationError):
+        RouterFigures(accuracy=float("nan"))
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_the_summary_prints_anywhere(name):
+    console = Console(file=io.StringIO(), width=110)
+    print_summary(ROUNDS[name](), console)
+    text = console.file.getvalue()
+    assert re.sub(r"\s+", " ", headline(ROUNDS[name]())) in re.sub(r"\s+", " ", text)
+    if name == "full":
+        assert "+70.0 points" in text
+        assert "1,904,211 tokens" in text
+
+
+def test_durations():
+    assert [duration(s) for s in (1.25, 59.96, 61, 3599.7, 7620)] == [
+        "1.2 s",
+        "60.0 s",
+        "1 min 01 s",
+        "1 h 00 min",
+        "2 h 07 min",
+    ]
+
+
+def test_what_a_language_model_did_and_cost_is_on_the_page() -> None:
+    source = render(written_round())
+    words = " ".join(Page(source).words)
+    for text in (
+        "hosted_vllm/writer: 1,234 calls, 56,789 + 4,321 tokens, 1.5000 dollars; 9 of 10 labelling runs complete",
+        "version 1 no module (sandbox: bubblewrap): model: refused",
+        "static: import of os is forbidden",
+        "version 3 def456def456 (sandbox: bubblewrap): accepted",
+        "not-trainable",
+        "No environment could train it (broken tool)",
+        "0.72",
+        "0.61",
+    ):
+        assert text in re.sub(r"\s+", " ", words), text
+    assert "<script>alert" not in source
+    assert "language model" not in render(full_round())

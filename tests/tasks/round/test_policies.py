@@ -1,0 +1,112 @@
+"""Which policy a round samples from, and how its adapters get there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import AdapterError, ConfigurationError
+from models.local.base import BaseModel
+from models.vllm import server as vllm_server
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import ServerAway
+from settings import load_settings
+from tasks.round.policies import check_policy, load_adapter, open_policy, open_servers, training_actor
+from tests.adapters_made import make_adapter
+from tests.models.vllm.vllm_stub import Stub, vllm_stub
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.01, 0.01))
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with vllm_stub() as running:
+        yield running
+
+
+@pytest.fixture
+def base(tiny_model: tuple[Any, Any]) -> BaseModel:
+    policy, renderer = tiny_model
+    return BaseModel(policy, renderer, policy.identity())
+
+
+def on_servers(**policy: Any) -> Any:
+    return load_settings(policy={"backend": "vllm", **policy})
+
+
+def test_the_local_model_is_the_default_and_changes_no_rounds_identity(settings_folder: Path, base: BaseModel) -> None:
+    settings = load_settings()
+    assert open_policy(settings, base) is base.policy
+    assert "policy" not in settings.identity()
+    assert training_actor(base.policy, base, settings, [1, 2], "x") is base.policy
+    check_policy(settings)  # asks nobody
+
+
+def test_where_the_servers_are_is_no_part_of_what_a_round_is(settings_folder: Path) -> None:
+    one, two = on_servers(url="http://a:1"), on_servers(url="http://b:1, http://c:1", concurrency=5)
+    assert one.identity() == two.identity()
+    assert one.identity() != load_settings().identity()
+    assert two.policy.urls == ("http://b:1", "http://c:1")
+    assert one.lora_folder == one.folder / "served"
+
+
+def test_a_rank_above_the_servers_is_refused_before_anything_starts(settings_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"train\.rank = 16 is above policy\.max_lora_rank = 8"):
+        on_servers(max_lora_rank=8)
+    assert load_settings(policy={"max_lora_rank": 8}).policy.backend == "local"
+
+
+def test_servers_are_checked_before_a_round(settings_folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_policy(on_servers(url=stub.url))
+    with pytest.raises(ConfigurationError, match="does not serve 'other'"):
+        check_policy(on_servers(url=stub.url, model="other"))
+    with pytest.raises(ServerAway):
+        check_policy(on_servers(url=f"{stub.url},http://127.0.0.1:9"))
+    with pytest.raises(ConfigurationError, match="names no server"):
+        open_servers(on_servers(url=" , "))
+    stub.key = "secret"
+    with pytest.raises(ConfigurationError, match="which is not set"):
+        check_policy(on_servers(url=stub.url, api_key_env="STUB_KEY"))
+    monkeypatch.setenv("STUB_KEY", "secret")
+    check_policy(on_servers(url=stub.url, api_key_env="STUB_KEY"))
+
+
+def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
+    settings_folder: Path, stub: Stub, base: BaseModel
+) -> None:
+    settings = on_servers(url=stub.url)
+    policy = open_policy(settings, base)
+    assert isinstance(policy, VllmPolicy)
+    assert policy.identity().id != base.identity.id
+    assert policy.identity().revision == base.identity.revision
+    folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
+    name, digest = load_adapter(policy, settings, folder, "pay", "round1")
+    assert name == f"pay@round1-{digest[:8]}"
+    assert stub.names == {name}
+    assert policy.identity(name).adapter == digest
+    assert load_adapter(policy, settings, folder, "pay", "round1") == (name, digest)  # already there
+    policy.close()
+    assert stub.names == set()  # nothing stays behind
+    # Another process of the round finds the folder; one that was changed is not loaded.
+    again = open_policy(settings, base)
+    config = settings.lora_folder / name / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 2}))
+    with pytest.raises(AdapterError, match="not what was trained"):
+        load_adapter(again, settings, folder, "pay", "round1")
+    again.close()  # type: ignore[union-attr]
+
+
+def test_the_local_model_takes_adapters_under_the_capabilitys_name(settings_folder: Path, base: BaseModel) -> None:
+    folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
+    name, digest = load_adapter(base.policy, load_settings(), folder, "pay", "round1")
+    assert name == "pay"
+    assert base.policy.identity("pay").adapter == digest
+    assert replace(base.identity, adapter=digest) == base.policy.identity("pay")

@@ -1,0 +1,136 @@
+"""What is wrong with a language model is one clear error before a round starts; what is right costs one probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import Store, open_store
+from environments.targets.shop import target
+from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
+from settings import Settings, load_settings
+from tasks.round.context import open_context, preflight
+from tasks.round.preflight import analyst_settings, check_analyst, context_text, least_calls
+from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
+
+FREE = {"prompt_price": 0.0, "sampled_price": 0.0}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path / 'trace.db'}") as opened:
+        yield opened
+
+
+def with_model(api_base: str = "http://127.0.0.1:9/v1", **analyst: Any) -> Settings:
+    given = {"kind": "llm", "model": "hosted_vllm/scripted", "api_base": api_base, "attempts": 2, **FREE}
+    return load_settings(analyst=given | {"backoff_seconds": 0.01, "deadline_seconds": 60.0} | analyst)
+
+
+def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store) -> None:
+    check_analyst(load_settings(), target(), store)
+    assert store.rows("spend") == []
+
+
+@pytest.mark.parametrize("part", ["analyst", "synthesizer"])
+def test_no_model_configured(settings_folder: Path, store: Store, part: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no model is configured.*TRACE_ANALYST__MODEL"):
+        check_analyst(load_settings(**{part: {"kind": "llm"}}), target(), store)
+
+
+def test_a_missing_key_is_named_and_never_shown(
+    settings_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MY_MODEL_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match="'MY_MODEL_KEY', which is empty"):
+        check_analyst(with_model(api_key_variable="MY_MODEL_KEY"), target(), store)
+
+
+def test_caps_that_cannot_hold_a_round(settings_folder: Path, store: Store) -> None:
+    settings = with_model()
+    calls = least_calls(settings, target())
+    tasks = len(target().tasks("diagnosis")) * settings.rollout.trials
+    assert calls == 1 + 10 * -(-tasks // settings.analyst.batch)
+    fewer = load_settings(analyst={"kind": "llm"}, rollout={"tasks": 10, "trials": 2})
+    assert least_calls(fewer, target()) == 1 + 10 * 5
+    with pytest.raises(ConfigurationError, match=f"max_calls = {calls - 1}, and a round needs {calls} at least"):
+        check_analyst(with_model(max_calls=calls - 1), target(), store)
+    with pytest.raises(ConfigurationError, match="max_total_tokens = 5000, and a round needs"):
+        check_analyst(with_model(max_total_tokens=5000), target(), store)
+    with pytest.raises(ConfigurationError, match=r"max_dollars = 0\.001, and a round needs"):
+        check_analyst(with_model(max_dollars=0.001, prompt_price=3.0, sampled_price=9.0), target(), store)
+    with pytest.raises(ConfigurationError, match="price of 'hosted_vllm/scripted' is unknown"):
+        check_analyst(with_model(max_dollars=1.0, prompt_price=None, sampled_price=None), target(), store)
+    with pytest.raises(BudgetExceeded, match="dollars"):  # one reply alone may pass it
+        check_analyst(with_model(max_dollars=0.02, prompt_price=0.0, sampled_price=9.0), target(), store)
+    assert store.rows("spend") == []
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "said"),
+    [
+        (failed(400, "response_format json_schema is not supported"), ConfigurationError, "structured output"),
+        (good("Of course! I am ready."), ConfigurationError, "does not answer in a schema.*'object' or 'text'"),
+        (refused(), ConfigurationError, "does not answer in a schema"),
+        (failed(401, "bad key"), ConfigurationError, "401.*check model, api_base and key"),
+        (failed(404, "no such model"), ConfigurationError, "404"),
+        (failed(503), ProviderError, "503"),
+    ],
+)
+def test_the_probe_finds_what_does_not_work(
+    settings_folder: Path, store: Store, step: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with ScriptedAnalyst(in_turn(step)) as server, pytest.raises(kind, match=said):
+        check_analyst(with_model(server.api_base), target(), store)
+    assert store.rows("rounds") == []
+
+
+def test_a_server_that_is_not_there(settings_folder: Path, store: Store) -> None:
+    with pytest.raises(ProviderError, match="hosted_vllm/scripted"):
+        check_analyst(with_model(), target(), store)
+
+
+def test_a_model_that_works_is_probed_once_and_the_round_remembers_no_address(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, embedded_model: Any
+) -> None:
+    with ScriptedAnalyst(in_turn(good({"ready": True}))) as server:
+        settings = with_model(server.api_base, max_calls=10_000)
+        preflight(settings)
+        context = open_context(settings)
+        assert len(server.requests) == 1
+        (spent,) = context.store.rows("spend")
+        assert (spent["stage"], spent["round_id"], spent["calls"]) == ("probe", None, 1)
+        config = context.round.config["analyst"]
+        assert config["model"] == "hosted_vllm/scripted"
+        assert not {"api_base", "api_key_variable", "max_calls"} & set(config)
+        # Another address and other caps: the same round goes on.
+        again = open_context(with_model(server.api_base, max_calls=20_000, concurrency=1))
+        assert again.round.id == context.round.id
+        assert open_context(with_model(server.api_base, temperature=0.1)).round.id != context.round.id
+
+
+def test_without_a_sandbox_nothing_is_asked(
+    settings_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACE_SANDBOX", "container")
+    monkeypatch.delenv("TRACE_SANDBOX_IMAGE", raising=False)
+    settings = load_settings(
+        analyst={"model": "hosted_vllm/scripted", "api_base": "http://127.0.0.1:9/v1"}, synthesizer={"kind": "llm"}
+    )
+    with pytest.raises(SandboxError, match="container"):
+        check_analyst(settings, target(), store)
+
+
+def test_the_client_gets_every_setting_it_knows(settings_folder: Path) -> None:
+    settings = with_model(max_dollars=2.5, concurrency=7)
+    client = analyst_settings(settings)
+    assert (client.max_dollars, client.concurrency, client.api_base) == (2.5, 7, "http://127.0.0.1:9/v1")
+
+
+def test_the_context_holds_policy_and_every_tool() -> None:
+    text = context_text(target())
+    assert "You work at the desk of a shop" in text
+    assert all(f'"{name}"' in text for name in ("find", "move", "coupon", "person"))

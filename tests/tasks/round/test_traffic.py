@@ -1,0 +1,169 @@
+"""Conversations with feedback as the target `traffic`: stored, listed, imported, contrasted; and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from db import Store, open_store
+from errors import ConfigurationError, TargetError
+from models.policy import PolicyIdentity
+from models.router.router import RouteDecision
+from models.serving.gateway.conversations import Routed
+from models.serving.gateway.traffic_log import Feedback, Spoken, TrafficLog, parse_feedback
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import Asked, Usage
+from models.serving.upstreams.rendered import Heard, Turn
+from tasks.round.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
+
+TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]
+
+
+def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: str = "refund_payment") -> Spoken:
+    call = {"id": "c1", "type": "function", "function": {"name": "findOrder", "arguments": '{"order": 7}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Refund 7."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": result},
+    ]
+    heard = Heard({"role": "assistant", "content": f"It is {result}."}, "stop", Usage(50, 6))
+    decision = RouteDecision(capability, {"refund_payment": 0.75, "": 0.25}, (), 12.0, "retrieval")
+    turn = Turn(Asked("trace", True, {}, messages, tools=TOOLS), None, "base", name, None, True, heard)
+    return Spoken(owner, Routed(name, decision, "router1", 0.0, turns), turn, 0.5)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def counts() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def log(store: Store, counts: list[str]) -> Any:
+    kept = TrafficLog(store, PolicyIdentity("tiny", "1"), "shop", 1.0, counts.append)
+    yield kept
+    kept.close()
+
+
+def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, counts: list[str]) -> None:
+    log.add(spoken("c", "pending"))
+    log.add(spoken("c", "shipped", turns=2))
+    log.flush()
+    (row,) = store.rows("conversations")
+    assert (row["conversation"], row["turns"], row["prompt_tokens"], row["seconds"]) == ("c", 2, 100, 1.0)
+    assert row["messages"][-1] == {"role": "assistant", "content": "It is shipped."}
+    assert row["messages"][0]["role"] == "system"
+    assert row["probabilities"] == {"refund_payment": 0.75, "none": 0.25}
+    assert (row["tools"], row["success"], counts) == (["findOrder"], None, ["stored", "stored"])
+
+
+def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: TrafficLog) -> None:
+    log.add(spoken("c", "ok", owner="anna"))
+    assert log.say("anna", Feedback("c", reward=0.25))["success"] is False
+    said = log.say("anna", Feedback("c", success=True, comment="after all"))
+    assert (said["success"], said["reward"], said["comment"]) == (True, 0.25, "after all")
+    with pytest.raises(ApiError, match="not stored") as missing:
+        log.say("bert", Feedback("c", success=False))
+    assert missing.value.status == 404
+    assert store.rows("conversations")[0]["success"] is True
+    # What is said stays when the conversation goes on.
+    log.add(spoken("c", "ok", owner="anna", turns=2))
+    log.flush()
+    assert store.rows("conversations")[0]["comment"] == "after all"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"conversation": "c"},
+        {"conversation": 5, "success": True},
+        {"conversation": "c", "reward": 2},
+        {"conversation": "c", "reward": True},
+        {"conversation": "c", "success": "yes"},
+        {"conversation": "c", "comment": "x" * 5000},
+    ],
+)
+def test_feedback_that_says_nothing_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_feedback(body)
+    assert refused.value.status == 400
+
+
+def test_the_sample_takes_conversations_whole(store: Store) -> None:
+    log = TrafficLog(store, PolicyIdentity("tiny", "1"), "shop", 0.25, lambda _: None)
+    wanted = [log.wants(f"conversation {i}") for i in range(2000)]
+    assert 0.2 < sum(wanted) / 2000 < 0.3
+    assert wanted == [log.wants(f"conversation {i}") for i in range(2000)]
+    log.close()
+
+
+def filled(store: Store, log: TrafficLog) -> None:
+    for i in range(12):
+        bad = i % 3 == 0
+        log.add(spoken(f"c{i}", "error: no order" if bad else "pending", capability="" if i % 2 else "refund_payment"))
+        if i < 10:
+            log.say("", Feedback(f"c{i}", success=not bad, comment="wrong" if bad else ""))
+
+
+def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> None:
+    empty = store.start_round(TRAFFIC, "0", 0, "laptop", {})
+    with pytest.raises(TargetError, match="no conversation has feedback"):
+        import_conversations(store, empty, TrafficTarget(store))
+    filled(store, log)
+    target = TrafficTarget(store)
+    assert len(target.tasks("diagnosis")) == 10
+    assert target.tasks("test") == []
+    with pytest.raises(TargetError, match="cannot be played again"):
+        target.environment()
+    current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
+    ids = import_conversations(store, current, target)
+    log.say("", Feedback("c11", success=True))
+    assert import_conversations(store, current, TrafficTarget(store)) == ids, "a round keeps what it began with"
+    assert TrafficTarget(store).data_hash != target.data_hash
+    frame = store.trajectory_frame(current.id)
+    assert (len(frame), frame["success"].sum(), set(frame["split"])) == (10, 6, {"diagnosis"})
+    row = store.trajectory(ids[0])
+    assert [m["role"] for m in row.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert len(row.steps) == 2
+    checks = {c.kind: c.passed for c in row.checks}
+    assert checks["call_find_order"] is bool(row.success)
+    assert checks[ANSWERED] is True
+
+
+def test_a_round_on_traffic_goes_up_to_select(
+    prefect: None, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.cli.main import app
+    from flows.improve import ImproveParameters, improve
+    from flows.stages import until
+
+    home = settings_folder / "runs"
+    runner = CliRunner()
+    assert TRAFFIC not in {r["name"] for r in json.loads(runner.invoke(app, ["targets", "--json"]).stdout)}
+    assert not home.exists(), "looking created something"
+    home.mkdir()
+    with open_store(f"sqlite:///{home}/trace.db") as store:
+        log = TrafficLog(store, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
+        filled(store, log)
+        log.close()
+    listed = {r["name"]: r for r in json.loads(runner.invoke(app, ["targets", "--json"]).stdout)}
+    assert listed[TRAFFIC]["splits"] == {"diagnosis": 10}
+    result = until("select", ImproveParameters(target=TRAFFIC, home=home))
+    assert result["selected"][0] == "call_find_order"
+    for stage in ("synthesize", "evaluate"):
+        with pytest.raises(ConfigurationError, match="cannot; on target 'traffic'"):
+            until(stage, ImproveParameters(target=TRAFFIC, home=home))
+    with pytest.raises(ConfigurationError, match="a whole round"):
+        improve(ImproveParameters(target=TRAFFIC, home=home))
+    check_stage("shop", "evaluate")

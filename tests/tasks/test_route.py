@@ -1,0 +1,58 @@
+"""What the router is fitted on: tasks that an adapter solved, and the diagnosis tasks."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from tasks.route import EXAMPLES_PER_CAPABILITY, diagnosed, practised
+
+LABELS = ["trajectory_id", "capability", "label", "weight"]
+
+
+def outcomes(*rows: tuple[str, str, bool]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["id", "task", "success"])
+
+
+def test_solved_tasks_of_an_environment_are_the_adapters_and_those_for_retention_the_bases() -> None:
+    rows = [
+        ("a", "t1", "move", True),
+        ("b", "t1", "move", True),
+        ("c", "t2", "move", False),
+        ("d", "t3", "cancel", True),
+    ]
+    frame = pd.DataFrame([*rows, ("e", "t4", "move", None)], columns=["id", "task_id", "family", "success"])
+    assert practised(frame, ("move",), "change_address") == {"a": "change_address", "d": ""}
+
+
+def test_no_capability_takes_more_examples_than_its_share() -> None:
+    count = EXAMPLES_PER_CAPABILITY + 7
+    frame = pd.DataFrame({"id": map(str, range(count)), "task_id": range(count), "family": "move", "success": True})
+    assert len(practised(frame, ("move",), "change_address")) == EXAMPLES_PER_CAPABILITY
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], ""),
+        ([("b", "move", "LACKING", 6), ("b", "move", "PRESENT", 4)], "move"),
+        ([("b", "move", "LACKING", 5), ("b", "move", "NA", 5)], ""),  # as often as not
+        ([("b", "move", "LACKING", 7), ("b", "swap", "LACKING", 9)], "swap"),
+        ([("b", "swap", "LACKING", 9), ("b", "move", "LACKING", 9)], "move"),  # the same whatever the order
+        ([("b", "untrained", "LACKING", 10)], ""),
+        ([("a", "move", "LACKING", 10)], ""),  # said of an episode that succeeded
+    ],
+)
+def test_a_failed_task_is_the_capabilitys_that_it_is_said_to_lack(
+    given: list[tuple[str, str, str, int]], expected: str
+) -> None:
+    frame = outcomes(("a", "solved", True), ("b", "failed", False))
+    labels = pd.DataFrame(given, columns=LABELS)
+    assert diagnosed(frame, labels, ["move", "swap"]) == {"a": "", "b": expected}
+
+
+def test_the_base_keeps_what_it_solves_in_half_of_the_trials() -> None:
+    frame = outcomes(("a", "half", True), ("b", "half", False), ("c", "third", True), ("d", "third", False))
+    frame = pd.concat([frame, outcomes(("e", "third", False))], ignore_index=True)
+    labels = pd.DataFrame([(i, "move", "LACKING", 10) for i in "bde"], columns=LABELS)
+    assert diagnosed(frame, labels, ["move"]) == {"a": "", "c": "move"}
