@@ -1,37 +1,17 @@
-"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder, and the kind that is trained."""
+"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from errors import AdapterError
 from models.adapters.files import adapter_digest
-from models.training.records import TrainingSettings
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 WRAPPER = "base_model.model."
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
-
-def lora_config(settings: TrainingSettings, layers: int) -> LoraConfig:
-    """LoRA on the seven projections of the upper layers, as vLLM can load it: no DoRA, bias or saved modules."""
-    from peft import LoraConfig
-
-    upper = None if settings.upper_layers is None else list(range(max(0, layers - settings.upper_layers), layers))
-    return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        lora_dropout=0.0,
-        target_modules=list(PROJECTIONS),
-        layers_to_transform=upper,
-        task_type="CAUSAL_LM",
-    )
 
 
 @torch.no_grad()

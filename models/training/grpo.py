@@ -25,7 +25,6 @@ from trl import GRPOConfig
 
 from environments.contract import Environment, TargetTask
 from errors import TrainingError
-from models.adapters.deltas import lora_config
 from models.adapters.files import order_config
 from models.episodes import Episode, Player, Trajectory
 from models.local.policy import LocalPolicy
@@ -33,6 +32,7 @@ from models.policy import Sampling
 from models.renderer import Renderer
 from models.training.actors import Actor, LocalActor
 from models.training.forward import common_prefix
+from models.training.lora import lora_config
 from models.training.records import (
     COMPLETE,
     StepRecord,

@@ -22,9 +22,10 @@ from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.gateway.traffic_log import TrafficLog
+from models.serving.upstreams.contract import Preset, Upstream
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
-from models.serving.upstreams.rendered import Preset, RenderedUpstream, Upstream
+from models.serving.upstreams.rendered import RenderedUpstream
 from settings import Settings, load_settings
 from tasks.round.context import registry_name
 from tasks.round.policies import open_servers

@@ -22,8 +22,8 @@ from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import Asked, text_of
+from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.local_engine import LocalEngine
-from models.serving.upstreams.rendered import Preset
 
 # What of a request's own tokens the router reads: time and memory of one decision are bounded.
 MOST_TOKENS = 256

@@ -32,7 +32,7 @@ from models.serving.gateway.settings import GatewaySettings
 from models.serving.gateway.traffic_log import Spoken, TrafficLog
 from models.serving.openai_api.errors import ApiError, unknown_model
 from models.serving.openai_api.requests import Asked, event
-from models.serving.upstreams.rendered import AdapterGone, Preset, Turn, Upstream
+from models.serving.upstreams.contract import AdapterGone, Preset, Turn, Upstream
 
 logger = logging.getLogger("trace.gateway")
 

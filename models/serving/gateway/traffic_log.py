@@ -21,7 +21,7 @@ from models.policy import PolicyIdentity
 from models.serving.gateway.conversations import Routed
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ROLES
-from models.serving.upstreams.rendered import Turn
+from models.serving.upstreams.contract import Turn
 
 logger = logging.getLogger("trace.gateway")
 WAITING = 1000

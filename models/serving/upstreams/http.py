@@ -24,7 +24,7 @@ from errors import ConfigurationError
 from models.policy import Generation, Request
 from models.serving.openai_api.errors import KINDS, ApiError, too_long
 from models.serving.openai_api.requests import ROLES, Usage
-from models.serving.upstreams.rendered import AdapterGone, Replica, Turn
+from models.serving.upstreams.contract import AdapterGone, Replica, Turn
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0

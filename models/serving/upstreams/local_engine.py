@@ -23,7 +23,7 @@ from errors import PolicyError, ProviderError, TraceError
 from models.adapters.deltas import folder_deltas
 from models.local.policy import LocalPolicy
 from models.policy import Generation, Request
-from models.serving.upstreams.rendered import Replica
+from models.serving.upstreams.contract import Replica
 
 T = TypeVar("T")
 PATIENCE = 2.0

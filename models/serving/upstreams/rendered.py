@@ -1,7 +1,4 @@
-"""What may answer behind the gateway: the contract, and the model in this process.
-
-An upstream is asked one turn and tells it whole or in parts; the gateway has chosen the adapter before.
-"""
+"""An upstream that renders prompts itself and samples token ids: from the model in this process, or any engine of ids."""
 
 from __future__ import annotations
 
@@ -9,93 +6,18 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from environments.contract import Message
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
-from models.serving.fleet.lifecycle import ServedAdapter
 from models.serving.openai_api.errors import ApiError, too_long
-from models.serving.openai_api.requests import DONE, Asked, Envelope, Usage, event, refuse_unsupported, to_messages
+from models.serving.openai_api.requests import DONE, Envelope, Usage, event, refuse_unsupported, to_messages
 from models.serving.openai_api.turn_reader import TurnReader
+from models.serving.upstreams.contract import AdapterGone, Preset, Replica, TokenEngine, Turn
 
 # Bytes of a request from which its prompt is rendered in another thread.
 LONG = 20_000
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A target's own instructions, tools and worked examples: what its adapters were trained behind."""
-
-    name: str = ""
-    instructions: str = ""
-    tools: Sequence[Mapping[str, Any]] = ()
-    examples: Sequence[Message] = ()
-
-
-@dataclass
-class Heard:
-    """What came of a turn, for whoever stores or counts it. `message` is the assistant's, in OpenAI's form."""
-
-    message: dict[str, Any] = field(default_factory=dict)
-    finish: str = ""
-    usage: Usage = field(default_factory=Usage)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn to answer. `adapter` None is the base; `name` is what the answer is signed with; `preset` stands before
-    the messages, or None. `listen` asks for `heard.message` to be filled in."""
-
-    asked: Asked
-    adapter: ServedAdapter | None
-    name: str
-    conversation: str
-    preset: Preset | None = None
-    listen: bool = False
-    heard: Heard = field(default_factory=Heard)
-
-
-@dataclass(frozen=True)
-class Replica:
-    """One server behind the gateway, as it was last seen."""
-
-    address: str
-    alive: bool
-    problem: str = ""
-
-
-class AdapterGone(ProviderError):
-    """A server that should hold the adapter answered that it does not know it."""
-
-    def __init__(self, replica: str) -> None:
-        super().__init__(f"{replica} does not know the adapter; it is loaded again at the next reconciliation")
-        self.replica = replica
-
-
-class Upstream(Protocol):
-    """Both calls raise `ApiError`, and `AdapterGone` before anything was sent. `stream` gives server-sent events;
-    nothing was sent before its first one, and closing it ends the work behind it."""
-
-    async def answer(self, turn: Turn) -> dict[str, Any]: ...
-    def stream(self, turn: Turn) -> AsyncGenerator[bytes]: ...
-    async def replicas(self) -> list[Replica]: ...
-    async def close(self) -> None: ...
-
-
-class TokenEngine(Protocol):
-    """Samples token ids: the model in this process (`LocalEngine`), or servers (`HttpTokens`). `context` in tokens;
-    `holders` are the replicas that have the adapter."""
-
-    @property
-    def context(self) -> int: ...
-    def generate(
-        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
-    ) -> AsyncGenerator[list[int] | Generation]: ...
-    async def replicas(self) -> list[Replica]: ...
-    async def close(self) -> None: ...
 
 
 class RenderedUpstream:

@@ -16,8 +16,8 @@ from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings, Keys
+from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
-from models.serving.upstreams.rendered import Preset
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 
 KEY = "a-key-of-enough-length"

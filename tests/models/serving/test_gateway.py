@@ -16,8 +16,8 @@ import pytest
 
 from environments.contract import Message
 from models.serving.fleet.lifecycle import AdapterState
+from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
-from models.serving.upstreams.rendered import Preset
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 

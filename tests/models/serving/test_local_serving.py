@@ -20,8 +20,9 @@ from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.turn_reader import TurnReader
+from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.local_engine import LocalEngine
-from models.serving.upstreams.rendered import Preset, RenderedUpstream
+from models.serving.upstreams.rendered import RenderedUpstream
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
 Tiny = tuple[Any, Renderer]

@@ -17,7 +17,7 @@ from models.serving.gateway.conversations import Routed
 from models.serving.gateway.traffic_log import Feedback, Spoken, TrafficLog, parse_feedback
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import Asked, Usage
-from models.serving.upstreams.rendered import Heard, Turn
+from models.serving.upstreams.contract import Heard, Turn
 from tasks.round.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
 
 TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]
