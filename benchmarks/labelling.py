@@ -23,7 +23,8 @@ from models.providers import analyst as analyst_module
 from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.litellm_client import Completion
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, agreement, label
+from tasks.mining.agreement import agreement
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, label
 from tasks.mining.selection import select
 
 TRAJECTORIES, CAPABILITIES, RUNS = 1000, 10, 10

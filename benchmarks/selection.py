@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pandas as pd
 
-from tasks.mining.selection import bootstrap_labels, select
+from tasks.mining.checks_analyst import bootstrap_labels
+from tasks.mining.selection import select
 
 
 def main(trajectories: int = 100_000, capabilities: int = 20, runs: int = 10) -> None:

@@ -19,15 +19,20 @@ from pydantic import BaseModel, Field
 from db import RoundState
 from errors import TraceError
 from settings import Settings, load_settings
-from tasks.evaluate import evaluate, gate_and_promote
-from tasks.mine import contrast, rollout, select_capabilities
+from tasks.calibrate import calibrate
+from tasks.contrast import contrast
+from tasks.evaluate import evaluate
+from tasks.gate import gate_and_promote
+from tasks.register import register
 from tasks.report import report
 from tasks.reporting.nothing_trained import nothing_trained
+from tasks.rollout import rollout
 from tasks.round.context import Context, current, forget, open_context, peak_gib
 from tasks.round.traffic import check_stage
 from tasks.route import fit_router
-from tasks.synthesize import calibrate, synthesize
-from tasks.train import register, train
+from tasks.select import select_capabilities
+from tasks.synthesize import synthesize
+from tasks.train import train
 
 
 class ImproveParameters(BaseModel):

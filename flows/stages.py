@@ -9,13 +9,17 @@ from prefect import flow
 from db import RoundState
 from flows.improve import ImproveParameters, code_version, prepare_all
 from settings import load_settings
-from tasks.evaluate import evaluate, gate_and_promote
-from tasks.mine import contrast, rollout, select_capabilities
+from tasks.calibrate import calibrate
+from tasks.contrast import contrast
+from tasks.evaluate import evaluate
+from tasks.gate import gate_and_promote
 from tasks.report import report
+from tasks.rollout import rollout
 from tasks.round.context import forget, open_context, peak_gib
 from tasks.round.traffic import check_stage
 from tasks.route import fit_router
-from tasks.synthesize import calibrate, synthesize
+from tasks.select import select_capabilities
+from tasks.synthesize import synthesize
 from tasks.train import train
 
 

@@ -6,23 +6,18 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 from prefect import task
-from prefect.artifacts import create_table_artifact
-from prefect.events import emit_event
 
 from db import row_id
 from models.episodes import Episode
 from models.router.router import Router
 from models.scripted import NoopPolicy
-from tasks.gate import GateRules, gate
-from tasks.measuring.statistics import align, clustered_interval
-from tasks.mine import RETRIES
+from tasks.measuring.statistics import clustered_interval
+from tasks.round.adapters import adapter_id, load_trained
 from tasks.round.context import Context, current
+from tasks.round.retries import RETRIES
 from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
 from tasks.route import decide
-from tasks.synthesize import stored_environment
-from tasks.train import adapter_id, load_trained
 
 logger = logging.getLogger("trace")
 
@@ -107,88 +102,3 @@ def play_routed(context: Context, episodes: list[Episode], split: str) -> list[s
 
 def _with_adapter(context: Context, capability: str) -> Any:
     return replace(base_ground(context, "evaluation"), adapter_id=adapter_id(context.round.id, capability))
-
-
-@task(name="gate", task_run_name="gate and promote", **RETRIES)
-def gate_and_promote(round_id: str, capabilities: list[str]) -> dict[str, Any]:
-    """Decide on all adapters at once from the validation split; move the alias `champion` to what is proven."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        result = context.store.stage(round_id, "evaluate:validation").row().result or {}
-        base, routed = outcomes(context, result["base_ids"]), outcomes(context, result["routed_ids"])
-        chosen = {
-            r["trajectory_id"]: r["capability"]
-            for r in context.store.rows("routes", trajectory_id=list(result["routed_ids"]))
-        }
-        by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
-        pairs, own = {}, {}
-        for capability in capabilities:
-            mine = routed["task"].map(by_task) == capability
-            other = pd.concat([routed[mine], base[~base["task"].isin(routed[mine]["task"])]])
-            pairs[capability] = align(base, other)
-            own[capability] = stored_environment(context, capability).spec.families
-        s = context.settings.evaluation
-        decisions = gate(pairs, own, GateRules(alpha=s.alpha, margin=s.margin)) if pairs else {}
-        promoted = []
-        for capability, decision in decisions.items():
-            context.store.put(
-                "verdicts",
-                [
-                    {
-                        "round_id": round_id,
-                        "subject": capability,
-                        "capability_id": row_id(round_id, capability),
-                        "verdict": str(decision.verdict),
-                        "points": decision.difference.points,
-                        "p": decision.difference.p,
-                        "p_holm": decision.adjusted_p,
-                        "mde": decision.mde,
-                        "reasons": list(decision.reasons),
-                    }
-                ],
-                replace=True,
-            )
-            _apply(context, capability, str(decision.verdict), decision.promoted)
-            if decision.promoted:
-                promoted.append(capability)
-        create_table_artifact(
-            key="gate",
-            description="Verdicts of the gate on the validation split",
-            table=[
-                {
-                    "capability": c,
-                    "verdict": str(d.verdict),
-                    "points": round(d.difference.points, 1),
-                    "p (Holm)": round(d.adjusted_p, 4),
-                    "reasons": " ".join(d.reasons),
-                }
-                for c, d in decisions.items()
-            ],
-        )
-        return {"promoted": promoted, "verdicts": {c: str(d.verdict) for c, d in decisions.items()}}
-
-    return context.stage("gate", work)
-
-
-def _apply(context: Context, capability: str, verdict: str, promoted: bool) -> None:
-    """Carry a verdict into store and registry. Done again it changes nothing."""
-    identity = adapter_id(context.round.id, capability)
-    row = context.store.row("adapters", id=identity)
-    assert row is not None
-    version = row["registered_version"]
-    context.registry.set_gate(capability, version, verdict)
-    if promoted:
-        champion = context.registry.champion(capability)
-        if champion is None or str(champion.version) != version:
-            context.registry.promote(capability, version)
-        for other in context.store.rows("adapters", registered_model=row["registered_model"], state="champion"):
-            if other["id"] != identity:
-                context.store.set_state("adapters", other["id"], "retired")
-        emit_event(
-            "trace.adapter.promoted",
-            resource={"prefect.resource.id": f"trace.adapter.{capability}"},
-            payload={"version": version},
-        )
-    if row["state"] == "registered":
-        context.store.set_state("adapters", identity, "champion" if promoted else "rejected")

@@ -15,12 +15,12 @@ from environments.contract import Generators, Message, TargetTask
 from models.router.first_observation import Opening, embed_openings, opening_of, openings
 from models.router.router import RouteDecision, Router
 from models.router.validation import calibrated, choose_mode
-from tasks.mine import RETRIES, diagnosis_ids
-from tasks.mining.selection import LACKING
+from tasks.mining.labels import LACKING
+from tasks.round.adapters import adapter_id
 from tasks.round.context import Context, current
-from tasks.round.rollouts import outcomes
-from tasks.synthesize import stored_environment
-from tasks.train import adapter_id
+from tasks.round.retries import RETRIES
+from tasks.round.rollouts import diagnosis_ids, outcomes
+from tasks.synthesis.environments import stored_environment
 
 logger = logging.getLogger("trace")
 

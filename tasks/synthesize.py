@@ -7,53 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 
 from db import row_id
 from environments.contract import Generators
-from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
-from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
-from tasks.mine import RETRIES, diagnosis_ids
-from tasks.round.context import Context, current
-from tasks.round.rollouts import outcomes
-from tasks.synthesis.calibration import FIGURES, limits_of, measure
-from tasks.synthesis.llm_synthesizer import accepted_environment, write_environment
-
-# Success of the base from which a family counts as mastered: nothing to train there, much to forget.
-MASTERED = 0.5
-
-
-def compose(context: Context, capability: str, version: int = 1) -> ComposedEnvironment:
-    """The environment of a capability.
-
-    Its families need the capability, are not mastered, and otherwise need only what the base has shown; retention
-    families are all others in which the base has any success. A family is never in both.
-    """
-    generators = context.target
-    assert isinstance(generators, Generators)
-    frame = outcomes(context, diagnosis_ids(context.round.id))
-    success = frame.groupby("family")["success"].mean().to_dict()
-    families = generators.families()
-    shown = {c for name, needs in families.items() if success.get(name, 0.0) >= MASTERED for c in needs}
-    needing = sorted(n for n, needs in families.items() if capability in needs and success.get(n, 0.0) < MASTERED)
-    alone = [n for n in needing if set(families[n]) - {capability} <= shown]
-    own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
-    retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
-    share = context.settings.calibration.retention_share if retention else 0.0
-    spec = CompositionSpec(context.round.target, context.round.data_hash, capability, own, retention, share, version)
-    return ComposedEnvironment(context.target, spec)
-
-
-def stored_environment(context: Context, capability: str) -> ComposedEnvironment | WrittenEnvironment:
-    """The environment as it was stored by `synthesize`."""
-    if context.settings.synthesizer.kind == "llm":
-        return accepted_environment(context, capability)
-    row = context.store.rows(
-        "synthesized_environments", round_id=context.round.id, capability_id=row_id(context.round.id, capability)
-    )[-1]
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"].items()}
-    return ComposedEnvironment(context.target, CompositionSpec(**spec))
+from tasks.round.context import current
+from tasks.round.retries import RETRIES
+from tasks.synthesis.calibration import limits_of
+from tasks.synthesis.environments import compose
+from tasks.synthesis.llm_synthesizer import write_environment
 
 
 @task(name="synthesize", task_run_name="synthesize {capability}", **RETRIES)
@@ -103,29 +65,3 @@ def synthesize(round_id: str, capability: str) -> dict[str, Any]:
         return {"accepted": verdict.accepted, "reasons": list(verdict.reasons), "environment": identity}
 
     return context.stage(f"synthesize:{capability}", work)
-
-
-@task(name="calibrate", task_run_name="calibrate {capability}", **RETRIES)
-def calibrate(round_id: str, capability: str, environment_id: str) -> dict[str, Any]:
-    """Play the base `samples` times on each of `seeds` scenarios of the capability; decide whether it may train."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        measured = context.store.row("calibrations", id=row_id(environment_id, "calibration"))
-        if measured is None:  # a written environment was calibrated before it was accepted
-            calibration = measure(context, stored_environment(context, capability), f"calibrate {capability}")
-            context.store.put("calibrations", [calibration.row(environment_id)])
-            measured = context.store.row("calibrations", id=row_id(environment_id, "calibration"))
-        assert measured is not None
-        accepted, reason = bool(measured["accepted"]), str(measured["reason"])
-        figures = {name: float(measured[name]) for name in FIGURES}
-        if context.store.row("synthesized_environments", id=environment_id)["state"] == "checked":  # type: ignore[index]
-            context.store.set_state("synthesized_environments", environment_id, "accepted" if accepted else "rejected")
-        create_markdown_artifact(
-            key=f"calibration-{capability.replace('_', '-')}",
-            description=f"How the base model does in the environment made for {capability}",
-            markdown=f"**{capability}**: {reason}\n\n" + "\n".join(f"- {k}: {v:.3f}" for k, v in figures.items()),
-        )
-        return {"accepted": accepted, "reason": reason, **figures}
-
-    return context.stage(f"calibrate:{capability}", work)

@@ -89,7 +89,7 @@ def improve(
     from flows.cli.early_server import start_early
 
     wait_for_server = start_early()
-    from tasks.round.context import preflight
+    from tasks.round.preflight import preflight
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
@@ -202,7 +202,7 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from environments.targets.catalogue import describe_targets
-    from tasks.reporting.lookup import describe_traffic
+    from tasks.round.traffic import describe_traffic
 
     rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
     lines, width = [], max(len(r["name"]) for r in rows)
@@ -220,7 +220,7 @@ def rollback(capability: str, target: TargetName = None, home: Home = None) -> N
     """Move the alias `champion` of a capability back to the version before."""
     from models.adapters.registry import Registry
     from settings import load_settings
-    from tasks.round.context import registry_name
+    from tasks.round.registry import registry_name
 
     settings = load_settings(target=target, home=home)
     back = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts").rollback(

@@ -235,7 +235,7 @@ def registered_adapter(name: str, settings: Settings, target: str) -> tuple[Regi
     """An adapter of a target by `CAPABILITY` (its champion, else its newest version) or `CAPABILITY@vN[-HASH]`, and its
     folder, hash checked. Raises `AdapterError` when there is none, with what there is."""
     from models.adapters.registry import Registry
-    from tasks.round.context import registry_name
+    from tasks.round.registry import registry_name
 
     registry = Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")
     capability, at, version = name.partition("@")

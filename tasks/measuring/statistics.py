@@ -54,16 +54,6 @@ class PairedDifference:
     floor_p: float
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Fleiss' kappa. `kappa` and an entry of `by_category` are None where they are undefined (see `fleiss_kappa`);
-    `observed` is the share of agreeing pairs of ratings, in [0, 1], and always defined."""
-
-    kappa: float | None
-    by_category: tuple[float | None, ...]
-    observed: float
-
-
 def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -> Interval:
     """Success rate with a confidence interval clustered by task.
 
@@ -184,34 +174,6 @@ def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
     return adjusted
-
-
-def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = None) -> Agreement:
-    """Fleiss' kappa (1971, Psychological Bulletin 76) of `counts` (items, categories): how many raters chose each.
-
-    Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2))
-    asks whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement
-    is 1 and kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing;
-    `observed` is 1. A category of which that holds (all or none of the ratings) is None in `by_category`."""
-    table = np.asarray(counts, dtype=np.float64)
-    if table.ndim != 2 or not table.size:
-        raise ValueError(f"counts must be (items, categories), got shape {table.shape}")
-    if sets is not None:
-        table = np.stack([table[:, list(columns)].sum(axis=1) for columns in sets], axis=1)
-    raters = float(table[0].sum())
-    if raters < 2 or np.any(table < 0) or np.any(table.sum(axis=1) != raters):
-        raise ValueError(
-            f"every item needs the same number of ratings, at least 2; rows sum to {table.sum(axis=1)[:8]}"
-        )
-    pairs = raters * (raters - 1)
-    share = table.sum(axis=0) / table.sum()
-    observed = float(np.mean((table * (table - 1)).sum(axis=1) / pairs))
-    chance = float((share**2).sum())
-    disagree = (table * (raters - table)).mean(axis=0) / pairs
-    by_category = tuple(
-        None if q in (0.0, 1.0) else float(1 - d / (q * (1 - q))) for d, q in zip(disagree, share, strict=True)
-    )
-    return Agreement(None if np.any(share == 1.0) else (observed - chance) / (1 - chance), by_category, observed)
 
 
 def _task_means(outcomes: Any, clusters: Any) -> tuple[Floats, int]:

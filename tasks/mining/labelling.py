@@ -20,8 +20,9 @@ from pydantic import BaseModel, Field
 
 from errors import LabelError, ProviderError
 from models.providers.analyst import Answer, Question
-from tasks.measuring.statistics import fleiss_kappa
-from tasks.mining.selection import LABELS, CapabilitySelection, select
+from tasks.mining.agreement import agreement
+from tasks.mining.labels import LABELS
+from tasks.mining.selection import CapabilitySelection, select
 from tasks.mining.transcripts import compact
 
 STAGE = "contrast"
@@ -241,21 +242,6 @@ def label(
     if not complete:
         raise LabelError(f"none of {settings.runs} labelling runs is complete; run 0: {refused[0][1]}")
     return Labelling(_frame(complete, by_id, names), tuple(refused), tuple(waiting))
-
-
-def agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
-    """Fleiss' kappa over all pairs and per capability; runs are the raters."""
-    capability, uniques = pd.factorize(labels["capability"])
-    trajectory, ids = pd.factorize(labels["trajectory_id"])
-    names = [str(name) for name in uniques]
-    if labels["run"].nunique() < 2:
-        return None, dict.fromkeys(names)
-    trajectories = len(ids)
-    code = pd.Categorical(labels["label"], categories=list(LABELS)).codes.astype(np.int64)
-    cells = np.bincount((capability * trajectories + trajectory) * 3 + code, minlength=len(names) * trajectories * 3)
-    counts = cells.reshape(len(names), trajectories, 3)
-    by_name = {name: fleiss_kappa(counts[i]).kappa for i, name in enumerate(names)}
-    return fleiss_kappa(counts.reshape(-1, 3)).kappa, by_name
 
 
 def judge_fit(

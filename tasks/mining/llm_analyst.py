@@ -14,34 +14,14 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from db import row_id
 from errors import LabelError, ProviderError
-from models.providers.analyst import Analyst
-from models.providers.analyst_store import StoredReplies, StoredSpend
-from tasks.mining.labelling import (
-    Labelling,
-    MinedCapability,
-    MiningSettings,
-    Transcript,
-    agreement,
-    discover,
-    judge_fit,
-    label,
-)
+from tasks.mining.agreement import agreement
+from tasks.mining.labelling import Labelling, MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context
-from tasks.round.preflight import analyst_settings, context_text
+from tasks.round.context import Context, analyst_of, spending
+from tasks.round.target_prompt import context_text
 
 NAME = "llm"
-
-
-def analyst_of(context: Context) -> Analyst:
-    """The round's analyst, opened once and closed with the round."""
-    store = context.store
-
-    def make() -> Analyst:
-        return Analyst(analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store))
-
-    return context.keep("analyst", make)
 
 
 def mining_settings(context: Context) -> MiningSettings:
@@ -132,11 +112,6 @@ def judge_fits(
         if not fit.trainable:
             unfit[selection.name] = f"No environment could train it ({note})"
     return unfit
-
-
-def spending(context: Context) -> dict[str, float]:
-    """Calls, tokens, dollars and seconds that the round's analyst has cost."""
-    return {name: round(float(value), 6) for name, value in context.store.spent(context.round.id).items()}
 
 
 def _store_candidates(context: Context, candidates: Sequence[MinedCapability]) -> None:

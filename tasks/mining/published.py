@@ -15,12 +15,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from errors import LabelError
-from tasks.measuring.statistics import fleiss_kappa
-from tasks.mining.selection import LABELS, CapabilitySelection, select
+from tasks.mining.agreement import _agreement
+from tasks.mining.labels import LABELS
+from tasks.mining.selection import CapabilitySelection, select
 
 _CELLS = tuple((f"{label.lower()}_{outcome}", label, outcome) for outcome in ("failed", "passed") for label in LABELS)
 
@@ -204,22 +204,6 @@ def _check_same_trajectories(paths: list[Path], frames: list[pd.DataFrame]) -> N
                 f"{other.name} and {first.name} label different trajectories, or disagree about an outcome "
                 f"(first: {one!r}, {'passed' if passed else 'failed'}); are they of one round?"
             )
-
-
-def _agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
-    """Kappa over the capabilities that every run labels, and per capability over the runs that label it."""
-    all_runs = labels["run"].nunique()
-    by_name: dict[str, float | None] = {}
-    complete = []
-    for name, rows in labels.groupby("capability", sort=False):
-        raters = rows["run"].nunique()
-        table = pd.crosstab(rows["trajectory_id"], rows["label"]).reindex(columns=list(LABELS), fill_value=0)
-        counts = table.to_numpy(dtype=np.float64)
-        by_name[str(name)] = fleiss_kappa(counts).kappa if raters > 1 and len(counts) else None
-        if raters == all_runs:
-            complete.append(counts)
-    overall = fleiss_kappa(np.concatenate(complete)).kappa if complete and all_runs > 1 else None
-    return overall, by_name
 
 
 def _read(path: Path) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from db import Store, open_store
+from db import Store
 from db.rows import Round
-from environments.targets.third_party import TargetInfo
-from settings import load_settings
 from tasks.reporting.figures import Provenance, RoundFigures
 
 TABLES = ("rounds", "trajectories", "adapters", "synthesized_environments", "capabilities", "evaluations")
@@ -40,16 +38,3 @@ def find_row(store: Store, key: str) -> tuple[str, dict[str, Any]] | None:
             assert row is not None
             return table, {k: v for k, v in row.items() if not isinstance(v, bytes)}
     return None
-
-
-def describe_traffic(home: Path | None) -> list[TargetInfo]:
-    """A line for the target `traffic` when users gave feedback; nothing is created to find out."""
-    from tasks.round.traffic import TRAFFIC, TrafficTarget
-
-    settings = load_settings(home=home)
-    if not settings.database and not (settings.folder / "trace.db").is_file():
-        return []
-    with open_store(settings.database_url) as store:
-        target = TrafficTarget(store)
-        count = len(target.conversations)
-        return [TargetInfo(TRAFFIC, target.licence, {"diagnosis": count}, target.data_hash)] if count else []

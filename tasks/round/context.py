@@ -18,16 +18,19 @@ from typing import Any, TypeVar
 
 from db import Round, Store, open_store
 from environments.contract import Target, TargetTask
-from environments.targets.catalogue import load_target
-from errors import ConfigurationError, StoreError, TraceError
+from errors import ConfigurationError, StoreError
 from models.adapters.registry import Registry
-from models.local.base import BaseModel, check_base, load_base
+from models.local.base import BaseModel, load_base
 from models.local.policy import LocalPolicy
+from models.providers.analyst import Analyst
+from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.vllm.policy import VllmPolicy
 from settings import Settings, load_settings, writable_folder
-from tasks.round.policies import check_policy, open_policy
+from tasks.round.analyst import analyst_settings
+from tasks.round.policies import open_policy
 from tasks.round.preflight import check_analyst
-from tasks.round.traffic import TRAFFIC, TrafficTarget
+from tasks.round.registry import registry_name
+from tasks.round.traffic import target_named
 
 T = TypeVar("T")
 logger = logging.getLogger("trace")
@@ -137,11 +140,6 @@ class Context:
 _OPEN: dict[str, Context] = {}
 
 
-def registry_name(target: str) -> str:
-    """A target's name as the registry takes it."""
-    return target.replace(":", "-").replace("/", "-").replace(".", "-")
-
-
 def open_context(settings: Settings, fresh: bool = False, code_version: str = "") -> Context:
     """Check everything that can be checked before work starts, then start a round or find the one to resume."""
     folder = writable_folder(settings.folder)
@@ -162,21 +160,6 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     (folder / current.id).mkdir(exist_ok=True)
     _OPEN[current.id] = context
     return context
-
-
-def target_named(name: str, store: Store) -> Target:
-    """A target by name; `traffic` is what the store has of users."""
-    return TrafficTarget(store) if name == TRAFFIC else load_target(name)
-
-
-def preflight(settings: Settings) -> None:
-    """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
-    writable_folder(settings.folder)
-    with open_store(settings.database_url) as store:
-        target = target_named(settings.target, store)
-        check_base(settings.base_model)
-        check_analyst(settings, target, store)
-        check_policy(settings)
 
 
 def current(round_id: str) -> Context:
@@ -212,14 +195,16 @@ def peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def is_transient(task: Any, task_run: Any, state: Any) -> bool:
-    """Retry condition of all tasks: only what may go away by itself is tried again."""
-    try:
-        state.result()
-    except TraceError as problem:
-        return problem.transient
-    except (ConnectionError, TimeoutError):
-        return True
-    except Exception:  # a defect does not go away by itself
-        return False
-    return False
+def analyst_of(context: Context) -> Analyst:
+    """The round's analyst, opened once and closed with the round."""
+    store = context.store
+
+    def make() -> Analyst:
+        return Analyst(analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store))
+
+    return context.keep("analyst", make)
+
+
+def spending(context: Context) -> dict[str, float]:
+    """Calls, tokens, dollars and seconds that the round's analyst has cost."""
+    return {name: round(float(value), 6) for name, value in context.store.spent(context.round.id).items()}

@@ -6,7 +6,6 @@ address, key and structured output work; a round that starts at night must not f
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -14,13 +13,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from db import Store
+from db import Store, open_store
 from environments.contract import Target
 from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
+from models.local.base import check_base
 from models.providers.analyst import Analyst, AnalystSettings, Question, most_tokens
 from models.providers.analyst_store import StoredSpend
-from settings import Settings
+from settings import Settings, writable_folder
+from tasks.round.analyst import analyst_prices, analyst_settings
+from tasks.round.policies import check_policy
+from tasks.round.target_prompt import context_text
+from tasks.round.traffic import target_named
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -31,33 +35,6 @@ class Ready(BaseModel):
     """What the probe asks for."""
 
     ready: bool
-
-
-def analyst_settings(settings: Settings) -> AnalystSettings:
-    """The part of the settings that the client knows."""
-    names = AnalystSettings.__dataclass_fields__
-    return AnalystSettings(**{name: getattr(settings.analyst, name) for name in names})
-
-
-def target_context(target: Target) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """(policy text, tools) of a target as its diagnosis tasks show them; tools are a union, for those that differ."""
-    environment = target.environment()
-    tools: dict[str, Mapping[str, Any]] = {}
-    instructions = ""
-    for task in target.tasks("diagnosis"):
-        environment.reset(task)
-        instructions = instructions or environment.instructions
-        for tool in environment.tools:
-            tools.setdefault(str(tool["function"]["name"]), tool)
-    environment.close()
-    return instructions, tuple(tools.values())
-
-
-def context_text(target: Target) -> str:
-    """Policy and tools as they stand once in front of every request."""
-    instructions, tools = target_context(target)
-    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    return f"## Policy\n{instructions}\n\n## Tools\n{lines}"
 
 
 def check_analyst(settings: Settings, target: Target, store: Store) -> None:
@@ -119,14 +96,6 @@ def _check_caps(settings: Settings, target: Target) -> None:
         )
 
 
-def analyst_prices(settings: Settings) -> tuple[float, float]:
-    """Dollars per million prompt and sampled tokens; zeros where unknown (a cap in dollars is refused there)."""
-    from models.providers.litellm_client import price_of
-
-    a = settings.analyst
-    return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)
-
-
 class _NoReplies:
     """A cache without memory: a probe that is answered from a cache proves nothing."""
 
@@ -170,3 +139,13 @@ def _probe(settings: Settings, store: Store) -> None:
     finally:
         analyst.close()
     _PROBED.add(client)
+
+
+def preflight(settings: Settings) -> None:
+    """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
+    writable_folder(settings.folder)
+    with open_store(settings.database_url) as store:
+        target = target_named(settings.target, store)
+        check_base(settings.base_model)
+        check_analyst(settings, target, store)
+        check_policy(settings)

@@ -10,8 +10,9 @@ from db import CheckRow, StepRow, TrajectoryRow
 from environments.contract import Environment, TargetTask
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
-from tasks.round.context import Context
+from tasks.round.context import Context, current
 from tasks.round.progress import Meter
+from tasks.round.traffic import TrafficTarget, import_conversations
 
 # Trajectories written in one transaction: what a killed process has to play again is at most this and what is open.
 FLUSH = 16
@@ -161,3 +162,12 @@ def base_ground(context: Context, purpose: str) -> Playground:
 def make_environment(context: Context) -> Environment:
     """A new environment of the target."""
     return context.target.environment()
+
+
+def diagnosis_ids(round_id: str) -> list[str]:
+    """Ids of the round's diagnosis trajectories; plays nothing that is stored."""
+    context = current(round_id)
+    if isinstance(context.target, TrafficTarget):  # played already, by users
+        return import_conversations(context.store, context.round, context.target)
+    episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
+    return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")

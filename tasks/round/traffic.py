@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from db import CheckRow, Round, StepRow, Store, TrajectoryRow, row_id
-from environments.contract import Message, TargetTask, Termination, content_hash
+from db import CheckRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
+from environments.contract import Message, Target, TargetTask, Termination, content_hash
+from environments.targets.catalogue import load_target
+from environments.targets.third_party import TargetInfo
 from errors import ConfigurationError, TargetError
 from models.serving.openai_api.requests import to_messages
+from settings import load_settings
 
 TRAFFIC = "traffic"
 STAGES = ("rollout", "contrast", "select")
@@ -145,3 +149,21 @@ def _is_error(text: str) -> bool:
     except ValueError:
         return False
     return isinstance(value, dict) and bool(value.get("error"))
+
+
+def target_named(name: str, store: Store) -> Target:
+    """A target by name; `traffic` is what the store has of users."""
+    return TrafficTarget(store) if name == TRAFFIC else load_target(name)
+
+
+def describe_traffic(home: Path | None) -> list[TargetInfo]:
+    """A line for the target `traffic` when users gave feedback; nothing is created to find out."""
+    from tasks.round.traffic import TRAFFIC, TrafficTarget
+
+    settings = load_settings(home=home)
+    if not settings.database and not (settings.folder / "trace.db").is_file():
+        return []
+    with open_store(settings.database_url) as store:
+        target = TrafficTarget(store)
+        count = len(target.conversations)
+        return [TargetInfo(TRAFFIC, target.licence, {"diagnosis": count}, target.data_hash)] if count else []

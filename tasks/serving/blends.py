@@ -14,7 +14,7 @@ from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.registry import Registry
 from models.local.base import load_base
-from tasks.round.context import registry_name
+from tasks.round.registry import registry_name
 from tasks.serving.gateway import preset_of, serving_settings
 
 PROBE = "Please help me with order 314."

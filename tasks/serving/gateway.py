@@ -27,8 +27,8 @@ from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Server
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
 from settings import Settings, load_settings
-from tasks.round.context import registry_name
 from tasks.round.policies import open_servers
+from tasks.round.registry import registry_name
 from tasks.round.traffic import TRAFFIC
 
 logger = logging.getLogger("trace")

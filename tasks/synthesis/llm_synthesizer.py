@@ -20,12 +20,11 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.validation.checks import ValidationVerdict
 from errors import StoreError
-from tasks.mine import diagnosis_ids
-from tasks.mining.llm_analyst import analyst_of, spending, transcripts_of
+from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context
-from tasks.round.preflight import target_context
-from tasks.round.rollouts import outcomes
+from tasks.round.context import Context, analyst_of, spending
+from tasks.round.rollouts import diagnosis_ids, outcomes
+from tasks.round.target_prompt import target_context
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of, measure
 from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, result_shapes, synthesize
 

@@ -13,7 +13,8 @@ from errors import ConfigurationError, EnvironmentFault
 from settings import load_settings
 from tasks.reporting.lookup import find_row
 from tasks.round import context as contexts
-from tasks.round.context import Context, current, forget, open_context, registry_name
+from tasks.round.context import Context, current, forget, open_context
+from tasks.round.registry import registry_name
 from tasks.synthesis.calibration import calibration_figures, judge
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}

@@ -1,4 +1,4 @@
-"""An upstream that renders prompts itself and samples token ids: from the model in this process, or any engine of ids."""
+"""An upstream that renders prompts itself and samples token ids: from the model in this process, or any such engine."""
 
 from __future__ import annotations
 

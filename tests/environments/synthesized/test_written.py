@@ -16,7 +16,7 @@ from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
 from errors import EnvironmentFault, TargetError
-from tasks.round.preflight import target_context
+from tasks.round.target_prompt import target_context
 from tests.integration.small_shop import target as small_shop
 
 SOURCE = (Path(__file__).parents[2] / "integration" / "module_move_order.py").read_text(encoding="utf-8")

@@ -10,12 +10,12 @@ from scipy import stats
 from tasks.measuring.statistics import (
     align,
     clustered_interval,
-    fleiss_kappa,
     holm,
     minimum_detectable_effect,
     paired_difference,
     sign_flip_p,
 )
+from tasks.mining.agreement import fleiss_kappa
 
 # Fleiss' worked example of 14 raters, 10 subjects, 5 categories (kappa 0.210, as in "Fleiss' kappa", Wikipedia).
 RATINGS = [

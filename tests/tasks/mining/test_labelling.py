@@ -12,16 +12,8 @@ from db import open_store
 from errors import LabelError, ProviderError
 from models.providers.analyst import Analyst, AnalystSettings, Answer
 from models.providers.analyst_store import StoredReplies, StoredSpend
-from tasks.mining.labelling import (
-    MinedCapability,
-    MiningSettings,
-    Transcript,
-    agreement,
-    discover,
-    judge_fit,
-    label,
-    mine,
-)
+from tasks.mining.agreement import agreement
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label, mine
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
 CONTEXT = "## Policy\nBe careful.\n## Tools\nget_order, cancel_order"

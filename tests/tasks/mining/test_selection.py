@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from errors import LabelError
-from tasks.mining.selection import bootstrap_labels, discover_candidates, select, validate_labels
+from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
+from tasks.mining.selection import select, validate_labels
 
 
 def run_of(

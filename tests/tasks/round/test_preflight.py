@@ -12,8 +12,10 @@ from db import Store, open_store
 from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
-from tasks.round.context import open_context, preflight
-from tasks.round.preflight import analyst_settings, check_analyst, context_text, least_calls
+from tasks.round.analyst import analyst_settings
+from tasks.round.context import open_context
+from tasks.round.preflight import check_analyst, least_calls, preflight
+from tasks.round.target_prompt import context_text
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
 
 FREE = {"prompt_price": 0.0, "sampled_price": 0.0}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.gate import GateRules, GateVerdict, gate
+from tasks.measuring.gate_rules import GateRules, GateVerdict, gate
 
 
 def family(name: str, base: list[float], other: list[float], trials: int = 2) -> pd.DataFrame:

@@ -1,0 +1,81 @@
+"""How far labelling runs agree: Fleiss' kappa."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from tasks.mining.labels import LABELS
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Fleiss' kappa. `kappa` and an entry of `by_category` are None where they are undefined (see `fleiss_kappa`);
+    `observed` is the share of agreeing pairs of ratings, in [0, 1], and always defined."""
+
+    kappa: float | None
+    by_category: tuple[float | None, ...]
+    observed: float
+
+
+def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = None) -> Agreement:
+    """Fleiss' kappa (1971, Psychological Bulletin 76) of `counts` (items, categories): how many raters chose each.
+
+    Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2))
+    asks whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement
+    is 1 and kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing;
+    `observed` is 1. A category of which that holds (all or none of the ratings) is None in `by_category`."""
+    table = np.asarray(counts, dtype=np.float64)
+    if table.ndim != 2 or not table.size:
+        raise ValueError(f"counts must be (items, categories), got shape {table.shape}")
+    if sets is not None:
+        table = np.stack([table[:, list(columns)].sum(axis=1) for columns in sets], axis=1)
+    raters = float(table[0].sum())
+    if raters < 2 or np.any(table < 0) or np.any(table.sum(axis=1) != raters):
+        raise ValueError(
+            f"every item needs the same number of ratings, at least 2; rows sum to {table.sum(axis=1)[:8]}"
+        )
+    pairs = raters * (raters - 1)
+    share = table.sum(axis=0) / table.sum()
+    observed = float(np.mean((table * (table - 1)).sum(axis=1) / pairs))
+    chance = float((share**2).sum())
+    disagree = (table * (raters - table)).mean(axis=0) / pairs
+    by_category = tuple(
+        None if q in (0.0, 1.0) else float(1 - d / (q * (1 - q))) for d, q in zip(disagree, share, strict=True)
+    )
+    return Agreement(None if np.any(share == 1.0) else (observed - chance) / (1 - chance), by_category, observed)
+
+
+def agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
+    """Fleiss' kappa over all pairs and per capability; runs are the raters."""
+    capability, uniques = pd.factorize(labels["capability"])
+    trajectory, ids = pd.factorize(labels["trajectory_id"])
+    names = [str(name) for name in uniques]
+    if labels["run"].nunique() < 2:
+        return None, dict.fromkeys(names)
+    trajectories = len(ids)
+    code = pd.Categorical(labels["label"], categories=list(LABELS)).codes.astype(np.int64)
+    cells = np.bincount((capability * trajectories + trajectory) * 3 + code, minlength=len(names) * trajectories * 3)
+    counts = cells.reshape(len(names), trajectories, 3)
+    by_name = {name: fleiss_kappa(counts[i]).kappa for i, name in enumerate(names)}
+    return fleiss_kappa(counts.reshape(-1, 3)).kappa, by_name
+
+
+def _agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
+    """Kappa over the capabilities that every run labels, and per capability over the runs that label it."""
+    all_runs = labels["run"].nunique()
+    by_name: dict[str, float | None] = {}
+    complete = []
+    for name, rows in labels.groupby("capability", sort=False):
+        raters = rows["run"].nunique()
+        table = pd.crosstab(rows["trajectory_id"], rows["label"]).reindex(columns=list(LABELS), fill_value=0)
+        counts = table.to_numpy(dtype=np.float64)
+        by_name[str(name)] = fleiss_kappa(counts).kappa if raters > 1 and len(counts) else None
+        if raters == all_runs:
+            complete.append(counts)
+    overall = fleiss_kappa(np.concatenate(complete)).kappa if complete and all_runs > 1 else None
+    return overall, by_name
