@@ -37,10 +37,10 @@ def evaluate(
     """Success of a policy on a split, with its interval, and always the no-op row. The same command goes on with what
     is owed. Exit 1 when episodes are without a result."""
     from tasks.measuring.figures import table
-    from tasks.measuring.policy_names import ActingOptions
+    from tasks.measuring.policy_names import PolicyOptions
     from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 
-    options = ActingOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
+    options = PolicyOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
     request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home)
     rows = evaluate_targets(request, options)
     if as_json:

@@ -12,8 +12,9 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 
 def add_serving(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (serve, compose):
+    for command in (serve, blend):
         app.command()(command)
+    app.command("compose", hidden=True)(blend)  # the command's name in version 0.1
 
 
 def serve(
@@ -31,8 +32,11 @@ def serve(
     mode: Annotated[str, typer.Option(help="auto, label, retrieval, both, fixed or off.")] = "auto",
     fixed: Annotated[str, typer.Option(help="The capability of mode fixed.")] = "",
     missing: Annotated[str, typer.Option(help="What a missing adapter means: base or 503.")] = "base",
-    compose: Annotated[
-        float, typer.Option(help="Use published blends: cumulative probability that a blend covers. 0: top-1.")
+    blend: Annotated[
+        float,
+        typer.Option(
+            "--blend", "--compose", help="Use published blends: cumulative probability that a blend covers. 0: top-1."
+        ),
     ] = 0.0,
     keys: Annotated[Path | None, typer.Option(help="File with API keys, one a line.")] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 120.0,
@@ -48,7 +52,7 @@ def serve(
         deadline=deadline,
         most_requests=concurrency,
         sample=sample,
-        compose=compose,
+        blend=blend,
         keys=Keys.read(keys),
     )
     from flows.serve import run_gateway
@@ -64,13 +68,13 @@ def serve(
     run_gateway(home, target, serving, wanted, host, port)
 
 
-def compose(
+def blend(
     parts: Annotated[list[str], typer.Argument(help="Champions and weights, such as refund_payment=0.5.")],
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose champions.")] = None,
     most_rank: Annotated[int, typer.Option(help="Bound on the rank; 0 keeps the sum exact.")] = 0,
 ) -> None:
-    """Publish a weighted sum of champions as an adapter of its own, for `serve --compose`."""
+    """Publish a weighted sum of champions as an adapter of its own, for `serve --blend`."""
     from tasks.serving.blends import publish_blend
 
     typer.echo(publish_blend(home, target, parts, most_rank))

@@ -41,7 +41,7 @@ def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
     return {name: quarters for name, quarters in parts.items() if quarters}
 
 
-def compose(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0) -> Path:
+def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0) -> Path:
     """Write the weighted sum of adapters to `destination` (which must not exist) and return it.
 
     `model` is the plain transformers model that they were trained on; it comes back as it was. `folders` gives each

@@ -22,7 +22,7 @@ from environments.contract import Action, Environment, Message, ToolCall, canoni
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import PolicyIdentity
 from models.providers.litellm_client import SlowDown, classified, key_of, litellm_modules
-from models.providers.spending import Purse, most_tokens
+from models.providers.spending import SpendingCap, most_tokens
 
 logger = logging.getLogger("trace.models")
 
@@ -77,8 +77,8 @@ class ChatPolicy:
 
     `stop` makes everything under way end at its next wait. `answered_by` collects the names that the provider gave."""
 
-    def __init__(self, settings: ChatSettings, purse: Purse | None = None) -> None:
-        self.settings, self.purse = settings, purse or Purse()
+    def __init__(self, settings: ChatSettings, purse: SpendingCap | None = None) -> None:
+        self.settings, self.purse = settings, purse or SpendingCap()
         self.answered_by: set[str] = set()
         self.stop = threading.Event()
         self._loop = asyncio.new_event_loop()

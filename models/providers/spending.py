@@ -37,7 +37,7 @@ def most_tokens(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     return len(canonical_json([list(messages), list(tools)])) // CHARACTERS_PER_TOKEN + 16 * len(messages)
 
 
-class Purse:
+class SpendingCap:
     """Counts the calls of several models and holds them to `cap` dollars (None: no cap), `before` of which are spent.
 
     A `price` is dollars per million (prompt, sampled) tokens; it is needed where LiteLLM's table lacks a model. Safe to

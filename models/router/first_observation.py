@@ -38,7 +38,7 @@ class Opening:
     text: str
 
 
-class Surroundings(Protocol):
+class PromptContext(Protocol):
     """What stands before every conversation of a target; an `Environment` has it."""
 
     @property
@@ -49,7 +49,7 @@ class Surroundings(Protocol):
     def examples(self) -> Sequence[Message]: ...
 
 
-def opening_of(around: Surroundings, renderer: Renderer, first: Sequence[Message]) -> Opening:
+def opening_of(around: PromptContext, renderer: Renderer, first: Sequence[Message]) -> Opening:
     """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
     all tasks, and half of the tokens of a short request."""
     start = renderer.start(around.instructions, around.tools, around.examples, first)

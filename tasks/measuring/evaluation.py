@@ -23,8 +23,8 @@ from errors import ConfigurationError
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import TokenPolicy
 from models.providers.chat_policy import ChatTurns, missing_keys
-from models.providers.spending import Purse, Spent
-from tasks.measuring.policy_names import Acting
+from models.providers.spending import SpendingCap, Spent
+from tasks.measuring.policy_names import LoadedPolicy
 from tasks.round.progress import track
 from tasks.round.rollouts import Origin, Playground, row_of
 
@@ -78,13 +78,13 @@ class EvaluationRun:
     answered_by: list[str] = field(default_factory=list)
 
 
-def evaluation_id(spec: EvaluationSpec, acting: Acting) -> str:
+def evaluation_id(spec: EvaluationSpec, acting: LoadedPolicy) -> str:
     """Hash of everything that decides an evaluation's figures."""
     how = [spec.split, spec.trials, spec.seed, spec.user, acting.sampling.temperature, acting.sampling.max_tokens]
     return content_hash(["evaluation", spec.target.name, spec.target.data_hash, acting.identity.id, *how, spec.start])
 
 
-def latest(store: Store, spec: EvaluationSpec, acting: Acting, fresh: bool) -> EvaluationSpec:
+def latest(store: Store, spec: EvaluationSpec, acting: LoadedPolicy, fresh: bool) -> EvaluationSpec:
     """The spec with the number of the newest start that is stored, or of the next one when `fresh`."""
     number = 0
     while store.rows("spend", stage=_stage(evaluation_id(replace(spec, start=number), acting))):
@@ -97,12 +97,14 @@ def _stage(identity: str) -> str:
     return f"evaluation:{identity}"
 
 
-def spent_before(store: Store, spec: EvaluationSpec, acting: Acting) -> float:
+def spent_before(store: Store, spec: EvaluationSpec, acting: LoadedPolicy) -> float:
     """Dollars that earlier runs of the evaluation have spent."""
     return store.spent(None, stage=_stage(evaluation_id(spec, acting)))["dollars"]
 
 
-def run_evaluation(store: Store, spec: EvaluationSpec, acting: Acting, purse: Purse, workers: int = 1) -> EvaluationRun:
+def run_evaluation(
+    store: Store, spec: EvaluationSpec, acting: LoadedPolicy, purse: SpendingCap, workers: int = 1
+) -> EvaluationRun:
     """Play what is owed and store it as it ends; see `EvaluationRun`. Never raises because of an episode.
 
     `workers` episodes are played at once by a policy that is no token policy; with 0 nothing is played."""
@@ -175,7 +177,7 @@ def _reason_to_stop(trajectory: Trajectory, lost: int, workers: int) -> str:
     return ""
 
 
-def _adapter_row(store: Store, acting: Acting) -> str | None:
+def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
     """The adapter as the store knows it, else the name that it is served under."""
     if not (acting.adapter or acting.name.adapter):
         return None
@@ -191,7 +193,7 @@ def _spend_row(key: str, stage: str, model: str, sums: Spent) -> dict[str, Any]:
     return {"id": key, "round_id": None, "stage": stage, "model": model, "seconds": 0.0, **asdict(sums)}
 
 
-def _cost_note(purse: Purse) -> str:
+def _cost_note(purse: SpendingCap) -> str:
     if not purse.spent:
         return ""
     return f"${purse.dollars:.4f}" + (f" of ${purse.cap:g}" if purse.cap is not None else "")
@@ -200,7 +202,9 @@ def _cost_note(purse: Purse) -> str:
 Played = tuple[Trajectory, dict[str, Any]]
 
 
-def _play(acting: Acting, target: Target, episodes: Sequence[Episode], purse: Purse, workers: int) -> Generator[Played]:
+def _play(
+    acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], purse: SpendingCap, workers: int
+) -> Generator[Played]:
     """Trajectories as they end, each with further columns of its row."""
     if workers > 1 or acting.chat is not None:
         yield from _in_threads(acting, target, episodes, purse, workers)
@@ -212,7 +216,7 @@ def _play(acting: Acting, target: Target, episodes: Sequence[Episode], purse: Pu
 
 
 def _in_threads(
-    acting: Acting, target: Target, episodes: Sequence[Episode], purse: Purse, workers: int
+    acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], purse: SpendingCap, workers: int
 ) -> Generator[Played]:
     """As many episodes at once as there are workers. Closing the generator lets those under way end at their next
     call."""
@@ -248,7 +252,7 @@ def _in_threads(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def check_user(spec: EvaluationSpec, purse: Purse) -> None:
+def check_user(spec: EvaluationSpec, purse: SpendingCap) -> None:
     """Refuse a simulated user that has no key, or no price that a cap could be held with: `ConfigurationError`."""
     if not spec.user.startswith(MODEL_USER):
         return
@@ -259,7 +263,7 @@ def check_user(spec: EvaluationSpec, purse: Purse) -> None:
     purse.require_price(model)
 
 
-def check_context(spec: EvaluationSpec, acting: Acting) -> int:
+def check_context(spec: EvaluationSpec, acting: LoadedPolicy) -> int:
     """Refuse a policy whose context no task's first prompt fits; how many of the tasks do not fit (their episodes are
     stored as errors of the policy before their first token). A token policy's prompts are rendered and counted; an API
     model's are estimated at four characters a token. Nothing is asked of a simulated user that is a model.

@@ -23,7 +23,7 @@ from models.adapters.files import RegisteredAdapter
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
 from models.providers.chat_policy import ChatPolicy, ChatSettings
 from models.providers.litellm_client import litellm_modules
-from models.providers.spending import Purse
+from models.providers.spending import SpendingCap
 from models.renderer import Renderer
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 from models.vllm.policy import VllmPolicy
@@ -52,7 +52,7 @@ class PolicyName:
 
 
 @dataclass(frozen=True)
-class ActingOptions:
+class PolicyOptions:
     """How the policy samples (None: the kind's own default), and where an API model is."""
 
     temperature: float | None = None
@@ -63,7 +63,7 @@ class ActingOptions:
 
 
 @dataclass(frozen=True)
-class Acting:
+class LoadedPolicy:
     """A policy ready to play. `renderer` and `adapter` are a token policy's, `context` is in tokens where it is known,
     `answered_by` the models that a provider said had answered."""
 
@@ -132,11 +132,13 @@ def _known_to_litellm(name: str) -> bool:
     return name in litellm.model_cost or (bool(slash) and provider in {str(p.value) for p in litellm.LlmProviders})
 
 
-def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target, purse: Purse) -> Acting:
+def load_policy(
+    name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, purse: SpendingCap
+) -> LoadedPolicy:
     """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
-        return Acting(name, SCRIPTED[name.model](), Sampling(0.0, 0))
+        return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "local":
         return _load_token_policy(name, options, settings, target)
     if name.kind == "vllm":
@@ -149,7 +151,7 @@ def load_policy(name: PolicyName, options: ActingOptions, settings: Settings, ta
     return _chat(name, chat, sampling, purse)
 
 
-def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Acting:
+def served_policy(name: PolicyName, options: PolicyOptions, purse: SpendingCap) -> LoadedPolicy:
     """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
     model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
     served = _served_models(name)
@@ -166,14 +168,14 @@ def served_policy(name: PolicyName, options: ActingOptions, purse: Purse) -> Act
     return _chat(name, chat, sampling, purse)
 
 
-def _chat_sampling(options: ActingOptions) -> Sampling:
+def _chat_sampling(options: PolicyOptions) -> Sampling:
     temperature = 0.0 if options.temperature is None else options.temperature
     return Sampling(temperature, options.max_tokens or CHAT_TOKENS)
 
 
-def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: Purse) -> Acting:
+def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: SpendingCap) -> LoadedPolicy:
     policy = ChatPolicy(chat, purse)
-    return Acting(name, policy, sampling, context=policy.context)
+    return LoadedPolicy(name, policy, sampling, context=policy.context)
 
 
 def _served_models(name: PolicyName) -> dict[str, int | None]:
@@ -188,7 +190,7 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
         ) from problem
 
 
-def _load_token_policy(name: PolicyName, options: ActingOptions, settings: Settings, target: Target) -> Acting:
+def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Settings, target: Target) -> LoadedPolicy:
     """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
     from models.local.base import check_base, load_base
     from tasks.round.policies import check_policy, open_policy
@@ -200,7 +202,7 @@ def _load_token_policy(name: PolicyName, options: ActingOptions, settings: Setti
     base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
     policy = open_policy(settings, base)
     temperature = rollout.temperature if options.temperature is None else options.temperature
-    acting = Acting(
+    acting = LoadedPolicy(
         name, policy, Sampling(temperature, options.max_tokens or rollout.max_tokens), base.renderer,
         window=2 * policy.rows, context=policy.context,
     )  # fmt: skip

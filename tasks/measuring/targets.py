@@ -14,11 +14,11 @@ from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import builtin_names, load_target
 from errors import BudgetExceeded, ConfigurationError
-from models.providers.spending import Purse
+from models.providers.spending import SpendingCap
 from settings import load_settings, writable_folder
 from tasks.measuring.evaluation import EvaluationSpec, check_context, check_user, latest, run_evaluation, spent_before
 from tasks.measuring.figures import EvaluationRow, figures_of, overall
-from tasks.measuring.policy_names import Acting, ActingOptions, load_policy, parse_policy
+from tasks.measuring.policy_names import LoadedPolicy, PolicyOptions, load_policy, parse_policy
 
 logger = logging.getLogger("trace")
 NOOP = "noop"
@@ -41,7 +41,7 @@ class EvaluateRequest:
     home: Path | None = None
 
 
-def evaluate_targets(request: EvaluateRequest, options: ActingOptions) -> list[EvaluationRow]:
+def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[EvaluationRow]:
     """A row for the policy and one for no-op per target, and over all of them when there are several.
 
     What can be wrong is found before the first episode of the first target: `ConfigurationError`, `TargetError`,
@@ -52,11 +52,11 @@ def evaluate_targets(request: EvaluateRequest, options: ActingOptions) -> list[E
     writable_folder(settings.folder)
     name = parse_policy(request.policy, options.api_base)
     specs = [_spec(load_target(target, request.user), request) for target in expand(request.target)]
-    purse = Purse(request.max_cost)
+    purse = SpendingCap(request.max_cost)
     rows: dict[str, list[EvaluationRow]] = {}
     frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}
     with open_store(settings.database_url) as store, ExitStack() as open_ones:
-        plan = list[tuple[Acting, EvaluationSpec]]()
+        plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
             check_user(spec, purse)
             acting = (
@@ -89,7 +89,7 @@ def evaluate_targets(request: EvaluateRequest, options: ActingOptions) -> list[E
     return each if len(specs) == 1 else [*each, *(overall(request.target, found) for found in frames.values())]
 
 
-def _why_not_to_ask(plan: Sequence[tuple[Acting, EvaluationSpec]]) -> str:
+def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
     """Try each API model once; "" or why the money does not even allow that. What is stored is shown all the same."""
     try:
         for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():

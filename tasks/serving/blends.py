@@ -8,7 +8,7 @@ from pathlib import Path
 
 from environments.contract import Message
 from errors import ConfigurationError
-from models.adapters.blending import QUARTERS, blend_name, blend_parts, compose
+from models.adapters.blending import QUARTERS, blend, blend_name, blend_parts
 from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG, take_fingerprint
@@ -35,8 +35,8 @@ def parse_weights(parts: Sequence[str]) -> dict[str, float]:
 
 
 def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], most_rank: int = 0) -> str:
-    """Compose champions by `parts` (weights are rounded to quarters), register the blend and make it champion of a
-    capability of its own, which gateways with composition on then use. Returns its served name."""
+    """Blend champions by `parts` (weights are rounded to quarters), register the blend and make it champion of a
+    capability of its own, which gateways with blending on then use. Returns its served name."""
     weights = parse_weights(parts)
     settings, store = serving_settings(home, target)
     store.close()
@@ -53,7 +53,7 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
         folders = {
             registry.download(champions[c], settings.folder / "served"): q / QUARTERS for c, q in quarters.items()
         }
-        folder = compose(base.policy.model, folders, Path(scratch) / "blend", most_rank)
+        folder = blend(base.policy.model, folders, Path(scratch) / "blend", most_rank)
         digest, deltas = folder_deltas(folder)
         base.policy.load_adapter(name, digest, deltas)
         talk = base.renderer.start(preset.instructions, preset.tools, preset.examples, [Message("user", PROBE)])

@@ -34,7 +34,7 @@ from models.training.grpo import StepRecord, train_adapter
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ModelMissing, VllmServer
 from settings import load_settings
-from tasks.measuring.policy_names import ActingOptions
+from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.policies import fingerprint_of, load_adapter, open_policy
 from tests.adapters_made import make_adapter, renamed
@@ -340,7 +340,7 @@ def test_a_registered_adapter_is_evaluated_on_the_server(
     row, base_row = (
         evaluate_targets(
             EvaluateRequest("tests.tasks.counting_target:target", "test", policy, home=tmp_path / "home"),
-            ActingOptions(temperature=0.0, max_tokens=8),
+            PolicyOptions(temperature=0.0, max_tokens=8),
         )[0]
         for policy in ("smollm2-135m@count", "smollm2-135m")
     )

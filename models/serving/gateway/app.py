@@ -27,7 +27,7 @@ from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import Asked, parse_body, parse_chat, parse_completion
+from models.serving.openai_api.requests import ChatRequest, parse_body, parse_chat, parse_completion
 
 logger = logging.getLogger("trace.gateway")
 CONVERSATION = "x-trace-conversation"
@@ -118,7 +118,7 @@ class GatewayApp:
         """`/v1/completions`."""
         return await self._answer(request, parse_completion)
 
-    async def _answer(self, request: Request, parse: Callable[[dict[str, Any], int], Asked]) -> Response:
+    async def _answer(self, request: Request, parse: Callable[[dict[str, Any], int], ChatRequest]) -> Response:
         gateway = self.gateway
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")

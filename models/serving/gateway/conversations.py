@@ -21,7 +21,7 @@ from models.renderer import Renderer
 from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import Asked, text_of
+from models.serving.openai_api.requests import ChatRequest, text_of
 from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.local_engine import LocalEngine
 
@@ -161,7 +161,7 @@ class RouteBook:
         return len(self._known)
 
 
-def conversation_key(asked: Asked, messages: Sequence[Mapping[str, Any]], owner: str, header: str) -> str:
+def conversation_key(asked: ChatRequest, messages: Sequence[Mapping[str, Any]], owner: str, header: str) -> str:
     """What a conversation is known by: the id that the client gives, or a hash of its owner and its first turns, of
     `messages` (those of `asked` that are the conversation's own)."""
     if header:

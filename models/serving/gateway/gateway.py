@@ -29,16 +29,16 @@ from models.serving.gateway.conversations import (
 )
 from models.serving.gateway.metrics import Metrics
 from models.serving.gateway.settings import GatewaySettings
-from models.serving.gateway.traffic_log import Spoken, TrafficLog
+from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
 from models.serving.openai_api.errors import ApiError, unknown_model
-from models.serving.openai_api.requests import Asked, event
+from models.serving.openai_api.requests import ChatRequest, event
 from models.serving.upstreams.contract import AdapterGone, Preset, Turn, Upstream
 
 logger = logging.getLogger("trace.gateway")
 
 
 @dataclass
-class Opened:
+class RoutedRequest:
     """A request whose route is known. `held` is the adapter that is acquired for it ("" for none)."""
 
     turn: Turn
@@ -74,7 +74,9 @@ class Gateway:
         self.metrics, self.book = Metrics(), RouteBook()
         self.in_flight = 0
 
-    async def answer(self, asked: Asked, owner: str, header: str = "") -> tuple[dict[str, Any], Mapping[str, str]]:
+    async def answer(
+        self, asked: ChatRequest, owner: str, header: str = ""
+    ) -> tuple[dict[str, Any], Mapping[str, str]]:
         """The body and headers of a whole answer. Raises `ApiError`."""
         async with self._deadline():
             opened = await self._open(asked, owner, header)
@@ -85,7 +87,7 @@ class Gateway:
         self._close(opened, owner)
         return body, opened.headers
 
-    async def stream(self, asked: Asked, owner: str, header: str = "") -> Streamed:
+    async def stream(self, asked: ChatRequest, owner: str, header: str = "") -> Streamed:
         """A streamed answer; its first event has come when this returns. Raises `ApiError`."""
         until = asyncio.get_running_loop().time() + self.settings.deadline
         async with self._deadline():
@@ -113,7 +115,7 @@ class Gateway:
 
     # --- choosing ---------------------------------------------------------------------------------------------
 
-    async def _open(self, asked: Asked, owner: str, header: str) -> Opened:
+    async def _open(self, asked: ChatRequest, owner: str, header: str) -> RoutedRequest:
         preset = self.preset if asked.chat and not asked.tools and _plain(asked) else None
         routed = await self._route(asked, owner, header)
         wanted = routed.decision.capability
@@ -125,9 +127,9 @@ class Gateway:
         name = adapter.name if adapter else self.settings.base
         turn = Turn(asked, adapter, name, routed.name, preset, listen)
         headers = self._headers(routed, adapter, missing, preset)
-        return Opened(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
+        return RoutedRequest(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
 
-    async def _route(self, asked: Asked, owner: str, header: str) -> Routed:
+    async def _route(self, asked: ChatRequest, owner: str, header: str) -> Routed:
         preset = self.router.preset if self.router else self.preset
         messages = without_examples(asked.messages, preset) if preset else asked.messages
         key = conversation_key(asked, messages, owner, header)
@@ -162,7 +164,7 @@ class Gateway:
                 return adapter.capability
         raise unknown_model(model, [row["id"] for row in self.models()])
 
-    async def _decide(self, asked: Asked, messages: Sequence[Mapping[str, Any]]) -> tuple[RouteDecision, str]:
+    async def _decide(self, asked: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> tuple[RouteDecision, str]:
         """The router's decision on the conversation's own messages. What is not served counts as no adapter."""
         assert self.router is not None
         try:
@@ -176,20 +178,20 @@ class Gateway:
         except TraceError as problem:
             logger.error("a request was not routed: %s", problem)
             raise ApiError(503, "the router cannot decide at the moment; ask again") from None
-        decision = self._composed(decision)
+        decision = self._blended(decision)
         if decision.capability and decision.capability not in {a.capability for a in self.fleet.adapters()}:
             decision = replace(decision, capability="")
         probability = max(decision.probabilities.values(), default=1.0)
         self.metrics.routed(decision.capability, decision.mode, decision.milliseconds, probability)
         return decision, self.router.version
 
-    def _composed(self, decision: RouteDecision) -> RouteDecision:
-        """With composition on: the published adapter of the decision's mixture, where there is one."""
+    def _blended(self, decision: RouteDecision) -> RouteDecision:
+        """With blending on: the published adapter of the decision's mixture, where there is one."""
         from models.adapters.blending import blend_name, blend_parts
 
-        if not self.settings.compose or not decision.capability:
+        if not self.settings.blend or not decision.capability:
             return decision
-        mixture = decision.mixture(self.settings.compose)
+        mixture = decision.mixture(self.settings.blend)
         if not blend_parts(mixture):  # spread over too many to name
             return decision
         name = blend_name(mixture)
@@ -240,14 +242,14 @@ class Gateway:
     def _late(self) -> ApiError:
         return ApiError(504, f"no answer within {self.settings.deadline:g} seconds; ask for less, or later")
 
-    async def _ask(self, opened: Opened) -> dict[str, Any]:
+    async def _ask(self, opened: RoutedRequest) -> dict[str, Any]:
         try:
             return await self.upstream.answer(opened.turn)
         except AdapterGone as gone:
             self._instead(opened, gone)
             return await self.upstream.answer(opened.turn)
 
-    async def _first(self, opened: Opened) -> tuple[AsyncGenerator[bytes], bytes]:
+    async def _first(self, opened: RoutedRequest) -> tuple[AsyncGenerator[bytes], bytes]:
         """The events of a stream, and the first of them: until it has come, the request can still be refused."""
         events = self.upstream.stream(opened.turn)
         try:
@@ -257,7 +259,7 @@ class Gateway:
             events = self.upstream.stream(opened.turn)
             return events, await anext(events)
 
-    def _instead(self, opened: Opened, gone: AdapterGone) -> None:
+    def _instead(self, opened: RoutedRequest, gone: AdapterGone) -> None:
         """A server did not know the adapter: it is not asked for it again before it was proven anew."""
         turn = opened.turn
         assert turn.adapter is not None
@@ -268,7 +270,7 @@ class Gateway:
         opened.turn = replace(turn, name=self.settings.base, adapter=None)
 
     async def _events(
-        self, opened: Opened, events: AsyncGenerator[bytes], first: bytes, until: float, owner: str
+        self, opened: RoutedRequest, events: AsyncGenerator[bytes], first: bytes, until: float, owner: str
     ) -> AsyncGenerator[bytes]:
         """The rest of a stream. What goes wrong now is told as an event: the status is sent already."""
         whole = False
@@ -287,20 +289,20 @@ class Gateway:
             if whole:
                 self._close(opened, owner)
 
-    def _release(self, opened: Opened) -> None:
+    def _release(self, opened: RoutedRequest) -> None:
         if opened.held:
             self.fleet.release(opened.held)
             opened.held = ""
 
-    def _close(self, opened: Opened, owner: str) -> None:
+    def _close(self, opened: RoutedRequest, owner: str) -> None:
         """Count an answer, and have it stored."""
         turn, heard = opened.turn, opened.turn.heard
         self.metrics.answered(turn.name, heard.usage.prompt, heard.usage.completion)
         self.metrics.seconds.observe(time.monotonic() - opened.began)
         if self.log is not None and turn.listen:
-            self.log.add(Spoken(owner, opened.routed, turn, time.monotonic() - opened.began))
+            self.log.add(LoggedTurn(owner, opened.routed, turn, time.monotonic() - opened.began))
 
 
-def _plain(asked: Asked) -> bool:
+def _plain(asked: ChatRequest) -> bool:
     """Whether a request brings no instructions of its own."""
     return not any(m["role"] in ("system", "developer") for m in asked.messages)

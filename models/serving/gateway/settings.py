@@ -73,7 +73,7 @@ class GatewaySettings:
     most_bytes: int = 4 << 20
     most_requests: int = 64
     sample: float = 1.0
-    compose: float = 0.0
+    blend: float = 0.0
     keys: Keys = Keys()
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class GatewaySettings:
             raise ConfigurationError(f"missing = {self.missing!r}; choose from {', '.join(MISSING)}")
         if self.deadline <= 0 or self.most_requests < 1 or self.most_bytes < 1:
             raise ConfigurationError("deadline, most_requests and most_bytes must be above 0")
-        if not 0 <= self.sample <= 1 or not 0 <= self.compose < 1:
-            raise ConfigurationError("sample lies in [0, 1] and compose in [0, 1)")
+        if not 0 <= self.sample <= 1 or not 0 <= self.blend < 1:
+            raise ConfigurationError("sample lies in [0, 1] and blend in [0, 1)")
 
 
 def check_host(host: str, keys: Keys) -> None:

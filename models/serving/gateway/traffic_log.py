@@ -29,7 +29,7 @@ LONGEST_COMMENT = 4000
 
 
 @dataclass(frozen=True)
-class Spoken:
+class LoggedTurn:
     """One answered turn of a conversation."""
 
     owner: str
@@ -55,7 +55,7 @@ class TrafficLog:
         self, store: Store, identity: PolicyIdentity, target: str, sample: float, count: Callable[[str], None]
     ) -> None:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
-        self._queue: queue.Queue[Spoken | threading.Event | None] = queue.Queue(WAITING)
+        self._queue: queue.Queue[LoggedTurn | threading.Event | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -63,7 +63,7 @@ class TrafficLog:
         """Whether a conversation is one of the sample."""
         return zlib.crc32(conversation.encode()) < self._sample * 2**32
 
-    def add(self, spoken: Spoken) -> None:
+    def add(self, spoken: LoggedTurn) -> None:
         """Have an answered turn stored."""
         try:
             self._queue.put_nowait(spoken)
@@ -121,7 +121,7 @@ class TrafficLog:
                 self._count("dropped")
                 logger.exception("a conversation was not stored")
 
-    def _keep(self, spoken: Spoken) -> None:
+    def _keep(self, spoken: LoggedTurn) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked
         decision, adapter = routed.decision, turn.adapter
         key = conversation_id(spoken.owner, routed.name)

@@ -35,7 +35,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class ChatRequest:
     """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
     completion's ("" for chat). `body` is what came, for a server behind the gateway."""
 
@@ -143,7 +143,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_chat(body: dict[str, Any], size: int = 0) -> Asked:
+def parse_chat(body: dict[str, Any], size: int = 0) -> ChatRequest:
     """A request to `/v1/chat/completions`. Raises `ApiError` (400) naming the parameter that is wrong."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -166,7 +166,7 @@ def parse_chat(body: dict[str, Any], size: int = 0) -> Asked:
     return _common(body, True, size=size, messages=messages, tools=tools)
 
 
-def parse_completion(body: dict[str, Any], size: int = 0) -> Asked:
+def parse_completion(body: dict[str, Any], size: int = 0) -> ChatRequest:
     """A request to `/v1/completions`: one prompt, a text or token ids."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -182,7 +182,7 @@ def _is_function(tool: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
 
 
-def _common(body: dict[str, Any], chat: bool, **given: Any) -> Asked:
+def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise ApiError(400, "model must be a name; /v1/models lists them", param="model")
@@ -198,7 +198,7 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> Asked:
         longest = _number(body, "max_tokens", 1, 1 << 20, whole=True)
     temperature = _number(body, "temperature", 0, 2)
     seed = _number(body, "seed", -(1 << 63), (1 << 63) - 1, whole=True)
-    return Asked(
+    return ChatRequest(
         model=model,
         chat=chat,
         body=body,
@@ -223,7 +223,7 @@ def _number(body: Mapping[str, Any], name: str, low: float, high: float, whole: 
     return cast("float", value)
 
 
-def refuse_unsupported(asked: Asked) -> None:
+def refuse_unsupported(asked: ChatRequest) -> None:
     """Raises `ApiError` for what this process cannot do; a server behind the gateway decides for itself."""
     for name, nothing in REFUSED.items():
         if asked.body.get(name) not in nothing:

@@ -10,7 +10,7 @@ from environments.contract import Message
 from errors import ProviderError
 from models.policy import Generation, Request
 from models.serving.fleet.lifecycle import ServedAdapter
-from models.serving.openai_api.requests import Asked, Usage
+from models.serving.openai_api.requests import ChatRequest, Usage
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Preset:
 
 
 @dataclass
-class Heard:
+class TurnResult:
     """What came of a turn, for whoever stores or counts it. `message` is the assistant's, in OpenAI's form."""
 
     message: dict[str, Any] = field(default_factory=dict)
@@ -37,13 +37,13 @@ class Turn:
     """One turn to answer. `adapter` None is the base; `name` is what the answer is signed with; `preset` stands before
     the messages, or None. `listen` asks for `heard.message` to be filled in."""
 
-    asked: Asked
+    asked: ChatRequest
     adapter: ServedAdapter | None
     name: str
     conversation: str
     preset: Preset | None = None
     listen: bool = False
-    heard: Heard = field(default_factory=Heard)
+    heard: TurnResult = field(default_factory=TurnResult)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.providers.chat_policy import ChatPolicy, ChatSettings, ChatTurns, openai_messages
-from models.providers.spending import Purse
+from models.providers.spending import SpendingCap
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
 
@@ -121,7 +121,7 @@ def test_a_missing_key_and_a_cap_without_a_price_are_refused_before_work(monkeyp
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
         ChatPolicy(ChatSettings("openai/gpt-4.1")).check()
     with pytest.raises(ConfigurationError, match="--price"):
-        ChatPolicy(ChatSettings("openai/unheard-of", "http://127.0.0.1:1/v1"), Purse(cap=1.0)).check()
+        ChatPolicy(ChatSettings("openai/unheard-of", "http://127.0.0.1:1/v1"), SpendingCap(cap=1.0)).check()
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -162,13 +162,13 @@ def test_a_context_that_is_too_small_fails_the_first_turn_and_ends_a_later_one()
 def test_no_call_is_made_that_may_pass_the_cap() -> None:
     with agent(lambda n, r: calls(("look", {"at": 7}))) as server:
         # A call may cost 1000 sampled tokens at $2 a million and a prompt; half a cent holds two, each is cheaper.
-        policy = ChatPolicy(settings(server, max_tokens=1000), Purse(cap=0.0025))
+        policy = ChatPolicy(settings(server, max_tokens=1000), SpendingCap(cap=0.0025))
         trajectory, _ = play(policy)
         policy.close()
     assert trajectory.boundary == "budget"
     assert 1 <= len(server.requests) <= 4
     assert policy.purse.dollars <= 0.0025
-    over = Purse(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0))
+    over = SpendingCap(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0))
     with pytest.raises(BudgetExceeded, match="max-cost"), over:
         raise AssertionError("the body of a call over the cap must not run")
 

@@ -19,7 +19,7 @@ from models.adapters.registry import Registry
 from models.local.base import load_base
 from settings import load_settings
 from tasks.measuring.figures import EvaluationRow, table
-from tasks.measuring.policy_names import ActingOptions, parse_policy
+from tasks.measuring.policy_names import PolicyOptions, parse_policy
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
 from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
@@ -34,13 +34,13 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> None:
     monkeypatch.setattr("models.providers.chat_policy.WAITS", (0.01,))
 
 
-def evaluate(policy: str, options: ActingOptions | None = None, **given: Any) -> list[EvaluationRow]:
+def evaluate(policy: str, options: PolicyOptions | None = None, **given: Any) -> list[EvaluationRow]:
     request = EvaluateRequest(**{"target": TARGET, "split": "test", "policy": policy, "workers": 3, **given})
-    return evaluate_targets(request, options or ActingOptions())
+    return evaluate_targets(request, options or PolicyOptions())
 
 
-def at(server: ScriptedAnalyst, **given: Any) -> ActingOptions:
-    return ActingOptions(api_base=server.api_base, **{"price": (1.0, 1.0), **given})
+def at(server: ScriptedAnalyst, **given: Any) -> PolicyOptions:
+    return PolicyOptions(api_base=server.api_base, **{"price": (1.0, 1.0), **given})
 
 
 def counts(number: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def test_a_provider_that_fails_in_the_middle_loses_nothing_and_is_no_zero() -> N
         down.clear()
         server_calls = len(server.requests)
     with agent(counts) as back:
-        options = ActingOptions(api_base=server.api_base.replace(server.api_base, back.api_base), price=(1.0, 1.0))
+        options = PolicyOptions(api_base=server.api_base.replace(server.api_base, back.api_base), price=(1.0, 1.0))
         whole, _ = evaluate("my-model", options)
         assert whole.owed == 0
         assert server_calls > 0
@@ -171,7 +171,7 @@ def test_a_context_too_small_is_refused_before_work(tiny_model: Any, monkeypatch
     from tests.tasks.counting_target import target
 
     policy, renderer = tiny_model
-    acting = names.Acting(parse_policy("local:x"), policy, names.Sampling(0.0, 8), renderer, context=20)
+    acting = names.LoadedPolicy(parse_policy("local:x"), policy, names.Sampling(0.0, 8), renderer, context=20)
     with pytest.raises(ConfigurationError, match="context of 20 tokens"):
         check_context(EvaluationSpec(target, "test"), acting)
 
@@ -224,7 +224,7 @@ def registered(model: Path, capability: str, fingerprinted: str = "") -> Registe
 
 def test_an_adapter_of_the_registry_plays(small_model: Path) -> None:
     made = registered(small_model, "count")
-    options = ActingOptions(max_tokens=4)
+    options = PolicyOptions(max_tokens=4)
     row, noop = evaluate(f"local:{small_model}@count", options)
     assert (row.owed, row.scored is not None, noop.owed) == (0, True, 0)
     base, _ = evaluate(str(small_model), options)
@@ -255,14 +255,14 @@ def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, m
         monkeypatch.setenv("TRACE_POLICY__URL", stub.url)
         stub.context = 20
         with pytest.raises(ConfigurationError, match="context of 20 tokens"):
-            evaluate(str(small_model), ActingOptions(max_tokens=4))
+            evaluate(str(small_model), PolicyOptions(max_tokens=4))
         stub.context = 4096
-        row, _ = evaluate(str(small_model), ActingOptions(max_tokens=4))
+        row, _ = evaluate(str(small_model), PolicyOptions(max_tokens=4))
         assert row.owed == 0
         assert {b["model"] for b in stub.bodies} == {"base"}
         assert all(isinstance(token, int) for b in stub.bodies for token in b["prompt"])
     with pytest.raises(ProviderError, match="no vLLM server answers"):
-        evaluate(str(small_model), ActingOptions(max_tokens=5))
+        evaluate(str(small_model), PolicyOptions(max_tokens=5))
 
 
 def test_figures_are_json() -> None:

@@ -14,16 +14,16 @@ from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
 from models.router.router import RouteDecision
 from models.serving.gateway.conversations import Routed
-from models.serving.gateway.traffic_log import Feedback, Spoken, TrafficLog, parse_feedback
+from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog, parse_feedback
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import Asked, Usage
-from models.serving.upstreams.contract import Heard, Turn
+from models.serving.openai_api.requests import ChatRequest, Usage
+from models.serving.upstreams.contract import Turn, TurnResult
 from tasks.round.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
 
 TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]
 
 
-def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: str = "refund_payment") -> Spoken:
+def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: str = "refund_payment") -> LoggedTurn:
     call = {"id": "c1", "type": "function", "function": {"name": "findOrder", "arguments": '{"order": 7}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -31,10 +31,10 @@ def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: 
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": result},
     ]
-    heard = Heard({"role": "assistant", "content": f"It is {result}."}, "stop", Usage(50, 6))
+    heard = TurnResult({"role": "assistant", "content": f"It is {result}."}, "stop", Usage(50, 6))
     decision = RouteDecision(capability, {"refund_payment": 0.75, "": 0.25}, (), 12.0, "retrieval")
-    turn = Turn(Asked("trace", True, {}, messages, tools=TOOLS), None, "base", name, None, True, heard)
-    return Spoken(owner, Routed(name, decision, "router1", 0.0, turns), turn, 0.5)
+    turn = Turn(ChatRequest("trace", True, {}, messages, tools=TOOLS), None, "base", name, None, True, heard)
+    return LoggedTurn(owner, Routed(name, decision, "router1", 0.0, turns), turn, 0.5)
 
 
 @pytest.fixture

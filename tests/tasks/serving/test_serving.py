@@ -14,7 +14,7 @@ import torch
 from environments.contract import Message
 from environments.targets.shop.target import target
 from errors import AdapterError, ConfigurationError
-from models.adapters.blending import blend_name, compose
+from models.adapters.blending import blend, blend_name
 from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG, take_fingerprint
@@ -85,7 +85,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Itera
 
 def served(home: Home, **given: Any) -> Any:
     settings, store = serving_settings(home.folder, None)
-    return build_gateway(settings, store, Serving(**given), GatewaySettings(compose=0.6))
+    return build_gateway(settings, store, Serving(**given), GatewaySettings(blend=0.6))
 
 
 def ask(url: str, text: str, model: str = "trace", **headers: str) -> httpx.Response:
@@ -149,7 +149,7 @@ def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -
     weights = {"refund_payment": 0.75, "exchange_item": 0.25}
     folders = {home.registry.download(champions[c], home.folder / "served"): w for c, w in weights.items()}
     before = {n: p.clone() for n, p in home.base.policy.model.named_parameters()}
-    _, mixed = folder_deltas(compose(home.base.policy.model, folders, tmp_path / "blend"))
+    _, mixed = folder_deltas(blend(home.base.policy.model, folders, tmp_path / "blend"))
     parts = [(w, folder_deltas(f)[1]) for f, w in folders.items()]
     for name, delta in mixed.items():
         torch.testing.assert_close(delta, sum(w * d[name] for w, d in parts), atol=1e-5, rtol=1e-4)

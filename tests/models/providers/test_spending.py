@@ -6,7 +6,7 @@ import pytest
 
 from environments.targets.simulated_user import litellm_completion, metered
 from errors import BudgetExceeded
-from models.providers.spending import Purse
+from models.providers.spending import SpendingCap
 from tests.models.providers.chat_server import says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst
 
@@ -18,7 +18,7 @@ def test_a_simulated_user_is_counted_and_capped(monkeypatch: pytest.MonkeyPatch)
         speak = litellm_completion("openai/gpt-4.1")
         said = [{"role": "user", "content": "Hi! How can I help you today?"}]
         assert speak(said, ()) == ("I want help.", ())
-        purse = Purse(cap=0.01)
+        purse = SpendingCap(cap=0.01)
         with metered(purse.user_call):
             speak(said, ())
             # 100 prompt and 10 sampled tokens at LiteLLM's $2 and $8 a million.
