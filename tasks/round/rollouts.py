@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from db import CheckRow, StepRow, TrajectoryRow
-from environments.contract import Environment, TargetTask
+import pandas as pd
+
+from db import CheckRow, StepRow, Store, TrajectoryRow
+from environments.contract import TargetTask
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
-from tasks.round.context import Context, current
+from tasks.round.context import Context
 from tasks.round.progress import Meter
-from tasks.round.traffic import TrafficTarget, import_conversations
 
 # Trajectories written in one transaction: what a killed process has to play again is at most this and what is open.
 FLUSH = 16
@@ -142,9 +143,9 @@ def row_of(trajectory: Trajectory, ground: Playground, at: Origin, row_id: str |
     )
 
 
-def outcomes(context: Context, ids: Sequence[str]) -> Any:
+def outcomes(store: Store, ids: Sequence[str]) -> pd.DataFrame:
     """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`."""
-    frame = context.store.trajectory_frame(None, id=list(ids))
+    frame = store.trajectory_frame(None, id=list(ids))
     frame = frame[frame["error_boundary"].isna()]
     frame = frame.set_index("id").reindex([i for i in ids if i in set(frame["id"])]).reset_index()
     frame["success"] = frame["success"].astype(bool)
@@ -157,17 +158,3 @@ def base_ground(context: Context, purpose: str) -> Playground:
     return Playground(
         context.target.environment, context.round.target, purpose, rollout.temperature, rollout.max_tokens
     )
-
-
-def make_environment(context: Context) -> Environment:
-    """A new environment of the target."""
-    return context.target.environment()
-
-
-def diagnosis_ids(round_id: str) -> list[str]:
-    """Ids of the round's diagnosis trajectories; plays nothing that is stored."""
-    context = current(round_id)
-    if isinstance(context.target, TrafficTarget):  # played already, by users
-        return import_conversations(context.store, context.round, context.target)
-    episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
-    return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
