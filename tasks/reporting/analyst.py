@@ -12,16 +12,17 @@ from tasks.synthesis.llm_synthesizer import UNCONFINED
 
 
 def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) -> AnalystFigures | None:
-    """The model, its cost, and what came of labelling; None on a round that asks none."""
+    """The models, their cost, and what came of labelling; None on a round that asks none."""
     settings = context.settings
-    if not settings.asks_a_model:
+    rows = context.store.rows("spend", round_id=context.round.id)
+    if not (settings.asks_a_model or rows):
         return None
     spent, contrast = context.store.spent(context.round.id), results.get("contrast", {})
     stages: dict[str, float] = {}
-    for row in context.store.rows("spend", round_id=context.round.id):
+    for row in rows:
         stages[row["stage"]] = stages.get(row["stage"], 0.0) + row["dollars"]
     return AnalystFigures(
-        model=settings.analyst.model,
+        model=", ".join(sorted({row["model"] for row in rows})) or settings.analyst.model,
         calls=int(spent["calls"]),
         prompt_tokens=int(spent["prompt_tokens"]),
         sampled_tokens=int(spent["sampled_tokens"]),

@@ -10,7 +10,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,14 +23,14 @@ from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.local.policy import LocalPolicy
 from models.providers.analyst import Analyst
-from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.analyst_store import StoredReplies
+from models.providers.client import ModelClient
 from models.vllm.policy import VllmPolicy
-from settings import Settings, load_settings, writable_folder
-from tasks.round.analyst import analyst_settings
+from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
+from tasks.round.analyst import analyst_settings, check_user, round_client, target_of
 from tasks.round.policies import open_policy
 from tasks.round.preflight import check_analyst
 from tasks.round.registry import registry_name
-from tasks.round.traffic import target_named
 
 T = TypeVar("T")
 logger = logging.getLogger("trace")
@@ -69,7 +69,7 @@ class Context:
 
     @cached_property
     def target(self) -> Target:
-        return target_named(self.settings.target, self.store)
+        return target_of(self.settings, self.store, client_of(self))
 
     @cached_property
     def base(self) -> BaseModel:
@@ -144,8 +144,10 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     """Check everything that can be checked before work starts, then start a round or find the one to resume."""
     folder = writable_folder(settings.folder)
     store = open_store(settings.database_url)
-    target = target_named(settings.target, store)
-    check_analyst(settings, target, store)
+    with closing(round_client(settings, store, None)) as client:
+        target = target_of(settings, store, client)
+        check_user(settings, target)
+        check_analyst(settings, target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
@@ -170,6 +172,7 @@ def current(round_id: str) -> Context:
         row = store.round(round_id)
         merged = load_settings(
             **{
+                "target_user": SCRIPTED_USER,
                 **row.config,
                 "home": settings.home,
                 "database": settings.database,
@@ -197,14 +200,18 @@ def peak_gib() -> float:
 
 def analyst_of(context: Context) -> Analyst:
     """The round's analyst, opened once and closed with the round."""
-    store = context.store
 
     def make() -> Analyst:
-        return Analyst(analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store))
+        return Analyst(analyst_settings(context.settings), client_of(context), StoredReplies(context.store))
 
     return context.keep("analyst", make)
 
 
+def client_of(context: Context) -> ModelClient:
+    """The round's one client of language models, opened once and closed with the round."""
+    return context.keep("client", lambda: round_client(context.settings, context.store, context.round.id))
+
+
 def spending(context: Context) -> dict[str, float]:
-    """Calls, tokens, dollars and seconds that the round's analyst has cost."""
+    """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""
     return {name: round(float(value), 6) for name, value in context.store.spent(context.round.id).items()}

@@ -170,7 +170,7 @@ def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, m
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
-    monkeypatch.setattr(contexts, "load_target", lambda name: Changed())
+    monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: Changed())
     with pytest.raises(ConfigurationError, match="--fresh"):
         open_context(load_settings(profile="smoke", home=settings_folder / "home"))
 
