@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -23,6 +23,7 @@ from pydantic_settings import (
 
 from errors import ConfigurationError
 
+SCRIPTED_USER = "scripted"
 PROFILES = Path(__file__).parent / "profiles"
 
 
@@ -119,7 +120,8 @@ class AnalystSettings(_Part):
     """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
 
     The N runs and K are `selection.runs` and `selection.required`, whoever labels. A cap of 0 is no cap; caps hold for
-    the round. The key is named, never given: `api_key_variable` is the name of an environment variable.
+    the round, the calls of a simulated user included. The key is named, never given: `api_key_variable` is the name of
+    an environment variable.
     """
 
     kind: Literal["checks", "llm"] = "checks"
@@ -165,6 +167,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TRACE_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
     target: str = "shop"
+    target_user: str = Field(SCRIPTED_USER, description="who plays the simulated user: scripted, or litellm:MODEL")
     profile: str = "laptop"
     seed: int = Field(0, ge=0)
     budget: int = Field(2400, ge=1, description="rollouts of one round")
@@ -183,6 +186,11 @@ class Settings(BaseSettings):
     evaluation: EvaluationSettings = EvaluationSettings()
     analyst: AnalystSettings = AnalystSettings()
     synthesizer: SynthesizerSettings = SynthesizerSettings()
+
+    @field_validator("target_user")
+    @classmethod
+    def _empty_is_scripted(cls, value: str) -> str:
+        return value or SCRIPTED_USER
 
     @classmethod
     def settings_customise_sources(
@@ -247,7 +255,10 @@ class Settings(BaseSettings):
         given = self.model_dump(mode="json", exclude={"home", "database", "tracking", "policy"})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
-        # The local model is what rounds had before there was a choice: they are found under the same settings.
+        # The scripted user and the local model are what rounds had before there was a choice: they are found under the
+        # same settings.
+        if self.target_user == SCRIPTED_USER:
+            del given["target_user"]
         return given if self.policy.backend == "local" else given | {"policy": {"backend": self.policy.backend}}
 
 

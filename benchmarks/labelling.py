@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from db import open_store
-from models.providers import analyst as analyst_module
+from models.providers import client as client_module
 from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
-from models.providers.litellm_client import Completion
+from models.providers.client import ModelClient
+from models.providers.litellm_client import Completion, ModelCall
 from tasks.mining.agreement import agreement
 from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, label
 from tasks.mining.selection import select
@@ -31,15 +32,15 @@ TRAJECTORIES, CAPABILITIES, RUNS = 1000, 10, 10
 NAMES = [f"capability_number_{chr(97 + n)}" for n in range(CAPABILITIES)]
 
 
-async def instant_completion(settings: Any, messages: Any, **_: Any) -> Completion:
+async def instant_completion(call: ModelCall) -> Completion:
     """Stands in for the model: LACKING for failed-looking trajectories, PRESENT for the others."""
-    blocks = re.findall(r"### (T\d+)\n(.*?)(?=\n\n###|\Z)", messages[1]["content"], re.S)
+    blocks = re.findall(r"### (T\d+)\n(.*?)(?=\n\n###|\Z)", call.messages[1]["content"], re.S)
     rows = [
         {"trajectory": alias, "capability": name, "label": "LACKING" if "error" in text else "PRESENT"}
         for alias, text in blocks
         for name in NAMES
     ]
-    return Completion(json.dumps({"labels": rows}), False, "", 1000, 10 * len(rows))
+    return Completion(json.dumps({"labels": rows}), prompt_tokens=1000, sampled_tokens=10 * len(rows))
 
 
 def transcript(n: int) -> Transcript:
@@ -55,21 +56,22 @@ def transcript(n: int) -> Transcript:
 
 
 def main() -> int:
-    analyst_module.complete = instant_completion  # type: ignore[assignment]
+    client_module.send = instant_completion
     candidates = [MinedCapability(name, "A definition of two sentences. It is exact.", (), (), "") for name in NAMES]
     transcripts = [transcript(n) for n in range(TRAJECTORIES)]
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(f"sqlite:///{Path(folder) / 'trace.db'}")
         round_id = store.start_round("benchmark", "hash", 0, "benchmark", {}).id
         settings = AnalystSettings("benchmark/instant", prompt_price=0.0, sampled_price=0.0, max_tokens=16000)
-        analyst = Analyst(settings, round_id, StoredReplies(store), StoredSpend(store))
+        client = ModelClient(log=StoredSpend(store, round_id))
+        analyst = Analyst(settings, client, StoredReplies(store))
         started, processor = time.perf_counter(), time.process_time()
         found = label(analyst, transcripts, candidates, "## Policy\nBe careful.", MiningSettings(runs=RUNS, batch=5))
         selections = select(found.labels, n=RUNS)
         kappa, _ = agreement(found.labels)
         took, processor = time.perf_counter() - started, time.process_time() - processor
         requests = store.spent(round_id)["calls"]
-        analyst.close()
+        client.close()
         store.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     selected = sum(selection.selected for selection in selections)

@@ -26,6 +26,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from flows.serve import keep_loaded
+from models.providers.litellm_client import litellm_modules
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
@@ -161,7 +162,7 @@ def with_httpx(client: httpx.AsyncClient, url: str) -> Ask:
 
 def lite(url: str) -> Ask:
     """LiteLLM's client."""
-    import litellm
+    litellm, _ = litellm_modules()
 
     async def ask(body: dict[str, object]) -> None:
         given = {k: v for k, v in body.items() if k != "model"}

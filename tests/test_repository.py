@@ -201,6 +201,13 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     assert found == []
 
 
+def test_litellm_is_imported_in_one_file() -> None:
+    """Two of its releases carried a credential stealer: that file refuses them before anything of theirs runs."""
+    imports = re.compile(r"""^\s*(?:import|from)\s+litellm\b|import_module\(\s*["']litellm""", re.MULTILINE)
+    found = [str(p.relative_to(ROOT)) for p in tracked() if p.suffix == ".py" and imports.search(p.read_text())]
+    assert found == ["models/providers/litellm_client.py"]
+
+
 def test_no_file_is_too_long_to_read() -> None:
     lengths = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in tracked() if path.suffix in COUNTED

@@ -95,6 +95,17 @@ def test_identity_leaves_places_out(settings_folder: Path) -> None:
     assert one.identity() != Settings(seed=1).identity()
 
 
+def test_who_plays_the_user_is_part_of_a_round(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted = load_settings().identity()
+    assert "target_user" not in scripted, "rounds from before the setting are found again"
+    monkeypatch.setenv("TRACE_TARGET_USER", "")
+    assert load_settings().identity() == scripted
+    monkeypatch.setenv("TRACE_TARGET_USER", "litellm:openai/gpt-4.1")
+    assert load_settings().target_user == "litellm:openai/gpt-4.1"
+    assert load_settings().identity() == scripted | {"target_user": "litellm:openai/gpt-4.1"}
+    assert load_settings(**load_settings().identity()).target_user == "litellm:openai/gpt-4.1"
+
+
 def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     assert writable_folder(tmp_path / "new" / "one").is_dir()
     (tmp_path / "file").write_text("x")

@@ -15,42 +15,45 @@ from typing import Any
 from environments.contract import SPLITS, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
+from environments.targets.simulated_user import UserModel
 from environments.targets.third_party import TargetInfo, user_name
 from errors import TargetError
 
 ENTRY_POINTS = "trace_agent.environments"
 _SHOP = "environments.targets.shop:target"
+# How a target is built, given the simulated user's name (None: its default) and the model that plays one.
+Builder = Callable[[str | None, UserModel | None], Any]
 
 
-def _shop(user: str | None) -> Any:
+def _shop(user: str | None, user_model: UserModel | None) -> Any:
     return _from_path(_SHOP)
 
 
-def _tau2(domain: str, user: str | None) -> Any:
+def _tau2(domain: str, user: str | None, user_model: UserModel | None) -> Any:
     tau2.data.load_data(domain, user_name(user))  # says what is missing before anything of tau2 is imported
     from environments.targets.tau2.target import Tau2Target
 
-    return Tau2Target(domain, user)
+    return Tau2Target(domain, user, user_model)
 
 
-def _toolsandbox(variant: str, user: str | None) -> Any:
+def _toolsandbox(variant: str, user: str | None, user_model: UserModel | None) -> Any:
     toolsandbox.data.package_folder()  # says what is missing before anything of it is imported
     from environments.targets.toolsandbox.target import ToolSandboxTarget
 
-    return ToolSandboxTarget(variant, user)
+    return ToolSandboxTarget(variant, user, user_model)
 
 
-def _bfcl(category: str, user: str | None) -> Any:
+def _bfcl(category: str, user: str | None, user_model: UserModel | None) -> Any:
     return bfcl.BfclTarget(category)
 
 
-def _agentdojo(suite: str, attacked: bool, user: str | None) -> Any:
+def _agentdojo(suite: str, attacked: bool, user: str | None, user_model: UserModel | None) -> Any:
     return agentdojo.AgentDojoTarget(suite, attacked)
 
 
-def _builders() -> dict[str, Callable[[str | None], Any]]:
-    """Name -> how to build the target, given the simulated user's name (None: its default)."""
-    builders: dict[str, Callable[[str | None], Any]] = {"shop": _shop}
+def _builders() -> dict[str, Builder]:
+    """Name -> how to build the target."""
+    builders: dict[str, Builder] = {"shop": _shop}
     builders |= {f"tau2:{domain}": partial(_tau2, domain) for domain in tau2.DOMAINS}
     builders |= {"toolsandbox": partial(_toolsandbox, "base")}
     builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
@@ -95,18 +98,18 @@ def builtin_names() -> list[str]:
     return list(_builders())
 
 
-def load_target(name: str, user: str | None = None) -> Target:
+def load_target(name: str, user: str | None = None, user_model: UserModel | None = None) -> Target:
     """The target called `name`.
 
     `name` is one of the built-in names (see `describe_targets`), the name of an entry point in the group
     `trace_agent.environments`, or a dotted path `package.module:object` to a target or to a function that returns one.
-    `user` chooses who plays the simulated user where there is one: `scripted` or `litellm:MODEL` (default: the variable
-    TRACE_TARGET_USER, else scripted). Raises TargetError on an unknown name, listing what exists and what is close, and
-    when what the target needs is missing.
+    `user` chooses who plays the simulated user where there is one: `scripted` (default) or `litellm:MODEL`, whom
+    `user_model` plays. Raises TargetError on an unknown name, listing what exists and what is close, and when what the
+    target needs is missing; ConfigurationError when the user needs a model and none is given.
     """
     builders, points = _builders(), _entry_points()
     if name in builders:
-        return _checked(name, builders[name](user))
+        return _checked(name, builders[name](user, user_model))
     if name in points:
         try:
             return _checked(name, points[name].load())
@@ -132,10 +135,10 @@ def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:
         return TargetInfo(name, "", missing=str(error))
 
 
-def describe_targets() -> list[TargetInfo]:
-    """One line per target that `load_target` knows by name; never fails because something is absent."""
+def describe_targets(user: str | None = None) -> list[TargetInfo]:
+    """One line per target that `load_target` knows by name, with the simulated user called `user` where it has one;
+    never fails because something is absent."""
     lines = [_describe_loaded("shop", partial(load_target, "shop"))]
-    for adapter in (tau2, toolsandbox, bfcl, agentdojo):
-        lines += adapter.describe()
+    lines += tau2.describe(user) + toolsandbox.describe(user) + bfcl.describe() + agentdojo.describe()
     lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]
     return lines

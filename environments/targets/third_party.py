@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from environments.contract import SPLITS, Message, TargetTask, ToolCall
-from errors import TargetError
+from environments.targets.simulated_user import UserModel
+from errors import ConfigurationError, TargetError
 
-USER_VARIABLE = "TRACE_TARGET_USER"
 SCRIPTED = "scripted"
+# Before the name of the model that plays the user.
+MODEL_USER = "litellm:"
 NO_OP_REPLY = "I'm sorry, I cannot do that."
 # What a benchmark's own Python tools and verifiers raise when an agent gives them nonsense.
 TOOL_ERRORS = (
@@ -145,14 +146,34 @@ def folder_hash(folder: Path, patterns: Sequence[str]) -> str:
 
 
 def user_name(user: str | None) -> str:
-    """Which simulated user plays: the argument, else the environment variable, else the scripted one.
+    """Which simulated user plays: the one given, else the scripted one.
 
     Raises TargetError on a name that is neither `scripted` nor `litellm:MODEL`.
     """
-    name = user or os.environ.get(USER_VARIABLE) or SCRIPTED
-    if name != SCRIPTED and not (name.startswith("litellm:") and len(name) > len("litellm:")):
+    name = user or SCRIPTED
+    if name != SCRIPTED and not model_of_user(name):
         raise TargetError(f"simulated user {name!r} is unknown; use {SCRIPTED!r} or 'litellm:MODEL'")
     return name
+
+
+def model_of_user(user: str) -> str:
+    """LiteLLM's name of the model that plays a user called `litellm:MODEL`; "" for every other user."""
+    return user.removeprefix(MODEL_USER) if user.startswith(MODEL_USER) else ""
+
+
+def player_of(user: str, model: UserModel | None) -> UserModel | None:
+    """What plays a user of this name: the model given, or None for one who needs no model.
+
+    Raises ConfigurationError when the user is a model's and none was given.
+    """
+    if not model_of_user(user):
+        return None
+    if model is None:
+        raise ConfigurationError(
+            f"the simulated user {user!r} needs a model and the target was loaded without one; give load_target a "
+            f"user_model (models.providers.simulated_user makes one), or use {SCRIPTED!r}"
+        )
+    return model
 
 
 def error_result(text: str, call: ToolCall | None = None) -> Message:

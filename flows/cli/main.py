@@ -185,9 +185,11 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from environments.targets.catalogue import describe_targets
+    from settings import load_settings
     from tasks.round.traffic import describe_traffic
 
-    rows = [asdict(t) for t in [*describe_targets(), *describe_traffic(home)]]
+    user = load_settings(home=home).target_user
+    rows = [asdict(t) for t in [*describe_targets(user), *describe_traffic(home)]]
     lines, width = [], max(len(r["name"]) for r in rows)
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())

@@ -1,28 +1,28 @@
 """The analyst: a language model that answers in a schema, within a budget, and is never paid twice for one question.
 
-Every model goes through LiteLLM: an API, a vLLM server, or a provider of one's own. Around it stand the things that a
-loop which runs at night needs: replies checked by pydantic with one attempt at repair, retries by class of error, a
-deadline per call, bounded concurrency, a cache of replies in the database, spend per call, and caps that stop before
-the call that would pass them.
+Around a call of the client (`models.providers.client`) stand the things that a loop which runs at night needs: replies
+checked by pydantic with one attempt at repair, retries by class of error, a deadline per call, bounded concurrency, and
+a cache of replies in the database. The cap that stops before the call that would pass it is the client's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import tenacity
 from pydantic import BaseModel, ValidationError
 
 from environments.contract import content_hash
-from errors import BudgetExceeded, ConfigurationError, ProviderError
-from models.providers.litellm_client import Completion, complete, price_of
+from errors import ConfigurationError, ProviderError
+from models.providers.client import ModelClient
+from models.providers.litellm_client import CallFailed, Completion, ModelCall, explained, price_of
+from models.providers.spending import Limits, Spent
 
 Reply = TypeVar("Reply", bound=BaseModel)
 
@@ -53,19 +53,17 @@ class AnalystSettings:
     sampled_price: float | None = None
     send_temperature: bool = True
 
+    @property
+    def limits(self) -> Limits:
+        """The caps, in the form of the client's cap."""
+        return Limits(self.max_calls or None, self.max_total_tokens or None, self.max_dollars or None)
+
 
 class ReplyCache(Protocol):
     """Replies by request hash: {request_hash, model, reply, prompt_tokens, completion_tokens, dollars}."""
 
     def get(self, request_hash: str) -> Mapping[str, Any] | None: ...
     def put(self, row: Mapping[str, Any]) -> None: ...
-
-
-class SpendLog(Protocol):
-    """What was spent: {id, round_id, stage, model, calls, prompt_tokens, sampled_tokens, dollars, seconds}."""
-
-    def total(self, round_id: str) -> Mapping[str, float]: ...
-    def add(self, row: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -90,41 +88,24 @@ class Answer(Generic[Reply]):
     cached: bool
 
 
-@dataclass
-class _Bill:
-    """What one question has cost so far, over all its attempts."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
-    dollars: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-
-
 class Analyst:
-    """Asks one model on behalf of one round. Safe to use from any thread, also from inside an event loop."""
+    """Asks one model through a client. Safe to use from any thread, also from inside an event loop."""
 
-    def __init__(self, settings: AnalystSettings, round_id: str, cache: ReplyCache, spend: SpendLog) -> None:
+    def __init__(self, settings: AnalystSettings, client: ModelClient, cache: ReplyCache) -> None:
         if not settings.model:
             raise ConfigurationError(
                 "no model is configured for the analyst; set TRACE_ANALYST__MODEL (LiteLLM's name of a model) or use "
                 "the analyst 'checks', which needs none"
             )
-        self.settings, self.round_id, self._cache, self._spend = settings, round_id, cache, spend
-        self._prices = price_of(settings.model, settings.prompt_price, settings.sampled_price)
-        if settings.max_dollars and self._prices is None:
+        self.settings, self.client, self._cache = settings, client, cache
+        self._price = price_of(settings.model, settings.prompt_price, settings.sampled_price)
+        if settings.max_dollars and self._price is None:
             raise ConfigurationError(
                 f"the price of {settings.model!r} is unknown: a cap of {settings.max_dollars} dollars cannot hold; "
                 "set prompt_price and sampled_price (dollars per million tokens), 0 for your own server"
             )
-        before = spend.total(round_id)
-        self._calls, self._dollars = int(before["calls"]), float(before["dollars"])
-        self._tokens = int(before["prompt_tokens"] + before["sampled_tokens"])
-        # One loop for the analyst's life: LiteLLM keeps connections per loop.
-        self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(settings.concurrency)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="analyst", daemon=True)
-        self._thread.start()
+        self._slots = threading.BoundedSemaphore(settings.concurrency)
+        self._stop = threading.Event()
 
     def ask(self, question: Question[Reply]) -> Answer[Reply]:
         """The checked answer.
@@ -133,16 +114,32 @@ class Analyst:
         still wrong after one repair (`transient` when asking later may help), `ConfigurationError` when the server
         does not know structured output.
         """
-        return asyncio.run_coroutine_threadsafe(self._ask(question), self._loop).result()
+        request_hash = self.request_hash(question)
+        with self._slots:
+            row = self._cache.get(request_hash)
+            kept = None if row is None else _kept(question, row)
+            if kept is not None:
+                return Answer(kept, request_hash, True)
+            cost = Spent()
+            value, content = self._answer_or_repair(question, cost)
+            self._cache.put(self._reply_row(request_hash, {"content": content}, cost))
+            return Answer(value, request_hash, False)
 
     def ask_many(self, questions: Sequence[Question[Reply]]) -> list[Answer[Reply] | ProviderError]:
         """All answers in order, `concurrency` at a time; a question whose model failed has its error in its place.
 
         Raises the other errors of `ask`, after everything that was under way has ended and is in the cache.
         """
-        found = asyncio.run_coroutine_threadsafe(self._gather(questions), self._loop).result()
+        pool = ThreadPoolExecutor(self.settings.concurrency, "analyst")
+        try:
+            found = list(pool.map(self._ask_or_error, questions))
+        except BaseException:  # the user stops it: what is under way ends at its next wait, the rest is not asked
+            self.close()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
         for result in found:
-            if isinstance(result, BaseException) and not isinstance(result, ProviderError):
+            if isinstance(result, Exception) and not isinstance(result, ProviderError):
                 raise result
         return [result for result in found if isinstance(result, Answer | ProviderError)]
 
@@ -153,109 +150,77 @@ class Analyst:
         return content_hash([*asked, *how], 32)
 
     def close(self) -> None:
-        """Stop the analyst's thread; safe to call again."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=10)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
-            self._loop.close()
+        """Ask nothing more; safe to call again. The client belongs to whoever made it."""
+        self._stop.set()
 
-    async def _gather(self, questions: Sequence[Question[Reply]]) -> list[Any]:
-        return list(await asyncio.gather(*(self._ask(question) for question in questions), return_exceptions=True))
+    def _ask_or_error(self, question: Question[Reply]) -> Answer[Reply] | Exception:
+        try:
+            return self.ask(question)
+        except Exception as error:  # every other question is asked all the same
+            return error
 
-    async def _ask(self, question: Question[Reply]) -> Answer[Reply]:
-        request_hash = self.request_hash(question)
-        async with self._slots:
-            row = await asyncio.to_thread(self._cache.get, request_hash)
-            kept = None if row is None else _kept(question, row)
-            if kept is not None:
-                return Answer(kept, request_hash, True)
-            bill = _Bill()
-            try:
-                value, content = await self._answer_or_repair(question, bill)
-            finally:
-                if bill.calls:
-                    await asyncio.to_thread(self._spend.add, self._spend_row(question.stage, bill))
-            await asyncio.to_thread(self._cache.put, self._reply_row(request_hash, {"content": content}, bill))
-            return Answer(value, request_hash, False)
-
-    async def _answer_or_repair(self, question: Question[Reply], bill: _Bill) -> tuple[Reply, str]:
+    def _answer_or_repair(self, question: Question[Reply], cost: Spent) -> tuple[Reply, str]:
         messages = self._with_schema(question)
-        reply = await self._call(messages, question, bill)
+        reply = self._call(messages, question, cost)
         try:
             return _checked(question, reply), reply.content
         except ValueError as error:
             wrong = _what_is_wrong(error, reply, self.settings.max_tokens)
         said = [] if not reply.content else [{"role": "assistant", "content": reply.content}]
         asked = f"That was not usable: {wrong}\nAnswer again, whole and corrected, with the JSON object only."
-        repaired = await self._call([*messages, *said, {"role": "user", "content": asked}], question, bill)
+        repaired = self._call([*messages, *said, {"role": "user", "content": asked}], question, cost)
         try:
             return _checked(question, repaired), repaired.content
         except ValueError as error:
             wrong = _what_is_wrong(error, repaired, self.settings.max_tokens)
             raise ProviderError(f"{self.settings.model} gave no usable answer, also when told why: {wrong}") from error
 
-    async def _call(self, messages: list[dict[str, str]], question: Question[Any], bill: _Bill) -> Completion:
-        """One completion with retries; each attempt is reserved against the caps before it is made."""
+    def _call(self, messages: list[dict[str, str]], question: Question[Any], cost: Spent) -> Completion:
+        """One completion with retries; each attempt is a call of the client, reserved before it is made."""
         settings = self.settings
         ends = time.monotonic() + settings.deadline_seconds
-        retrying = tenacity.AsyncRetrying(
+        retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(lambda e: isinstance(e, ProviderError) and e.transient),
             wait=_wait(settings.backoff_seconds),
             stop=tenacity.stop_after_attempt(settings.attempts) | tenacity.stop_before_delay(settings.deadline_seconds),
+            sleep=self._pause,
             reraise=True,
         )
-        async for attempt in retrying:
+        for attempt in retrying:
             with attempt:
                 left = ends - time.monotonic()
                 if left <= 0:
                     raise ProviderError(
                         f"{settings.model} passed its deadline of {settings.deadline_seconds:g} s", transient=True
                     )
-                return await self._attempt(messages, question, bill, left)
+                return self._attempt(messages, question, cost, left)
         raise AssertionError("tenacity ends by returning or raising")
 
-    async def _attempt(
-        self, messages: list[dict[str, str]], question: Question[Any], bill: _Bill, seconds: float
+    def _pause(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+    def _attempt(
+        self, messages: list[dict[str, str]], question: Question[Any], cost: Spent, seconds: float
     ) -> Completion:
-        settings = self.settings
-        most_prompt = sum(most_tokens(message["content"]) for message in messages) + 16 * len(messages)
-        tokens, dollars = most_prompt + settings.max_tokens, self._cost(most_prompt, settings.max_tokens)
-        self._reserve(tokens, dollars)
-        bill.calls += 1
-        used = (0, 0.0)
-        warmth = question.temperature if settings.send_temperature else None
+        s = self.settings
+        if self._stop.is_set():
+            raise ProviderError(f"{s.model}: stopped before the call; run again")
+        warmth = question.temperature if s.send_temperature else None
+        call = ModelCall(
+            question.stage, s.model, messages, (), s.max_tokens, warmth, seconds, s.api_base, s.api_key_variable,
+            self._price or (0.0, 0.0), _response_format(s.structured, question.schema),
+        )  # fmt: skip
         try:
-            reply = await complete(settings, messages, schema=question.schema, temperature=warmth, seconds=seconds)
-            cost = self._cost(reply.prompt_tokens, reply.sampled_tokens)
-            used = (reply.prompt_tokens + reply.sampled_tokens, cost)
-            bill.prompt_tokens += reply.prompt_tokens
-            bill.sampled_tokens += reply.sampled_tokens
-            bill.dollars += cost
-        finally:
-            self._tokens += used[0] - tokens
-            self._dollars += used[1] - dollars
-        if reply.refusal:
-            raise ProviderError(f"{settings.model} refused to answer: {reply.refusal[:300]}")
+            reply = self.client.complete(call)
+        except CallFailed as problem:
+            raise explained(problem, s.model, s.structured != "text") from problem.__cause__
+        cost.add(Spent(1, reply.prompt_tokens, reply.sampled_tokens, reply.dollars))
+        if not reply.finish:
+            raise ProviderError(f"{s.model} answered without a choice", transient=True)
+        refusal = reply.refusal or ("the provider's filter stopped it" if reply.finish == "content_filter" else "")
+        if refusal:
+            raise ProviderError(f"{s.model} refused to answer: {refusal[:300]}")
         return reply
-
-    def _reserve(self, tokens: int, dollars: float) -> None:
-        settings = self.settings
-        for what, spent, more, cap in (
-            ("calls", self._calls, 1, settings.max_calls),
-            ("tokens", self._tokens, tokens, settings.max_total_tokens),
-            ("dollars", self._dollars, dollars, settings.max_dollars),
-        ):
-            if cap and spent + more > cap:
-                raise BudgetExceeded(
-                    f"the next call may bring the round's {what} to {spent + more:.6g}, over the cap of {cap:.6g} "
-                    f"({spent:.6g} spent or under way); raise the cap and run again: what was answered is kept"
-                )
-        self._calls, self._tokens, self._dollars = self._calls + 1, self._tokens + tokens, self._dollars + dollars
-
-    def _cost(self, prompt_tokens: int, sampled_tokens: int) -> float:
-        prompt_price, sampled_price = self._prices or (0.0, 0.0)
-        return (prompt_tokens * prompt_price + sampled_tokens * sampled_price) / 1e6
 
     def _with_schema(self, question: Question[Any]) -> list[dict[str, str]]:
         messages = [dict(message) for message in question.messages]
@@ -264,37 +229,15 @@ class Analyst:
             messages.append({"role": "user", "content": f"Answer with one JSON object of this JSON schema:\n{schema}"})
         return messages
 
-    def _spend_row(self, stage: str, bill: _Bill) -> dict[str, Any]:
-        # A payment is unique by having been made: a hash of its content would merge two of them.
-        return {
-            "id": uuid.uuid4().hex[:16],
-            "round_id": self.round_id,
-            "stage": stage,
-            "model": self.settings.model,
-            "calls": bill.calls,
-            "prompt_tokens": bill.prompt_tokens,
-            "sampled_tokens": bill.sampled_tokens,
-            "dollars": bill.dollars,
-            "seconds": time.monotonic() - bill.started,
-        }
-
-    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], bill: _Bill) -> dict[str, Any]:
+    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], cost: Spent) -> dict[str, Any]:
         return {
             "request_hash": request_hash,
             "model": self.settings.model,
             "reply": dict(reply),
-            "prompt_tokens": bill.prompt_tokens,
-            "completion_tokens": bill.sampled_tokens,
-            "dollars": bill.dollars,
+            "prompt_tokens": cost.prompt_tokens,
+            "completion_tokens": cost.sampled_tokens,
+            "dollars": cost.dollars,
         }
-
-
-async def _cancel_others() -> None:
-    """End what runs in this loop besides: LiteLLM leaves a logging task behind that a closed loop would break."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 _SCHEMAS: dict[type[BaseModel], dict[str, Any]] = {}
@@ -307,10 +250,25 @@ def _json_schema(schema: type[BaseModel]) -> dict[str, Any]:
     return _SCHEMAS[schema]
 
 
-def most_tokens(text: str) -> int:
-    """An upper estimate of a text's tokens: a token per two ASCII characters and per byte of any other."""
-    ascii_characters = len(text.encode("ascii", "ignore"))
-    return ascii_characters // 2 + len(text.encode("utf-8", "replace")) - ascii_characters + 1
+def _response_format(structured: str, schema: type[BaseModel]) -> dict[str, Any]:
+    """How the server is asked to hold the reply to the schema; {} where the prompt alone says so."""
+    if structured == "schema":
+        described = {"name": schema.__name__, "schema": _strict(_json_schema(schema)), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": described}}
+    return {"response_format": {"type": "json_object"}} if structured == "object" else {}
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema as strict servers want it: no further properties, and every property required."""
+    if schema.get("type") == "object" and "properties" in schema:
+        schema = schema | {"additionalProperties": False, "required": list(schema["properties"])}
+    return {key: _strict_part(value) for key, value in schema.items()}
+
+
+def _strict_part(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _strict(value)
+    return [_strict_part(part) for part in value] if isinstance(value, list) else value
 
 
 def _wait(first: float) -> Callable[[tenacity.RetryCallState], float]:

@@ -1,11 +1,14 @@
-"""The analyst's cache and spend log on the project's database."""
+"""The analyst's cache of replies and the client's log of spending on the project's database."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from db.store import Store
+from models.providers.spending import Spent
 
 
 class StoredReplies:
@@ -24,15 +27,22 @@ class StoredReplies:
 
 
 class StoredSpend:
-    """`SpendLog` on the table `spend`."""
+    """`SpendLog` on the table `spend`: a row per call. Without a round it holds what was spent outside of one."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, round_id: str | None = None) -> None:
+        self._store, self.round_id = store, round_id
 
-    def total(self, round_id: str) -> Mapping[str, float]:
-        """Sums over the round: calls, prompt_tokens, sampled_tokens, dollars, seconds."""
-        return self._store.spent(round_id)
+    @property
+    def before(self) -> Spent:
+        """What the round has spent, in all its processes; nothing outside of a round."""
+        if self.round_id is None:
+            return Spent()
+        sums = self._store.spent(self.round_id)
+        tokens = int(sums["prompt_tokens"]), int(sums["sampled_tokens"])
+        return Spent(int(sums["calls"]), *tokens, float(sums["dollars"]))
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add one question's cost."""
-        self._store.put("spend", [row])
+    def add(self, purpose: str, model: str, cost: Spent, seconds: float) -> None:
+        """Add one call's cost; `purpose` is kept as the stage."""
+        # A payment is unique by having been made: a hash of its content would merge two of them.
+        row = {"id": uuid.uuid4().hex[:16], "round_id": self.round_id, "stage": purpose, "model": model}
+        self._store.put("spend", [{**row, **asdict(cost), "seconds": seconds}])

@@ -1,28 +1,35 @@
 """An API model as a policy: any model that LiteLLM reaches, by its native tool calling.
 
 It gives no token ids, so it can be rolled out and evaluated, never trained. Instructions go into the system message,
-tools are sent as schemas, and what the model calls comes back as parsed calls. Retries, the deadline of a call and the
-money cap are here; what still fails raises, and its episode is stored as the provider's error, never as a reward of 0.
+tools are sent as schemas, and what the model calls comes back as parsed calls. Retries are here, the cap on spending is
+its client's; what still fails raises, and its episode is stored as the provider's error, never as a reward of 0.
 
 Not covered: reasoning texts are not sent back to the model, and nothing is streamed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from environments.contract import Action, Environment, Message, ToolCall, canonical_json
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import PolicyIdentity
-from models.providers.litellm_client import SlowDown, classified, key_of, litellm_modules
-from models.providers.spending import SpendingCap, most_tokens
+from models.providers.client import ModelClient
+from models.providers.litellm_client import (
+    CallFailed,
+    Completion,
+    ModelCall,
+    explained,
+    lacks_tools,
+    missing_keys,
+    table_row,
+)
 
 logger = logging.getLogger("trace.models")
 
@@ -37,14 +44,12 @@ PING = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
-_ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too many tokens", "prompt is too long")
 
 
 @dataclass(frozen=True)
 class ChatSettings:
     """Which model, where, and how one turn is sampled. `context` (tokens) and `price` (dollars per million prompt and
-    sampled tokens) are asked from LiteLLM's table when None. `structured` is what `models.providers.litellm_client`
-    asks about."""
+    sampled tokens) are asked from LiteLLM's table when None."""
 
     model: str
     api_base: str = ""
@@ -55,11 +60,6 @@ class ChatSettings:
     seconds: float = 180.0
     context: int | None = None
     price: tuple[float, float] | None = None
-    structured: Literal["schema", "object", "text"] = "text"
-
-    @property
-    def send_temperature(self) -> bool:
-        return self.temperature is not None
 
 
 @dataclass
@@ -77,13 +77,10 @@ class ChatPolicy:
 
     `stop` makes everything under way end at its next wait. `answered_by` collects the names that the provider gave."""
 
-    def __init__(self, settings: ChatSettings, purse: SpendingCap | None = None) -> None:
-        self.settings, self.purse = settings, purse or SpendingCap()
+    def __init__(self, settings: ChatSettings, client: ModelClient) -> None:
+        self.settings, self.client = settings, client
         self.answered_by: set[str] = set()
         self.stop = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
-        self._thread.start()
 
     def identity(self, adapter: str | None = None) -> PolicyIdentity:
         """Model name and address: what is behind them is the provider's to change."""
@@ -99,7 +96,7 @@ class ChatPolicy:
         """The longest prompt in tokens, where it is known."""
         if self.settings.context is not None:
             return self.settings.context
-        row = _table_row(self.settings.model)
+        row = table_row(self.settings.model)
         return int(row["max_input_tokens"]) if row.get("max_input_tokens") else None
 
     def check(self) -> None:
@@ -107,8 +104,7 @@ class ChatPolicy:
         price; then ask the model to call a tool once. Raises `ConfigurationError`, or `ProviderError` when nobody
         answers."""
         s = self.settings
-        litellm, _ = litellm_modules()
-        if _table_row(s.model) and not litellm.supports_function_calling(s.model):
+        if lacks_tools(s.model):
             raise ConfigurationError(
                 f"{s.model} has no tool calling, says LiteLLM; an agent needs it, give another model"
             )
@@ -116,7 +112,7 @@ class ChatPolicy:
             missing = missing_keys(s.model)
             if missing:
                 raise ConfigurationError(f"{s.model} needs {', '.join(missing)}; set it in the environment")
-        self.purse.require_price(s.model, s.price)
+        self.client.cap.require_price(s.model, s.price)
         asked = [{"role": "user", "content": "Call the tool ping with the word pong. Answer with the call only."}]
         try:
             called = self._turn(asked, [PING], Usage()).tool_calls or self._forced(asked)
@@ -148,15 +144,8 @@ class ChatPolicy:
             return None
 
     def close(self) -> None:
-        """Stop the policy's thread; safe to call again."""
+        """Make no further call; safe to call again. The client belongs to whoever made it."""
         self.stop.set()
-        if self._thread.is_alive():
-            # LiteLLM leaves a logging task on the loop that it ran in.
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=5)
-            if not self._thread.is_alive():
-                self._loop.close()
 
     def _turn(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], usage: Usage, **options: Any
@@ -170,7 +159,7 @@ class ChatPolicy:
             except ProviderError as problem:
                 if wait is None or not problem.transient:
                     raise
-                asked = problem.retry_after if isinstance(problem, SlowDown) else 0.0
+                asked = problem.retry_after if isinstance(problem, CallFailed) else 0.0
                 self.stop.wait(min(120.0, max(wait, asked)))
         raise ProviderError(
             f"{self.settings.model}: stopped before the call; run the same command again", transient=True
@@ -184,56 +173,25 @@ class ChatPolicy:
         options: Mapping[str, Any],
     ) -> Action:
         s = self.settings
-        with self.purse.call(s.model, most_tokens(messages, tools), s.max_tokens, s.price) as charge:
-            asked = self._complete(messages, tools, options)
-            try:
-                response = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
-            except TimeoutError as problem:
-                raise ProviderError(f"{s.model} did not answer within {s.seconds:g} s", transient=True) from problem
-            charge(response)
-        self.answered_by.add(str(getattr(response, "model", "") or s.model))
-        counted = getattr(response, "usage", None)
-        usage.calls += 1
-        usage.prompt_tokens += int(getattr(counted, "prompt_tokens", 0) or 0)
-        usage.sampled_tokens += int(getattr(counted, "completion_tokens", 0) or 0)
-        if not response.choices:
-            raise ProviderError(f"{s.model} answered without a choice", transient=True)
-        choice = response.choices[0]
-        usage.truncated += choice.finish_reason == "length"
-        return _action(s.model, choice)
-
-    async def _complete(
-        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> Any:
-        s = self.settings
-        litellm, openai = litellm_modules()
-        given: dict[str, Any] = {"tools": [dict(t) for t in tools], **options} if tools else {}
-        if s.temperature is not None:
-            given["temperature"] = s.temperature
-        if s.api_base:
-            given["api_base"] = s.api_base
-        call = litellm.acompletion(
-            model=s.model, messages=messages, max_tokens=s.max_tokens, timeout=s.seconds, api_key=key_of(s),
-            num_retries=0, max_retries=0, **given,
+        call = ModelCall(
+            "policy", s.model, messages, tools, s.max_tokens, s.temperature, s.seconds, s.api_base, s.api_key_variable,
+            s.price, options,
         )  # fmt: skip
         try:
-            # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.
-            return await asyncio.wait_for(call, s.seconds)
-        except openai.OpenAIError as problem:
-            raise self._failure(problem) from problem
-
-    def _failure(self, problem: Any) -> Exception:
-        litellm, _ = litellm_modules()
-        text = str(problem)
-        long = isinstance(problem, litellm.ContextWindowExceededError) or (
-            getattr(problem, "status_code", None) == 400 and any(w in text.lower() for w in _ABOUT_CONTEXT)
-        )
-        if long:
-            return ContextOverflow(
-                f"{self.settings.model}: the conversation is longer than its context: {text[:300]}; "
-                "use a model with a longer context"
-            )
-        return classified(self.settings, problem)
+            reply = self.client.complete(call)
+        except CallFailed as problem:
+            if problem.too_long:
+                raise ContextOverflow(
+                    f"{s.model}: the conversation is longer than its context: {problem.text[:300]}; "
+                    "use a model with a longer context"
+                ) from problem
+            raise explained(problem, s.model) from problem.__cause__
+        self.answered_by.add(reply.model)
+        usage.calls += 1
+        usage.prompt_tokens += reply.prompt_tokens
+        usage.sampled_tokens += reply.sampled_tokens
+        usage.truncated += reply.truncated
+        return _action(s.model, reply)
 
 
 class ChatTurns:
@@ -254,19 +212,6 @@ class ChatTurns:
             return self.policy._turn(said, environment.tools, self.usage)
         finally:
             self.seconds += time.perf_counter() - since
-
-
-async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-def missing_keys(model: str) -> list[str]:
-    """Environment variables that LiteLLM would need for `model` and that are not set."""
-    litellm, _ = litellm_modules()
-    return [str(name) for name in litellm.validate_environment(model).get("missing_keys", [])]
 
 
 def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -297,32 +242,23 @@ def openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return said
 
 
-def _action(model: str, choice: Any) -> Action:
+def _action(model: str, reply: Completion) -> Action:
     """The action of a reply. Arguments that are no JSON object make the whole turn malformed: the agent's mistake."""
-    message = choice.message
-    content = (message.content or getattr(message, "refusal", None) or "").strip()
-    if choice.finish_reason == "content_filter" and not content:
+    if not reply.finish:
+        raise ProviderError(f"{model} answered without a choice", transient=True)
+    content = (reply.content or reply.refusal).strip()
+    if reply.finish == "content_filter" and not content:
         raise ProviderError(f"{model}: the provider's filter stopped the turn")
     calls = []
-    for index, item in enumerate(message.tool_calls or ()):
-        name, text = str(item.function.name or ""), item.function.arguments or "{}"
+    for index, call in enumerate(reply.calls):
         try:
-            arguments = json.loads(text)
+            arguments = json.loads(call.arguments)
             canonical_json(arguments).encode()  # NaN and lone surrogates are not JSON that can be stored
         except (ValueError, RecursionError):
-            return Action(malformed=f"{name}({text})")
-        if not isinstance(arguments, dict) or not name:
-            return Action(malformed=f"{name}({text})")
-        calls.append(ToolCall(name, arguments, str(item.id or f"call_{index}")))
+            return Action(malformed=f"{call.name}({call.arguments})")
+        if not isinstance(arguments, dict) or not call.name:
+            return Action(malformed=f"{call.name}({call.arguments})")
+        calls.append(ToolCall(call.name, arguments, call.id or f"call_{index}"))
     if not calls and not content:
         return Action(malformed="(nothing)")
     return Action(content=content.encode("utf-8", "replace").decode(), tool_calls=tuple(calls))
-
-
-def _table_row(model: str) -> Mapping[str, Any]:
-    """LiteLLM's row about a model, {} when it has none."""
-    litellm, _ = litellm_modules()
-    for name in (model, model.partition("/")[2]):
-        if name in litellm.model_cost:
-            return dict(litellm.model_cost[name])
-    return {}

@@ -1,110 +1,202 @@
-"""The only module that imports LiteLLM: one completion, its errors by class, and prices.
+"""The only module that imports LiteLLM: one call and its reply, failures by class, prices, and what LiteLLM knows.
 
 LiteLLM is imported at first use (2 s), with its price table from the package and its own retries, cache and fallbacks
 off: its cache needs an undeclared package, its fallbacks answer from another model without saying so, and retries
-belong to the caller, who reserves each one against the caps.
+belong to the caller, whose client (`models.providers.client`) reserves each one against the cap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any, Literal, Protocol
-
-from pydantic import BaseModel
+from typing import Any
 
 from errors import ConfigurationError, ProviderError
 
+_ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too many tokens", "prompt is too long")
+_ABOUT_FORMAT = ("response_format", "json_schema", "structured output", "guided")
 
-class ModelSettings(Protocol):
-    """What a completion needs to know of the analyst's settings."""
 
-    @property
-    def model(self) -> str: ...
-    @property
-    def api_base(self) -> str: ...
-    @property
-    def api_key_variable(self) -> str: ...
-    @property
-    def structured(self) -> Literal["schema", "object", "text"]: ...
-    @property
-    def max_tokens(self) -> int: ...
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a language model. `purpose` is the name that its cost is stored under.
+
+    `messages` and `tools` have OpenAI's form. `max_tokens` None leaves the length of the reply to the provider,
+    `temperature` None sends none, `seconds` is the longest wait for the whole reply. Without `api_base` and
+    `api_key_variable` (the name of an environment variable) LiteLLM's own variables decide. `price` is dollars per
+    million (prompt, sampled) tokens, None takes LiteLLM's table. `options` are sent as they are.
+    """
+
+    purpose: str
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seconds: float = 120.0
+    api_base: str = ""
+    api_key_variable: str = ""
+    price: tuple[float, float] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CalledTool:
+    """One tool call of a reply; `arguments` is the text that the model wrote."""
+
+    name: str
+    arguments: str
+    id: str
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A reply: its text, whether it was cut at the token limit, why it was refused ("" when not), and its tokens."""
+    """A reply. `refusal` says why the model refused ("" when it did not), `finish` is the protocol's reason for its end
+    ("" from a provider that gave no choice at all), `model` the name that the provider gave."""
 
     content: str
-    truncated: bool
-    refusal: str
-    prompt_tokens: int
-    sampled_tokens: int
+    calls: tuple[CalledTool, ...] = ()
+    finish: str = "stop"
+    refusal: str = ""
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    dollars: float = 0.0
+    model: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the reply was cut at the token limit."""
+        return self.finish == "length"
 
 
-class SlowDown(ProviderError):
-    """The provider asked to wait `retry_after` seconds."""
+class CallFailed(ProviderError):
+    """A call without a reply. `text` is what the provider said, `status` its HTTP status (None without an answer),
+    `retry_after` the seconds that it asks to wait; `too_long` is set when the prompt exceeds the model's context."""
 
-    def __init__(self, message: str, retry_after: float) -> None:
-        super().__init__(message, transient=True)
-        self.retry_after = retry_after
+    def __init__(self, message: str, text: str, status: int | None = None, *, transient: bool) -> None:
+        super().__init__(message, transient=transient)
+        self.text, self.status = text, status
+        self.retry_after, self.too_long = 0.0, False
 
 
-async def complete(
-    settings: ModelSettings,
-    messages: Sequence[dict[str, str]],
-    *,
-    schema: type[BaseModel],
-    temperature: float | None,
-    seconds: float,
-) -> Completion:
-    """One completion within `seconds`; without a temperature none is sent. Raises `ProviderError` (`transient` for
-    time-outs, lost connections, 408, 409, 429 and 5xx) and `ConfigurationError` for a missing key, an unknown model, or
-    no structured output."""
+async def send(call: ModelCall) -> Completion:
+    """The reply to one call within `call.seconds`. Raises `CallFailed` (`transient` for time-outs, lost connections,
+    408, 409, 429 and 5xx) and `ConfigurationError` for a missing key. Only `ModelClient` calls this: nothing here
+    counts what it costs."""
     litellm, openai = litellm_modules()
-    options: dict[str, Any] = {}
-    if settings.structured == "schema":
-        described = {"name": schema.__name__, "schema": _strict(schema.model_json_schema()), "strict": True}
-        options["response_format"] = {"type": "json_schema", "json_schema": described}
-    elif settings.structured == "object":
-        options["response_format"] = {"type": "json_object"}
-    if settings.api_base:
-        options["api_base"] = settings.api_base
-    options["api_key"] = key_of(settings)
-    if temperature is not None:
-        options["temperature"] = temperature
-    call = litellm.acompletion(
-        model=settings.model, messages=list(messages), max_tokens=settings.max_tokens, timeout=seconds, num_retries=0,
-        max_retries=0, **options,
-    )  # fmt: skip
+    given: dict[str, Any] = {**call.options, "api_key": _key(call)}
+    if call.tools:
+        given["tools"] = [dict(tool) for tool in call.tools]
+    if call.max_tokens is not None:
+        given["max_tokens"] = call.max_tokens
+    if call.temperature is not None:
+        given["temperature"] = call.temperature
+    if call.api_base:
+        given["api_base"] = call.api_base
+    messages = [dict(message) for message in call.messages]
+    asked = litellm.acompletion(
+        model=call.model, messages=messages, timeout=call.seconds, num_retries=0, max_retries=0, **given
+    )
     try:
         # LiteLLM's own time-out is per read: a server that trickles would pass any deadline.
-        response = await asyncio.wait_for(call, seconds)
+        response = await asyncio.wait_for(asked, call.seconds)
     except TimeoutError as error:
-        raise ProviderError(f"{settings.model} did not answer within {seconds:.3g} s", transient=True) from error
+        text = f"did not answer within {call.seconds:.4g} s"
+        raise CallFailed(f"{call.model} {text}", text, transient=True) from error
     except openai.OpenAIError as error:
-        raise classified(settings, error) from error
-    choice = response.choices[0]
+        raise _failure(call.model, error) from error
+    return _completion(call, response)
+
+
+def _completion(call: ModelCall, response: Any) -> Completion:
     usage = getattr(response, "usage", None)
+    prompt = int(getattr(usage, "prompt_tokens", 0) or 0)
+    sampled = int(getattr(usage, "completion_tokens", 0) or 0)
+    counted: dict[str, Any] = {"prompt_tokens": prompt, "sampled_tokens": sampled}
+    counted |= {"dollars": _cost(call, response, prompt, sampled)}
+    counted |= {"model": str(getattr(response, "model", "") or call.model)}
+    if not response.choices:
+        return Completion("", finish="", **counted)
+    choice = response.choices[0]
+    message = choice.message
     # LiteLLM keeps the protocol's `refusal` under the provider's own fields for some providers.
-    fields = getattr(choice.message, "provider_specific_fields", None) or {}
-    refusal = str(getattr(choice.message, "refusal", None) or fields.get("refusal") or "")
-    if choice.finish_reason == "content_filter":
-        refusal = refusal or "the provider's filter stopped it"
-    return Completion(
-        content=choice.message.content or "",
-        truncated=choice.finish_reason == "length",
-        refusal=refusal,
-        prompt_tokens=int(getattr(usage, "prompt_tokens", 0) or 0),
-        sampled_tokens=int(getattr(usage, "completion_tokens", 0) or 0),
+    fields = getattr(message, "provider_specific_fields", None) or {}
+    refusal = str(getattr(message, "refusal", None) or fields.get("refusal") or "")
+    calls = tuple(
+        CalledTool(str(item.function.name or ""), item.function.arguments or "{}", str(item.id or ""))
+        for item in message.tool_calls or ()
     )
+    return Completion(message.content or "", calls, str(choice.finish_reason), refusal, **counted)
 
 
-def price_of(model: str, prompt_price: float | None, sampled_price: float | None) -> tuple[float, float] | None:
+def _cost(call: ModelCall, response: Any, prompt: int, sampled: int) -> float:
+    """Dollars of a response: LiteLLM's own count (it knows cached tokens), or the given price, or 0 where unknown."""
+    if call.price is not None:
+        return (prompt * call.price[0] + sampled * call.price[1]) / 1e6
+    if price_of(call.model) is None:
+        return 0.0
+    litellm, _ = litellm_modules()
+    return float(litellm.completion_cost(completion_response=response, model=call.model))
+
+
+def _failure(model: str, error: Any) -> CallFailed:
+    litellm, _ = litellm_modules()
+    status, text = getattr(error, "status_code", None), str(error)[:400]
+    if status == 429:
+        problem = CallFailed(f"{model} asks to slow down: {text}", text, status, transient=True)
+        asked = str((getattr(error, "litellm_response_headers", None) or {}).get("retry-after", ""))
+        problem.retry_after = float(asked) if asked.isdecimal() else 0.0
+        return problem
+    # A success whose body is no completion comes from a proxy in trouble.
+    transient = status is None or status < 400 or status in (408, 409) or status >= 500
+    problem = CallFailed(f"{model} failed ({status or 'no answer'}): {text}", text, status, transient=transient)
+    about_context = status == 400 and any(words in str(error).lower() for words in _ABOUT_CONTEXT)
+    problem.too_long = about_context or isinstance(error, litellm.ContextWindowExceededError)
+    return problem
+
+
+def explained(problem: CallFailed, model: str, structured: bool = False) -> ProviderError | ConfigurationError:
+    """The failure as it should be raised: a `ConfigurationError` for a key, a model or an address that no retry mends,
+    and for a server that does not know the structured output that was asked for; else the failure itself."""
+    if problem.status == 400 and structured and any(words in problem.text.lower() for words in _ABOUT_FORMAT):
+        return ConfigurationError(
+            f"{model} does not know structured output ({problem.text}); set structured to 'object' or 'text'"
+        )
+    if problem.status in (401, 403, 404):
+        return ConfigurationError(
+            f"{model} cannot be used ({problem.status}): {problem.text}; check model, api_base and key"
+        )
+    return problem
+
+
+def _key(call: ModelCall) -> str | None:
+    if not call.api_key_variable:
+        # A server of one's own needs none, but the client insists on a word.
+        return "none" if call.api_base else None
+    key = os.environ.get(call.api_key_variable)
+    if not key:
+        raise ConfigurationError(
+            f"the environment variable {call.api_key_variable!r} that should hold the key is empty"
+        )
+    return key
+
+
+def table_row(model: str) -> Mapping[str, Any]:
+    """LiteLLM's row about a model: prices, context, abilities; {} when it has none."""
+    litellm, _ = litellm_modules()
+    for name in (model, model.partition("/")[2]):
+        if name in litellm.model_cost:
+            return dict(litellm.model_cost[name])
+    return {}
+
+
+def price_of(
+    model: str, prompt_price: float | None = None, sampled_price: float | None = None
+) -> tuple[float, float] | None:
     """Dollars per million (prompt, sampled) tokens: as given, else LiteLLM's table, else None."""
     if prompt_price is not None and sampled_price is not None:
         return prompt_price, sampled_price
@@ -114,6 +206,25 @@ def price_of(model: str, prompt_price: float | None, sampled_price: float | None
         if row and "input_cost_per_token" in row and "output_cost_per_token" in row:
             return float(row["input_cost_per_token"]) * 1e6, float(row["output_cost_per_token"]) * 1e6
     return None
+
+
+def known_model(name: str) -> bool:
+    """Whether LiteLLM has the model in its table, or its first part is one of its providers."""
+    litellm, _ = litellm_modules()
+    provider, slash, _rest = name.partition("/")
+    return name in litellm.model_cost or (bool(slash) and provider in {str(p.value) for p in litellm.LlmProviders})
+
+
+def lacks_tools(model: str) -> bool:
+    """Whether LiteLLM knows the model and knows it to have no tool calling."""
+    litellm, _ = litellm_modules()
+    return bool(table_row(model)) and not litellm.supports_function_calling(model)
+
+
+def missing_keys(model: str) -> list[str]:
+    """Environment variables that LiteLLM would need for `model` and that are not set."""
+    litellm, _ = litellm_modules()
+    return [str(name) for name in litellm.validate_environment(model).get("missing_keys", [])]
 
 
 def bad_release(release: str) -> bool:
@@ -137,49 +248,3 @@ def litellm_modules() -> tuple[Any, Any]:
     litellm.suppress_debug_info = True
     litellm.drop_params = False
     return litellm, openai
-
-
-def key_of(settings: ModelSettings) -> str | None:
-    if not settings.api_key_variable:
-        # A server of one's own needs none, but the client insists on a word.
-        return "none" if settings.api_base else None
-    key = os.environ.get(settings.api_key_variable)
-    if not key:
-        raise ConfigurationError(
-            f"the environment variable {settings.api_key_variable!r} that should hold the key is empty"
-        )
-    return key
-
-
-def classified(settings: ModelSettings, error: Any) -> Exception:
-    status, text = getattr(error, "status_code", None), str(error)[:400]
-    if status == 400 and settings.structured != "text" and _about_format(text):
-        return ConfigurationError(
-            f"{settings.model} does not know structured output ({text}); set structured to 'object' or 'text'"
-        )
-    if status in (401, 403, 404):
-        return ConfigurationError(f"{settings.model} cannot be used ({status}): {text}; check model, api_base and key")
-    if status == 429:
-        headers = getattr(error, "litellm_response_headers", None) or {}
-        asked = str(headers.get("retry-after", ""))
-        return SlowDown(f"{settings.model} asks to slow down: {text}", float(asked) if asked.isdecimal() else 0.0)
-    # A success whose body is no completion comes from a proxy in trouble.
-    transient = status is None or status < 400 or status in (408, 409) or status >= 500
-    return ProviderError(f"{settings.model} failed ({status or 'no answer'}): {text}", transient=transient)
-
-
-def _about_format(text: str) -> bool:
-    return any(word in text.lower() for word in ("response_format", "json_schema", "structured output", "guided"))
-
-
-def _strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema as strict servers want it: no further properties, and every property required."""
-    if schema.get("type") == "object" and "properties" in schema:
-        schema = schema | {"additionalProperties": False, "required": list(schema["properties"])}
-    return {key: _strict_part(value) for key, value in schema.items()}
-
-
-def _strict_part(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _strict(value)
-    return [_strict_part(part) for part in value] if isinstance(value, list) else value

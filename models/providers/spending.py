@@ -1,7 +1,8 @@
-"""What calls of paid models cost, and a cap that no call may pass.
+"""One cap on what language models cost: calls, tokens and dollars, and no call that may pass any of them.
 
-The cost of a call is known when it has been answered, so each one is reserved with an estimate before it is made. A
-call that would pass the cap waits while others are under way, for they may turn out cheaper than reserved.
+The cost of a call is known when it has been answered, so each one is reserved at an upper estimate before it is made
+and charged afterwards. A call that would pass the cap waits while others are under way, for they may turn out cheaper
+than reserved.
 """
 
 from __future__ import annotations
@@ -10,112 +11,153 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from environments.contract import canonical_json
 from errors import BudgetExceeded, ConfigurationError
-from models.providers.litellm_client import litellm_modules, price_of
+from models.providers.litellm_client import price_of
 
-# Text and JSON of tool schemas have 3.5 to 4.5 characters a token; fewer make the estimate an upper one.
-CHARACTERS_PER_TOKEN = 3
-# What a call of a simulated user may answer, which has no limit of its own.
-USER_TOKENS = 1024
+# What a cap says when it refuses a call, by who set it.
+OF_ROUND = (
+    "the next call may bring the round's {what} to {total:.6g}, over the cap of {limit:.6g} ({spent:.6g} spent or "
+    "under way); raise the cap and run again: what was answered is kept"
+)
+OF_EVALUATION = (
+    "the next call of {model} may cost ${more:.4g} and ${spent:.4g} of the cap of ${limit:g} are spent; the same "
+    "command with a higher --max-cost goes on from here"
+)
 
 
 @dataclass
 class Spent:
-    """Sums over the calls of one model."""
+    """What calls cost; tokens are those of prompts and those sampled."""
 
     calls: int = 0
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     dollars: float = 0.0
 
+    def add(self, other: Spent) -> None:
+        """Add the cost of other calls."""
+        self.calls += other.calls
+        self.prompt_tokens += other.prompt_tokens
+        self.sampled_tokens += other.sampled_tokens
+        self.dollars += other.dollars
 
-def most_tokens(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
-    """Tokens that a prompt will hardly exceed."""
-    return len(canonical_json([list(messages), list(tools)])) // CHARACTERS_PER_TOKEN + 16 * len(messages)
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that may be spent: calls, tokens (prompts and replies together), dollars. None is no limit."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    dollars: float | None = None
+
+
+class SpendLog(Protocol):
+    """Where the cost of each call is stored."""
+
+    def add(self, purpose: str, model: str, cost: Spent, seconds: float) -> None: ...
+
+
+def most_tokens(text: str) -> int:
+    """An upper estimate of a text's tokens: a token per two ASCII characters and per byte of any other."""
+    ascii_characters = len(text.encode("ascii", "ignore"))
+    return ascii_characters // 2 + len(text.encode("utf-8", "replace")) - ascii_characters + 1
+
+
+def most_prompt_tokens(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """An upper estimate of a prompt's tokens, from its messages and tool schemas as JSON."""
+    return most_tokens(canonical_json([list(messages), list(tools)]))
 
 
 class SpendingCap:
-    """Counts the calls of several models and holds them to `cap` dollars (None: no cap), `before` of which are spent.
+    """Counts the calls of any number of models and holds all of them together to `limits`; `before` is spent already.
 
-    A `price` is dollars per million (prompt, sampled) tokens; it is needed where LiteLLM's table lacks a model. Safe to
-    use from several threads."""
+    `spent` has the answered calls by model. A `refusal` (`OF_ROUND`, `OF_EVALUATION`) is what a refused caller reads.
+    Safe to use from several threads.
+    """
 
-    def __init__(self, cap: float | None = None, before: float = 0.0) -> None:
-        self.cap, self.before = cap, before
+    def __init__(self, limits: Limits | None = None, before: Spent | None = None, refusal: str = OF_EVALUATION) -> None:
+        self.limits, self.before, self.refusal = limits or Limits(), before or Spent(), refusal
         self.spent: dict[str, Spent] = {}
-        self._reserved = 0.0
+        # Calls that were made count whether they were answered or not.
+        self._made = self._under_way = self._reserved_tokens = 0
+        self._reserved_dollars = 0.0
         self._changed = threading.Condition()
 
     @property
     def dollars(self) -> float:
         """Dollars spent, those `before` included."""
-        return self.before + sum(s.dollars for s in self.spent.values())
+        with self._changed:
+            return self.before.dollars + sum(s.dollars for s in self.spent.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens spent, those `before` included."""
+        with self._changed:
+            return sum(s.prompt_tokens + s.sampled_tokens for s in (self.before, *self.spent.values()))
 
     def settle(self) -> None:
         """Begin to count anew; what was spent still counts against the cap."""
         with self._changed:
-            self.before, self.spent = self.dollars, {}
+            self.before.calls += self._made - sum(s.calls for s in self.spent.values())
+            for sums in self.spent.values():
+                self.before.add(sums)
+            self.spent, self._made = {}, 0
 
     def require_price(self, model: str, given: tuple[float, float] | None = None) -> None:
-        """Raise `ConfigurationError` when there is a cap and no price to hold it with."""
-        if self.cap is not None and given is None and price_of(model, None, None) is None:
+        """Raise `ConfigurationError` when there is a cap in dollars and no price to hold it with."""
+        if self.limits.dollars is not None and given is None and price_of(model) is None:
             raise ConfigurationError(
-                f"a cap of ${self.cap:g} cannot be held: LiteLLM has no price for {model}; give --price PROMPT,SAMPLED "
-                "in dollars per million tokens (0,0 for a server of your own), or leave --max-cost out"
+                f"a cap of ${self.limits.dollars:g} cannot be held: LiteLLM has no price for {model}; give --price "
+                "PROMPT,SAMPLED in dollars per million tokens (0,0 for a server of your own), or leave --max-cost out"
             )
 
     @contextmanager
     def call(
         self, model: str, prompt_tokens: int, sampled_tokens: int, price: tuple[float, float] | None = None
-    ) -> Iterator[Callable[[Any], None]]:
-        """Reserve a call of at most so many tokens; the body calls what it is given with LiteLLM's response.
+    ) -> Iterator[Callable[[Spent], None]]:
+        """Reserve a call of at most so many tokens; the body calls what it is given with what the call has cost.
 
-        Raises `BudgetExceeded` before a call that may pass the cap."""
-        rates = price or price_of(model, None, None) or (0.0, 0.0)
-        most = (prompt_tokens * rates[0] + sampled_tokens * rates[1]) / 1e6
-        with self._changed:
-            while self.cap is not None and self.dollars + self._reserved + most > self.cap:
-                if not self._reserved:
-                    raise BudgetExceeded(
-                        f"the next call of {model} may cost ${most:.4g} and ${self.dollars:.4g} of the cap of "
-                        f"${self.cap:g} are spent; the same command with a higher --max-cost goes on from here"
-                    )
-                self._changed.wait()
-            self._reserved += most
+        `price` is dollars per million (prompt, sampled) tokens, needed where LiteLLM's table lacks the model. Raises
+        `BudgetExceeded` before a call that may pass the cap."""
+        rates = price or price_of(model) or (0.0, 0.0)
+        tokens = prompt_tokens + sampled_tokens
+        dollars = (prompt_tokens * rates[0] + sampled_tokens * rates[1]) / 1e6
+        self._reserve(model, tokens, dollars)
         try:
-            yield lambda response: self._charge(model, response, price)
+            yield lambda cost: self._charge(model, cost)
         finally:
             with self._changed:
-                self._reserved = max(0.0, self._reserved - most)
+                self._under_way -= 1
+                self._reserved_tokens -= tokens
+                # Sums of fractions leave a remainder, and nothing may be reserved when nothing is under way.
+                self._reserved_dollars = self._reserved_dollars - dollars if self._under_way else 0.0
                 self._changed.notify_all()
 
-    @contextmanager
-    def user_call(self, model: str, messages: Sequence[Mapping[str, Any]]) -> Iterator[Callable[[Any], None]]:
-        """The same for a call of the model that plays the simulated user (`simulated_user.Meter`)."""
-        with self.call(model, most_tokens(messages), USER_TOKENS) as charge:
-            yield charge
-
-    def _charge(self, model: str, response: Any, price: tuple[float, float] | None) -> None:
-        usage = getattr(response, "usage", None)
-        prompt = int(getattr(usage, "prompt_tokens", 0) or 0)
-        sampled = int(getattr(usage, "completion_tokens", 0) or 0)
-        dollars = _cost(model, response, prompt, sampled, price)
+    def _reserve(self, model: str, tokens: int, dollars: float) -> None:
         with self._changed:
-            sums = self.spent.setdefault(model, Spent())
-            sums.calls += 1
-            sums.prompt_tokens += prompt
-            sums.sampled_tokens += sampled
-            sums.dollars += dollars
+            while over := self._over(tokens, dollars):
+                if over["what"] == "calls" or not self._under_way:
+                    raise BudgetExceeded(self.refusal.format(model=model, **over))
+                self._changed.wait()
+            self._made += 1
+            self._under_way += 1
+            self._reserved_tokens += tokens
+            self._reserved_dollars += dollars
 
+    def _over(self, tokens: int, dollars: float) -> dict[str, Any]:
+        """Which limit one more call may pass, as the fields of a refusal; {} for none."""
+        for what, spent, more, limit in (
+            ("calls", self.before.calls + self._made, 1, self.limits.calls),
+            ("tokens", self.tokens + self._reserved_tokens, tokens, self.limits.tokens),
+            ("dollars", self.dollars + self._reserved_dollars, dollars, self.limits.dollars),
+        ):
+            if limit is not None and spent + more > limit:
+                return {"what": what, "spent": spent, "more": more, "total": spent + more, "limit": limit}
+        return {}
 
-def _cost(model: str, response: Any, prompt: int, sampled: int, price: tuple[float, float] | None) -> float:
-    """Dollars of a response: LiteLLM's own count (it knows cached tokens), or the given price, or 0 where unknown."""
-    if price is not None:
-        return (prompt * price[0] + sampled * price[1]) / 1e6
-    if price_of(model, None, None) is None:
-        return 0.0
-    litellm, _ = litellm_modules()
-    return float(litellm.completion_cost(completion_response=response, model=model))
+    def _charge(self, model: str, cost: Spent) -> None:
+        with self._changed:
+            self.spent.setdefault(model, Spent()).add(cost)

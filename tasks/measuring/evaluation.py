@@ -18,11 +18,12 @@ from typing import Any
 
 from db import Store, TrajectoryRow, row_id
 from environments.contract import Target, TargetTask, content_hash
-from environments.targets.simulated_user import metered
+from environments.targets.third_party import MODEL_USER
 from errors import ConfigurationError
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import TokenPolicy
-from models.providers.chat_policy import ChatTurns, missing_keys
+from models.providers.chat_policy import ChatTurns
+from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
 from tasks.measuring.policy_names import LoadedPolicy
 from tasks.round.progress import track
@@ -38,7 +39,6 @@ PASSING = ("provider", "environment", "sandbox")
 # So many lost episodes one after another mean that the provider (or the environment) is down.
 LOST_IN_A_ROW = 8
 TRIES = 2
-MODEL_USER = "litellm:"
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def spent_before(store: Store, spec: EvaluationSpec, acting: LoadedPolicy) -> fl
 
 
 def run_evaluation(
-    store: Store, spec: EvaluationSpec, acting: LoadedPolicy, purse: SpendingCap, workers: int = 1
+    store: Store, spec: EvaluationSpec, acting: LoadedPolicy, cap: SpendingCap, workers: int = 1
 ) -> EvaluationRun:
     """Play what is owed and store it as it ends; see `EvaluationRun`. Never raises because of an episode.
 
@@ -120,7 +120,7 @@ def run_evaluation(
     run_row = row_id(identity, time.time_ns())
 
     def put_spent() -> None:
-        sums = purse.spent or {acting.identity.base: Spent()}
+        sums = cap.spent or {acting.identity.base: Spent()}
         store.put("spend", [_spend_row(f"{run_row}-{i}", where, m, s) for i, (m, s) in enumerate(sums.items())],
                   replace=True)  # fmt: skip
 
@@ -139,10 +139,10 @@ def run_evaluation(
         if attempt:
             logger.info("%d episodes were lost to what may pass; playing them once more", len(owed))
         waiting, lost, again, flushed = list[TrajectoryRow](), 0, list[str](), time.monotonic()
-        playing = _play(acting, spec.target, list(owed.values()), purse, workers)
+        playing = _play(acting, spec.target, list(owed.values()), workers)
         what = f"{acting.name.text} on {spec.target.name} {spec.split}"
         try:
-            for trajectory, extra in track(playing, what, len(owed), "episodes", lambda: _cost_note(purse)):
+            for trajectory, extra in track(playing, what, len(owed), "episodes", lambda: _cost_note(cap)):
                 row = row_of(trajectory, ground, origin)
                 waiting.append(replace(row, **{**extra, "metrics": {**row.metrics, **extra.get("metrics", {})}}))
                 run.played += 1
@@ -162,7 +162,7 @@ def run_evaluation(
             put_spent()
         owed = {i: owed[i] for i in again}
     run.complete = len(store.stored_ids(episodes)) == len(episodes)
-    purse.settle()
+    cap.settle()
     run.seconds = time.monotonic() - began
     run.answered_by = sorted(acting.chat.answered_by) if acting.chat else []
     return run
@@ -193,39 +193,33 @@ def _spend_row(key: str, stage: str, model: str, sums: Spent) -> dict[str, Any]:
     return {"id": key, "round_id": None, "stage": stage, "model": model, "seconds": 0.0, **asdict(sums)}
 
 
-def _cost_note(purse: SpendingCap) -> str:
-    if not purse.spent:
+def _cost_note(cap: SpendingCap) -> str:
+    if not cap.spent:
         return ""
-    return f"${purse.dollars:.4f}" + (f" of ${purse.cap:g}" if purse.cap is not None else "")
+    return f"${cap.dollars:.4f}" + (f" of ${cap.limits.dollars:g}" if cap.limits.dollars is not None else "")
 
 
 Played = tuple[Trajectory, dict[str, Any]]
 
 
-def _play(
-    acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], purse: SpendingCap, workers: int
-) -> Generator[Played]:
+def _play(acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], workers: int) -> Generator[Played]:
     """Trajectories as they end, each with further columns of its row."""
     if workers > 1 or acting.chat is not None:
-        yield from _in_threads(acting, target, episodes, purse, workers)
+        yield from _in_threads(acting, target, episodes, workers)
         return
     player = Player(target.environment, acting.policy, acting.renderer, acting.sampling, acting.window)
-    with metered(purse.user_call):
-        for trajectory in player.play(episodes):
-            yield trajectory, {}
+    for trajectory in player.play(episodes):
+        yield trajectory, {}
 
 
-def _in_threads(
-    acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], purse: SpendingCap, workers: int
-) -> Generator[Played]:
+def _in_threads(acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], workers: int) -> Generator[Played]:
     """As many episodes at once as there are workers. Closing the generator lets those under way end at their next
     call."""
 
     def one(episode: Episode) -> Played:
         turns = ChatTurns(acting.chat) if acting.chat is not None else acting.policy
         player = Player(target.environment, turns, None, acting.sampling)
-        with metered(purse.user_call):
-            (trajectory,) = player.play([episode])
+        (trajectory,) = player.play([episode])
         if not isinstance(turns, ChatTurns):
             return trajectory, {}
         used = turns.usage
@@ -252,7 +246,7 @@ def _in_threads(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def check_user(spec: EvaluationSpec, purse: SpendingCap) -> None:
+def check_user(spec: EvaluationSpec, cap: SpendingCap) -> None:
     """Refuse a simulated user that has no key, or no price that a cap could be held with: `ConfigurationError`."""
     if not spec.user.startswith(MODEL_USER):
         return
@@ -260,7 +254,7 @@ def check_user(spec: EvaluationSpec, purse: SpendingCap) -> None:
     missing = missing_keys(model)
     if missing:
         raise ConfigurationError(f"simulated user {model!r} needs {', '.join(missing)}; set it in the environment")
-    purse.require_price(model)
+    cap.require_price(model)
 
 
 def check_context(spec: EvaluationSpec, acting: LoadedPolicy) -> int:

@@ -22,8 +22,8 @@ from errors import AdapterError, ConfigurationError, ProviderError
 from models.adapters.files import RegisteredAdapter
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
 from models.providers.chat_policy import ChatPolicy, ChatSettings
-from models.providers.litellm_client import litellm_modules
-from models.providers.spending import SpendingCap
+from models.providers.client import ModelClient
+from models.providers.litellm_client import known_model
 from models.renderer import Renderer
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 from models.vllm.policy import VllmPolicy
@@ -85,7 +85,7 @@ class LoadedPolicy:
         return self.policy if isinstance(self.policy, ChatPolicy) else None
 
     def close(self) -> None:
-        """End threads and connections; a policy on servers takes its adapters from them."""
+        """End calls under way; a policy on servers takes its adapters from them."""
         if isinstance(self.policy, (ChatPolicy, VllmPolicy)):
             self.policy.close()
 
@@ -109,7 +109,7 @@ def parse_policy(text: str, api_base: str = "") -> PolicyName:
         return _local(text, rest)
     if text.partition("@")[0] == EMBEDDED or Path(text.partition("@")[0]).is_dir():
         return _local(text, text)
-    if _known_to_litellm(text):
+    if known_model(text):
         return PolicyName(text, "chat", text, "", api_base)
     if api_base:  # a server that speaks OpenAI's protocol under a name of its own
         return PolicyName(text, "chat", f"openai/{text}", "", api_base)
@@ -125,15 +125,8 @@ def _local(text: str, name: str) -> PolicyName:
     return PolicyName(text, "local", model, adapter)
 
 
-def _known_to_litellm(name: str) -> bool:
-    """Whether LiteLLM has the model in its table, or its first part is one of its providers."""
-    litellm, _ = litellm_modules()
-    provider, slash, _rest = name.partition("/")
-    return name in litellm.model_cost or (bool(slash) and provider in {str(p.value) for p in litellm.LlmProviders})
-
-
 def load_policy(
-    name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, purse: SpendingCap
+    name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, client: ModelClient
 ) -> LoadedPolicy:
     """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
@@ -142,16 +135,16 @@ def load_policy(
     if name.kind == "local":
         return _load_token_policy(name, options, settings, target)
     if name.kind == "vllm":
-        return served_policy(name, options, purse)
+        return served_policy(name, options, client)
     sampling = _chat_sampling(options)
     chat = ChatSettings(
         name.model, name.api_base, options.api_key_variable, "", sampling.temperature, sampling.max_tokens,
         price=options.price,
     )  # fmt: skip
-    return _chat(name, chat, sampling, purse)
+    return _chat(name, chat, sampling, client)
 
 
-def served_policy(name: PolicyName, options: PolicyOptions, purse: SpendingCap) -> LoadedPolicy:
+def served_policy(name: PolicyName, options: PolicyOptions, client: ModelClient) -> LoadedPolicy:
     """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
     model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
     served = _served_models(name)
@@ -165,7 +158,7 @@ def served_policy(name: PolicyName, options: PolicyOptions, purse: SpendingCap) 
         f"openai/{asked}", name.api_base, options.api_key_variable, name.adapter, sampling.temperature,
         sampling.max_tokens, context=context, price=options.price or (0.0, 0.0),
     )  # fmt: skip
-    return _chat(name, chat, sampling, purse)
+    return _chat(name, chat, sampling, client)
 
 
 def _chat_sampling(options: PolicyOptions) -> Sampling:
@@ -173,8 +166,8 @@ def _chat_sampling(options: PolicyOptions) -> Sampling:
     return Sampling(temperature, options.max_tokens or CHAT_TOKENS)
 
 
-def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, purse: SpendingCap) -> LoadedPolicy:
-    policy = ChatPolicy(chat, purse)
+def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, client: ModelClient) -> LoadedPolicy:
+    policy = ChatPolicy(chat, client)
     return LoadedPolicy(name, policy, sampling, context=policy.context)
 
 

@@ -13,8 +13,11 @@ import pandas as pd
 from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import builtin_names, load_target
+from environments.targets.third_party import MODEL_USER
 from errors import BudgetExceeded, ConfigurationError
-from models.providers.spending import SpendingCap
+from models.providers.client import ModelClient
+from models.providers.simulated_user import user_model
+from models.providers.spending import Limits, SpendingCap, Spent
 from settings import load_settings, writable_folder
 from tasks.measuring.evaluation import EvaluationSpec, check_context, check_user, latest, run_evaluation, spent_before
 from tasks.measuring.figures import EvaluationRow, figures_of, overall
@@ -26,7 +29,8 @@ NOOP = "noop"
 
 @dataclass(frozen=True)
 class EvaluateRequest:
-    """What the command line asks for. `user`, `limit` (tasks) and `max_cost` (dollars) are None when not given."""
+    """What the command line asks for. `user`, `limit` (tasks) and `max_cost` (dollars) are None when not given; the
+    user is then that of the settings."""
 
     target: str
     split: str
@@ -51,16 +55,19 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
     settings = load_settings(home=request.home)
     writable_folder(settings.folder)
     name = parse_policy(request.policy, options.api_base)
-    specs = [_spec(load_target(target, request.user), request) for target in expand(request.target)]
-    purse = SpendingCap(request.max_cost)
+    user, cap = request.user or settings.target_user, SpendingCap(Limits(dollars=request.max_cost))
+    client = ModelClient(cap)
+    player = user_model(user, client)
+    specs = [_spec(load_target(target, user, player), request) for target in expand(request.target)]
     rows: dict[str, list[EvaluationRow]] = {}
     frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}
     with open_store(settings.database_url) as store, ExitStack() as open_ones:
+        open_ones.callback(client.close)
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
-            check_user(spec, purse)
+            check_user(spec, cap)
             acting = (
-                plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, purse)
+                plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, client)
             )
             open_ones.callback(acting.close)
             tight = check_context(spec, acting)
@@ -69,16 +76,16 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
             plan.append((acting, spec))
             if name.text != NOOP:
                 plan.append(
-                    (load_policy(parse_policy(NOOP), options, settings, spec.target, purse), replace(spec, trials=1))
+                    (load_policy(parse_policy(NOOP), options, settings, spec.target, client), replace(spec, trials=1))
                 )
         plan = [(acting, latest(store, spec, acting, request.fresh)) for acting, spec in plan]
-        purse.before = sum(spent_before(store, spec, acting) for acting, spec in plan)
+        cap.before = Spent(dollars=sum(spent_before(store, spec, acting) for acting, spec in plan))
         stopped = _why_not_to_ask(plan)
         for acting, spec in plan:
-            paid = acting.chat is not None or spec.user.startswith("litellm:")
+            paid = acting.chat is not None or spec.user.startswith(MODEL_USER)
             # A token policy batches its episodes itself.
             workers = request.workers if paid and acting.renderer is None else 1
-            run = run_evaluation(store, spec, acting, purse, 0 if stopped and paid else workers)
+            run = run_evaluation(store, spec, acting, cap, 0 if stopped and paid else workers)
             if paid and stopped and not run.complete:
                 run.stopped = stopped
             stopped = stopped or run.stopped

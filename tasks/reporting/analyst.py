@@ -15,15 +15,16 @@ from tasks.synthesis.llm_synthesizer import UNCONFINED
 def analyst_figures(
     settings: Settings, store: Store, round_id: str, contrast: ContrastResult | None
 ) -> AnalystFigures | None:
-    """The model, its cost, and how labelling ended; None on a round that asks none."""
-    if not settings.asks_a_model:
+    """The models, their cost, and how labelling ended; None on a round that asks none."""
+    rows = store.rows("spend", round_id=round_id)
+    if not (settings.asks_a_model or rows):
         return None
     spent = store.spent(round_id)
     stages: dict[str, float] = {}
-    for row in store.rows("spend", round_id=round_id):
+    for row in rows:
         stages[row["stage"]] = stages.get(row["stage"], 0.0) + row["dollars"]
     return AnalystFigures(
-        model=settings.analyst.model,
+        model=", ".join(sorted({row["model"] for row in rows})) or settings.analyst.model,
         calls=int(spent["calls"]),
         prompt_tokens=int(spent["prompt_tokens"]),
         sampled_tokens=int(spent["sampled_tokens"]),

@@ -78,8 +78,8 @@ class SynthesisVersion(_Figures):
 
 
 class AnalystFigures(_Figures):
-    """The language model that labelled and wrote, and what it cost in all; `refused` says why labelling runs were left
-    out, `too_long` counts trajectories that could not be labelled."""
+    """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
+    labelling runs were left out, `too_long` counts trajectories that could not be labelled."""
 
     model: str
     calls: int = 0

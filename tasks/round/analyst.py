@@ -1,9 +1,20 @@
-"""The analyst's client settings and prices, from the round's settings."""
+"""The round's client of language models, the analyst and the simulated user behind it, from the round's settings."""
 
 from __future__ import annotations
 
+from db import Store
+from environments.contract import Target
+from environments.targets.simulated_user import UserModel
+from environments.targets.third_party import model_of_user
+from errors import ConfigurationError
 from models.providers.analyst import AnalystSettings
+from models.providers.analyst_store import StoredSpend
+from models.providers.client import ModelClient
+from models.providers.litellm_client import missing_keys, price_of
+from models.providers.simulated_user import user_model
+from models.providers.spending import OF_ROUND, SpendingCap
 from settings import Settings
+from tasks.round.traffic import target_named
 
 
 def analyst_settings(settings: Settings) -> AnalystSettings:
@@ -14,7 +25,49 @@ def analyst_settings(settings: Settings) -> AnalystSettings:
 
 def analyst_prices(settings: Settings) -> tuple[float, float]:
     """Dollars per million prompt and sampled tokens; zeros where unknown (a cap in dollars is refused there)."""
-    from models.providers.litellm_client import price_of
-
     a = settings.analyst
     return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)
+
+
+def round_client(settings: Settings, store: Store, round_id: str | None) -> ModelClient:
+    """The client of a round: the caps of `analyst` hold for all of its calls, what the round spent before is counted,
+    and each call is stored in `spend`. Without a round it counts and stores what is spent outside of one."""
+    log = StoredSpend(store, round_id)
+    return ModelClient(SpendingCap(analyst_settings(settings).limits, log.before, OF_ROUND), log)
+
+
+def target_of(settings: Settings, store: Store, client: ModelClient) -> Target:
+    """The round's target; a user played by a model plays through `client`."""
+    return target_named(settings.target, store, settings.target_user, _user_model(settings, client))
+
+
+def check_user(settings: Settings, target: Target) -> None:
+    """Refuse a simulated user that has no key, or no price that the round's cap could be held with:
+    `ConfigurationError`."""
+    model = model_of_user(str(getattr(target, "user", "")))
+    if not model:
+        return
+    if missing := missing_keys(model):
+        raise ConfigurationError(f"simulated user {model!r} needs {', '.join(missing)}; set it in the environment")
+    if settings.analyst.max_dollars and _price_of_user(settings, model) is None:
+        raise ConfigurationError(
+            f"the price of the simulated user {model!r} is unknown: a cap of {settings.analyst.max_dollars:g} dollars "
+            "cannot hold; use a model that LiteLLM has a price for, or the caps max_calls and max_total_tokens instead"
+        )
+
+
+def _user_model(settings: Settings, client: ModelClient) -> UserModel | None:
+    model = model_of_user(settings.target_user)
+    return user_model(settings.target_user, client, _given_price(settings, model))
+
+
+def _given_price(settings: Settings, model: str) -> tuple[float, float] | None:
+    """The analyst's own price where the same model plays the user."""
+    a = settings.analyst
+    if model != a.model or a.prompt_price is None or a.sampled_price is None:
+        return None
+    return a.prompt_price, a.sampled_price
+
+
+def _price_of_user(settings: Settings, model: str) -> tuple[float, float] | None:
+    return _given_price(settings, model) or price_of(model)

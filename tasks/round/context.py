@@ -21,14 +21,14 @@ from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.local.policy import LocalPolicy
 from models.providers.analyst import Analyst
-from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.analyst_store import StoredReplies
+from models.providers.client import ModelClient
 from models.vllm.policy import VllmPolicy
 from settings import Settings
-from tasks.round.analyst import analyst_settings
+from tasks.round.analyst import analyst_settings, round_client, target_of
 from tasks.round.policies import open_policy
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult
-from tasks.round.traffic import target_named
 
 
 class Closable(Protocol):
@@ -71,7 +71,7 @@ class Context:
 
     @cached_property
     def target(self) -> Target:
-        return target_named(self.settings.target, self.store)
+        return target_of(self.settings, self.store, self.client)
 
     @cached_property
     def base(self) -> BaseModel:
@@ -102,13 +102,16 @@ class Context:
     @property
     def analyst(self) -> Analyst:
         """The round's client of the language model that labels, judges and writes."""
-        client = analyst_settings(self.settings)
-        return self.keep(
-            "analyst", lambda: Analyst(client, self.round.id, StoredReplies(self.store), StoredSpend(self.store))
-        )
+        how = analyst_settings(self.settings)
+        return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store)))
+
+    @property
+    def client(self) -> ModelClient:
+        """The round's one client of language models: analyst, writer and simulated users share its spending cap."""
+        return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id))
 
     def spent(self) -> dict[str, float]:
-        """Calls, tokens, dollars and seconds that the round's language model has cost."""
+        """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""
         return {name: round(float(value), 6) for name, value in self.store.spent(self.round.id).items()}
 
     def keep(self, name: str, make: Callable[[], C]) -> C:

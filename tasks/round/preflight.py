@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from pydantic import BaseModel
@@ -18,13 +19,12 @@ from environments.contract import Target
 from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
 from models.local.base import check_base
-from models.providers.analyst import Analyst, AnalystSettings, Question, most_tokens
-from models.providers.analyst_store import StoredSpend
+from models.providers.analyst import Analyst, AnalystSettings, Question
+from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
-from tasks.round.analyst import analyst_prices, analyst_settings
+from tasks.round.analyst import analyst_prices, analyst_settings, check_user, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
-from tasks.round.traffic import target_named
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -106,46 +106,33 @@ class _NoReplies:
         return None
 
 
-class _OutsideRounds:
-    """What a probe costs is stored, and belongs to no round."""
-
-    def __init__(self, store: Store) -> None:
-        self._log = StoredSpend(store)
-
-    def total(self, round_id: str) -> Mapping[str, float]:
-        return {"calls": 0.0, "prompt_tokens": 0.0, "sampled_tokens": 0.0, "dollars": 0.0, "seconds": 0.0}
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._log.add({**row, "round_id": None})
-
-
 def _probe(settings: Settings, store: Store) -> None:
     """Ask for one small object in the schema, once a process."""
-    client = analyst_settings(settings)
-    if client in _PROBED:
+    probed = analyst_settings(settings)
+    if probed in _PROBED:
         return
-    analyst = Analyst(client, "", _NoReplies(), _OutsideRounds(store))
     asked = "This is a test of the connection. Answer with ready set to true."
     try:
-        analyst.ask(Question("probe", [{"role": "user", "content": asked}], Ready))
+        with closing(round_client(settings, store, None)) as outside:
+            analyst = Analyst(probed, outside, _NoReplies())
+            analyst.ask(Question("probe", [{"role": "user", "content": asked}], Ready))
     except ProviderError as problem:
         if problem.transient:
             raise
         raise ConfigurationError(
-            f"{client.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "
+            f"{probed.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "
             "change analyst.max_tokens, switch analyst.send_temperature off for a model that takes none, or choose "
             "another model"
         ) from problem
-    finally:
-        analyst.close()
-    _PROBED.add(client)
+    _PROBED.add(probed)
 
 
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     writable_folder(settings.folder)
-    with open_store(settings.database_url) as store:
-        target = target_named(settings.target, store)
+    with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
+        target = target_of(settings, store, client)
         check_base(settings.base_model)
+        check_user(settings, target)
         check_analyst(settings, target, store)
         check_policy(settings)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from db import CheckRow, StepRow, Store, TrajectoryRow
 from environments.contract import TargetTask
+from errors import BudgetExceeded
 from models.episodes import Episode, Player, Trajectory, trajectory_id
 from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
 from tasks.round.context import Context
@@ -59,7 +60,9 @@ def play_owed(
     policy: TokenPolicy | ScriptedPolicy | None = None,
     what: str = "",
 ) -> list[str]:
-    """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`."""
+    """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`.
+
+    Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept."""
     base = context.base if policy is None or isinstance(policy, TokenPolicy) else None
     acting = policy if policy is not None else context.policy
     identities = {a: acting.identity(a) for a in {e.adapter for e in episodes}}
@@ -80,9 +83,12 @@ def play_owed(
         player.stepped = lambda: meter.beat(f"{player.steps} steps")
         for trajectory in player.play(owed.values()):
             waiting.append(trajectory_row(context, ground, trajectory))
-            if len(waiting) >= FLUSH:
+            over = trajectory.boundary == BudgetExceeded.boundary
+            if len(waiting) >= FLUSH or over:
                 context.store.add_trajectories(waiting)
                 waiting.clear()
+            if over:
+                raise BudgetExceeded(trajectory.error)
             meter.advance(f"{player.steps} steps")
     context.store.add_trajectories(waiting)
     context.environment.seconds += player.environment_seconds

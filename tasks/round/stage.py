@@ -15,6 +15,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 from prefect import task
@@ -22,12 +23,12 @@ from prefect.cache_policies import NO_CACHE
 
 from db import open_store
 from errors import ConfigurationError, StoreError
-from settings import Settings, load_settings, writable_folder
+from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
+from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
 from tasks.round.results import StageResult
 from tasks.round.retries import RETRIES
-from tasks.round.traffic import target_named
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
@@ -46,8 +47,10 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     """Check everything that can be checked before work starts, then start a round or find the one to resume."""
     folder = writable_folder(settings.folder)
     store = open_store(settings.database_url)
-    target = target_named(settings.target, store)
-    check_analyst(settings, target, store)
+    with closing(round_client(settings, store, None)) as client:
+        target = target_of(settings, store, client)
+        check_user(settings, target)
+        check_analyst(settings, target, store)
     config = settings.identity()
     found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
     if found is not None and found.data_hash != target.data_hash:
@@ -72,6 +75,7 @@ def current(round_id: str) -> Context:
         row = store.round(round_id)
         merged = load_settings(
             **{
+                "target_user": SCRIPTED_USER,
                 **row.config,
                 "home": settings.home,
                 "database": settings.database,

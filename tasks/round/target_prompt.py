@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.contract import Target
+from environments.targets.catalogue import builtin_names, load_target
+from environments.targets.third_party import model_of_user
 
 
 def target_context(target: Target) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """(policy text, tools) of a target as its diagnosis tasks show them; tools are a union, for those that differ."""
+    if model_of_user(str(getattr(target, "user", ""))) and target.name in builtin_names():
+        target = load_target(target.name)  # a model would be paid to open a conversation for every task
     environment = target.environment()
     tools: dict[str, Mapping[str, Any]] = {}
     instructions = ""

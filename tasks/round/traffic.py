@@ -16,6 +16,7 @@ from typing import Any
 from db import CheckRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
 from environments.contract import Message, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
+from environments.targets.simulated_user import UserModel
 from environments.targets.third_party import TargetInfo
 from errors import ConfigurationError, TargetError
 from models.serving.openai_api.requests import to_messages
@@ -151,9 +152,9 @@ def _is_error(text: str) -> bool:
     return isinstance(value, dict) and bool(value.get("error"))
 
 
-def target_named(name: str, store: Store) -> Target:
-    """A target by name; `traffic` is what the store has of users."""
-    return TrafficTarget(store) if name == TRAFFIC else load_target(name)
+def target_named(name: str, store: Store, user: str, user_model: UserModel | None) -> Target:
+    """A target by name, with its simulated user; `traffic` is what the store has of users."""
+    return TrafficTarget(store) if name == TRAFFIC else load_target(name, user, user_model)
 
 
 def describe_traffic(home: Path | None) -> list[TargetInfo]:

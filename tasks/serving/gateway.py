@@ -89,7 +89,7 @@ def chosen_router(settings: Settings, store: Store, serving: Serving) -> Router 
 
 def preset_of(settings: Settings) -> Preset:
     """The target's own instructions, tools and worked examples."""
-    target = load_target(settings.target)
+    target = load_target(settings.target)  # who plays its user changes neither instructions nor tools
     environment = target.environment()
     try:
         environment.reset(target.tasks("diagnosis")[0])

@@ -222,7 +222,7 @@ def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, m
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
-    monkeypatch.setattr(stages, "target_named", lambda name, store: Changed())
+    monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: Changed())
     with pytest.raises(ConfigurationError, match="--fresh"):
         open_context(load_settings(profile="smoke", home=settings_folder / "home"))
 

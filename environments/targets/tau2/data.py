@@ -136,16 +136,16 @@ def _target_task(item: dict[str, Any], split: str, base: Path) -> TargetTask:
     return TargetTask(item["id"], split, family, seed_of(f"tau2:{base.name}:{item['id']}"), {"id": item["id"]}, kinds)
 
 
-def describe() -> list[TargetInfo]:
-    """The three domains, whether the package is there or not."""
+def describe(user: str | None = None) -> list[TargetInfo]:
+    """The three domains with a simulated user, whether the package is there or not."""
     lines = []
     for domain in DOMAINS:
         name = f"tau2:{domain}"
         try:
-            user = user_name(None)
-            data = load_data(domain, user)
+            player = user_name(user)
+            data = load_data(domain, player)
         except TargetError as error:
             lines.append(TargetInfo(name, LICENCE, missing=str(error), how_to_get=INSTALL))
         else:
-            lines.append(TargetInfo(name, LICENCE, split_counts(data.tasks), data.data_hash, user))
+            lines.append(TargetInfo(name, LICENCE, split_counts(data.tasks), data.data_hash, player))
     return lines

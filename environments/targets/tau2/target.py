@@ -15,11 +15,12 @@ from tau2.data_model.tasks import Action as GoldAction
 from tau2.data_model.tasks import Task
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall
+from environments.targets.simulated_user import UserModel
 from environments.targets.tau2.data import LICENCE, Tau2Data, load_data
 from environments.targets.tau2.scoring import Played, official_reward, score
 from environments.targets.tau2.users import GREETING, OUT_OF_SCOPE, STOP, TRANSFER, Customer, build_customer
 from environments.targets.tau2.world import Domain, bill_ids, load_domain, name_new_bills, official_task, open_world
-from environments.targets.third_party import error_result, of_split, user_name
+from environments.targets.third_party import error_result, of_split, player_of, user_name
 from errors import EnvironmentFault
 
 # tau2 allows 200 messages, and every action brings at least one more.
@@ -200,12 +201,14 @@ def _ask(action: GoldAction) -> str:
 
 
 class Tau2Target:
-    """A domain of tau2-bench. `user` names who plays the customer and is part of `data_hash`."""
+    """A domain of tau2-bench. `user` names who plays the customer and is part of `data_hash`; `user_model` plays a
+    customer called `litellm:MODEL`."""
 
     licence = LICENCE
 
-    def __init__(self, domain: str, user: str | None = None) -> None:
+    def __init__(self, domain: str, user: str | None = None, user_model: UserModel | None = None) -> None:
         self.user = user_name(user)
+        self._user_model = player_of(self.user, user_model)
         self._data = load_data(domain, self.user)
         self.name, self.data_hash = f"tau2:{domain}", self._data.data_hash
 
@@ -214,4 +217,4 @@ class Tau2Target:
         return of_split(self._data.tasks, split)
 
     def environment(self) -> Tau2Environment:
-        return Tau2Environment(self._data, lambda task, domain: build_customer(self.user, task, domain))
+        return Tau2Environment(self._data, lambda task, domain: build_customer(self._user_model, task, domain))

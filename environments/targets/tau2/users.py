@@ -15,9 +15,8 @@ from tau2.data_model.tasks import StructuredUserInstructions, Task
 from tau2.user.user_simulator import UserSimulator
 
 from environments.contract import ToolCall
-from environments.targets.simulated_user import Completion, FactTeller, in_first_person, litellm_completion
+from environments.targets.simulated_user import FactTeller, UserModel, in_first_person
 from environments.targets.tau2.world import Domain
-from environments.targets.third_party import SCRIPTED
 from errors import ProviderError
 
 STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"
@@ -33,11 +32,11 @@ class Customer(Protocol):
     def transferred(self) -> None: ...
 
 
-def build_customer(name: str, task: Task, domain: Domain) -> Customer:
-    """The customer called `name` (`scripted` or `litellm:MODEL`)."""
-    if name == SCRIPTED:
+def build_customer(model: UserModel | None, task: Task, domain: Domain) -> Customer:
+    """The customer of a task: played by `model`, or the scripted one without it."""
+    if model is None:
         return ScriptedCustomer(task, [tool["function"]["name"] for tool in domain.user_tools])
-    return ModelCustomer(task, domain, litellm_completion(name.removeprefix("litellm:")))
+    return ModelCustomer(task, domain, model)
 
 
 def facts(task: Task) -> list[str]:
@@ -117,7 +116,7 @@ def _arguments(text: str, tool: str, gold: Sequence[GoldAction]) -> dict[str, An
 class ModelCustomer:
     """A model with tau2's own guidelines and scenario prompt. Roles are flipped: the customer is the assistant."""
 
-    def __init__(self, task: Task, domain: Domain, complete: Completion) -> None:
+    def __init__(self, task: Task, domain: Domain, complete: UserModel) -> None:
         tools = list(domain.user_tools) or None
         # Only for its prompt: tau2's own simulator swallows provider errors in the gym, and reads a disk cache.
         prompt = UserSimulator(tools=tools, instructions=str(task.user_scenario), llm="unused").system_prompt

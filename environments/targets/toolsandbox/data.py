@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.contract import content_hash
-from environments.targets.third_party import SCRIPTED, TargetInfo, folder_hash, split_all, user_name
+from environments.targets.third_party import TargetInfo, folder_hash, split_all, user_name
 from errors import TargetError
 
 VARIABLE, KEY_VARIABLE = "TRACE_TOOLSANDBOX", "RAPID_API_KEY"
@@ -154,21 +154,21 @@ def _known_splits() -> Mapping[str, int]:
     return {} if known is None else known[has_key()]
 
 
-def describe() -> list[TargetInfo]:
-    """Both variants, whether the checkout is there or not; imports nothing of it."""
+def describe(user: str | None = None) -> list[TargetInfo]:
+    """Both variants with a simulated user, whether the checkout is there or not; imports nothing of it."""
     lines = []
     for variant in VARIANTS:
         name = "toolsandbox" if variant == "base" else f"toolsandbox:{variant}"
         factor = 1 if variant == "base" else 8
         skipped = 0 if has_key() else NETWORK_COUNT * factor
         try:
-            user = user_name(None)
+            player = user_name(user)
             line = TargetInfo(
                 name,
                 LICENCE,
                 {split: count * factor for split, count in _known_splits().items()},
-                data_hash(variant, user),
-                user or SCRIPTED,
+                data_hash(variant, player),
+                player,
                 skipped=skipped,
             )
         except TargetError as error:

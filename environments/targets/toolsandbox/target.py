@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
-from environments.targets.simulated_user import Completion, FactTeller, in_first_person, litellm_completion
+from environments.targets.simulated_user import FactTeller, UserModel, in_first_person
 from environments.targets.third_party import (
-    SCRIPTED,
     TOOL_ERRORS,
     capability,
     error_result,
     of_split,
+    player_of,
     seed_of,
     user_name,
 )
@@ -80,7 +80,7 @@ class ToolSandboxEnvironment:
     examples: Sequence[Message] = ()
     max_steps = MAX_STEPS
 
-    def __init__(self, complete: Completion | None = None) -> None:
+    def __init__(self, complete: UserModel | None = None) -> None:
         """`complete` plays the user; None is the scripted one."""
         self._complete = complete
         self.tools: Sequence[Any] = ()
@@ -240,14 +240,15 @@ def _kind(milestone: Any) -> str:
 
 class ToolSandboxTarget:
     """The base scenarios, or all augmented ones too. Without a key the 28 (224) that need the network are left out and
-    counted in `skipped`."""
+    counted in `skipped`. `user_model` plays a user called `litellm:MODEL`."""
 
     licence = LICENCE
 
-    def __init__(self, variant: str = "base", user: str | None = None) -> None:
+    def __init__(self, variant: str = "base", user: str | None = None, user_model: UserModel | None = None) -> None:
         if variant not in VARIANTS:
             raise TargetError(f"ToolSandbox variant {variant!r} does not exist; the variants are {', '.join(VARIANTS)}")
         self.user = user_name(user)
+        self._user_model = player_of(self.user, user_model)
         self.name = "toolsandbox" if variant == "base" else f"toolsandbox:{variant}"
         self.data_hash = data_hash(variant, self.user)
         found = scenarios()
@@ -271,6 +272,4 @@ class ToolSandboxTarget:
 
     def environment(self) -> ToolSandboxEnvironment:
         """A new environment with the target's user."""
-        return ToolSandboxEnvironment(
-            None if self.user == SCRIPTED else litellm_completion(self.user.removeprefix("litellm:"))
-        )
+        return ToolSandboxEnvironment(self._user_model)

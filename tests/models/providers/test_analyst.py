@@ -8,9 +8,11 @@ from pydantic import BaseModel
 
 from db import open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
-from models.providers.analyst import Analyst, AnalystSettings, Question, most_tokens
+from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.client import ModelClient
 from models.providers.litellm_client import bad_release
+from models.providers.spending import OF_ROUND, SpendingCap, most_tokens
 from tests.models.providers.scripted_analyst import (
     ScriptedAnalyst,
     failed,
@@ -43,13 +45,16 @@ def ask(tmp_path):
         server = ScriptedAnalyst(script).__enter__()
         base = {"model": "hosted_vllm/scripted", "api_base": server.api_base, "backoff_seconds": 0.02, "max_tokens": 64}
         base |= {"deadline_seconds": 5.0, "prompt_price": 1.0, "sampled_price": 2.0}
-        analyst = Analyst(AnalystSettings(**base | settings), round_id, StoredReplies(store), StoredSpend(store))
+        asked, log = AnalystSettings(**base | settings), StoredSpend(store, round_id)
+        client = ModelClient(SpendingCap(asked.limits, log.before, OF_ROUND), log)
+        analyst = Analyst(asked, client, StoredReplies(store))
         opened.extend([(analyst, server, store)])
         return analyst, server, store
 
     yield start
     for analyst, server, store in opened:
         analyst.close()
+        analyst.client.close()
         server.__exit__()
         store.close()
 
@@ -62,7 +67,7 @@ def test_a_good_reply_is_parsed_paid_for_and_never_paid_for_again(ask):
     assert first.request_hash == again.request_hash
     assert len(server.requests) == 1
     assert server.requests[0]["response_format"]["json_schema"]["strict"] is True
-    spent = store.spent(analyst.round_id)
+    spent = store.spent(analyst.client.log.round_id)
     assert (spent["calls"], spent["prompt_tokens"], spent["sampled_tokens"]) == (1, 10, 5)
     assert spent["dollars"] == pytest.approx((10 * 1.0 + 5 * 2.0) / 1e6)
     assert store.row("replies", request_hash=first.request_hash)["completion_tokens"] == 5
@@ -89,7 +94,7 @@ def test_an_unusable_reply_gets_one_repair_that_says_what_was_wrong(ask, bad):
     assert analyst.ask(question()).value.answer == "yes"
     assert len(server.requests) == 2
     assert "not usable" in server.requests[1]["messages"][-1]["content"]
-    assert store.spent(analyst.round_id)["calls"] == 2
+    assert store.spent(analyst.client.log.round_id)["calls"] == 2
 
 
 @pytest.mark.parametrize("bad", [good("no json"), truncated()])
@@ -100,7 +105,7 @@ def test_after_the_repair_it_is_an_error_and_nothing_is_cached(ask, bad):
     assert not found.value.transient
     assert len(server.requests) == 2
     assert store.rows("replies") == []
-    assert store.spent(analyst.round_id)["calls"] == 2
+    assert store.spent(analyst.client.log.round_id)["calls"] == 2
 
 
 def test_what_the_check_says_is_told_to_the_model(ask):
@@ -121,7 +126,7 @@ def test_passing_trouble_is_retried(ask, trouble):
     analyst, server, store = ask(in_turn(trouble, trouble, good({"answer": "yes"})))
     assert analyst.ask(question()).value.answer == "yes"
     assert len(server.requests) == 3
-    assert store.spent(analyst.round_id)["calls"] == 3
+    assert store.spent(analyst.client.log.round_id)["calls"] == 3
 
 
 def test_lasting_trouble_is_one_transient_error_after_all_attempts(ask):
@@ -163,7 +168,7 @@ def test_a_slow_server_meets_the_deadline(ask, step):
         analyst.ask(question())
     assert time.monotonic() - before < 2.0
     assert found.value.transient
-    assert store.spent(analyst.round_id)["calls"] >= 1
+    assert store.spent(analyst.client.log.round_id)["calls"] >= 1
 
 
 def test_a_refusal_is_an_error_at_once(ask):
@@ -226,13 +231,13 @@ def test_caps_stop_before_the_call_that_would_pass_them_and_nothing_is_lost(ask,
         analyst.ask_many([question(f"q{n}") for n in range(6)])
     asked = len(server.requests)
     assert 1 <= asked <= 2
-    spent = store.spent(analyst.round_id)
+    spent = store.spent(analyst.client.log.round_id)
     assert spent["calls"] == asked
     assert len(store.rows("replies")) == asked
     assert spent["prompt_tokens"] + spent["sampled_tokens"] <= cap.get("max_total_tokens", 1e9)
     assert spent["dollars"] <= cap.get("max_dollars", 1e9)
     # The same round without the cap goes on where it stopped: only the rest is asked.
-    more, server, _ = ask(script, round_id=analyst.round_id)
+    more, server, _ = ask(script, round_id=analyst.client.log.round_id)
     found = more.ask_many([question(f"q{n}") for n in range(6)])
     assert [answer.cached for answer in found] == [n < asked for n in range(6)]
     assert len(server.requests) == 6 - asked
@@ -245,7 +250,7 @@ def reply_of(prompt_tokens, sampled_tokens):
 def test_a_cap_counts_what_earlier_processes_of_the_round_spent(ask):
     analyst, _, _ = ask(in_turn(good({"answer": "yes"})), max_calls=1)
     analyst.ask(question())
-    later, server, _ = ask(in_turn(good({"answer": "yes"})), round_id=analyst.round_id, max_calls=1)
+    later, server, _ = ask(in_turn(good({"answer": "yes"})), round_id=analyst.client.log.round_id, max_calls=1)
     with pytest.raises(BudgetExceeded):
         later.ask(question("another"))
     assert server.requests == []

@@ -11,7 +11,8 @@ from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.providers.chat_policy import ChatPolicy, ChatSettings, ChatTurns, openai_messages
-from models.providers.spending import SpendingCap
+from models.providers.client import ModelClient
+from models.providers.spending import Limits, SpendingCap, Spent
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
 
@@ -53,6 +54,16 @@ def settings(server: ScriptedAnalyst, **given: Any) -> ChatSettings:
     return ChatSettings("openai/scripted", server.api_base, **{"price": (1.0, 2.0), "seconds": 60.0, **given})
 
 
+def chat(asked: ChatSettings, cap: SpendingCap | None = None) -> ChatPolicy:
+    """A policy with a client of its own."""
+    return ChatPolicy(asked, ModelClient(cap))
+
+
+def close(policy: ChatPolicy) -> None:
+    policy.close()
+    policy.client.close()
+
+
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.providers.chat_policy.WAITS", (0.01, 0.01))
@@ -66,10 +77,10 @@ def play(policy: ChatPolicy) -> tuple[Trajectory, ChatTurns]:
 
 def test_calls_results_and_words_go_through_the_protocol() -> None:
     with agent(lambda n, r: [calls(("look", {"at": 7})), says("Seen it.")][n]) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         policy.check()
         trajectory, turns = play(policy)
-        policy.close()
+        close(policy)
     assert trajectory.score is not None
     assert trajectory.score.success
     assert (turns.usage.calls, turns.usage.prompt_tokens, turns.usage.sampled_tokens) == (2, 200, 20)
@@ -79,16 +90,16 @@ def test_calls_results_and_words_go_through_the_protocol() -> None:
     assert last["tools"][0]["function"]["name"] == "look"
     assert last["temperature"] == 0.0
     # 3 calls of 100 + 10 tokens at $1 and $2 a million: the probe is paid as well.
-    assert policy.purse.dollars == pytest.approx(3 * 120e-6)
+    assert policy.client.cap.dollars == pytest.approx(3 * 120e-6)
     assert policy.answered_by == {"scripted"}
 
 
 def test_arguments_that_are_no_object_are_the_agents_mistake() -> None:
     answers = [calls(("look", '{"at": ')), calls(("look", "[7]")), says(""), says("I give up.")]
     with agent(lambda n, r: answers[n]) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert trajectory.termination == Termination.DONE
     assert trajectory.score is not None
     assert not trajectory.score.success
@@ -98,20 +109,20 @@ def test_arguments_that_are_no_object_are_the_agents_mistake() -> None:
 
 def test_a_model_without_tool_calling_is_refused_before_work() -> None:
     with ScriptedAnalyst(lambda n, r: says("ping pong")) as server, pytest.raises(ConfigurationError, match="tool"):
-        ChatPolicy(settings(server)).check()
+        chat(settings(server)).check()
     server = ScriptedAnalyst(lambda n, r: failed(400, "tools are not supported"))
     with server, pytest.raises(ConfigurationError, match="enable-auto-tool-choice"):
-        ChatPolicy(settings(server)).check()
+        chat(settings(server)).check()
     with pytest.raises(ConfigurationError, match="has no tool calling"):
-        ChatPolicy(ChatSettings("gpt-3.5-turbo-instruct")).check()
+        chat(ChatSettings("gpt-3.5-turbo-instruct")).check()
 
 
 def test_a_server_that_forces_no_calls_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     refusal = failed(400, "tool_choice can be auto or none for the model in this process")
     with ScriptedAnalyst(lambda n, r: refusal if r.get("tool_choice") == "required" else says("ping")) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         policy.check()
-        policy.close()
+        close(policy)
     assert [r.get("tool_choice") for r in server.requests][-1] == "required"
     assert "cannot be made to call" in caplog.text
 
@@ -119,42 +130,42 @@ def test_a_server_that_forces_no_calls_is_taken_with_a_warning(caplog: pytest.Lo
 def test_a_missing_key_and_a_cap_without_a_price_are_refused_before_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
-        ChatPolicy(ChatSettings("openai/gpt-4.1")).check()
+        chat(ChatSettings("openai/gpt-4.1")).check()
     with pytest.raises(ConfigurationError, match="--price"):
-        ChatPolicy(ChatSettings("openai/unheard-of", "http://127.0.0.1:1/v1"), SpendingCap(cap=1.0)).check()
+        chat(ChatSettings("openai/unheard-of", "http://127.0.0.1:1/v1"), SpendingCap(Limits(dollars=1.0))).check()
 
 
 @pytest.mark.usefixtures("no_waiting")
 def test_what_may_pass_is_tried_again_and_what_stays_is_the_providers_error() -> None:
     with agent(lambda n, r: [failed(503), failed(429), says("Done.")][n]) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert trajectory.score is not None
     with agent(lambda n, r: calls(("look", {"at": 7})) if not n else failed(500)) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert trajectory.score is None
     assert (trajectory.boundary, len(trajectory.steps)) == ("provider", 1)
     with agent(lambda n, r: failed(401, "no such key")) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         assert play(policy)[0].boundary == "configuration"
-        policy.close()
+        close(policy)
 
 
 def test_a_context_that_is_too_small_fails_the_first_turn_and_ends_a_later_one() -> None:
     full = failed(400, "This model's maximum context length is 8192 tokens")
     with agent(lambda n, r: full) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert (trajectory.termination, trajectory.boundary, trajectory.score) == (Termination.ERROR, "policy", None)
     assert "context" in trajectory.error
     with agent(lambda n, r: full if n else calls(("look", {"at": 7}))) as server:
-        policy = ChatPolicy(settings(server))
+        policy = chat(settings(server))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert (trajectory.termination, trajectory.error) == (Termination.CONTEXT, "")
     assert trajectory.score is not None
 
@@ -162,24 +173,24 @@ def test_a_context_that_is_too_small_fails_the_first_turn_and_ends_a_later_one()
 def test_no_call_is_made_that_may_pass_the_cap() -> None:
     with agent(lambda n, r: calls(("look", {"at": 7}))) as server:
         # A call may cost 1000 sampled tokens at $2 a million and a prompt; half a cent holds two, each is cheaper.
-        policy = ChatPolicy(settings(server, max_tokens=1000), SpendingCap(cap=0.0025))
+        policy = chat(settings(server, max_tokens=1000), SpendingCap(Limits(dollars=0.0025)))
         trajectory, _ = play(policy)
-        policy.close()
+        close(policy)
     assert trajectory.boundary == "budget"
     assert 1 <= len(server.requests) <= 4
-    assert policy.purse.dollars <= 0.0025
-    over = SpendingCap(cap=0.5, before=0.4).call("openai/x", 10**6, 0, (1.0, 1.0))
+    assert policy.client.cap.dollars <= 0.0025
+    over = SpendingCap(Limits(dollars=0.5), Spent(dollars=0.4)).call("openai/x", 10**6, 0, (1.0, 1.0))
     with pytest.raises(BudgetExceeded, match="max-cost"), over:
         raise AssertionError("the body of a call over the cap must not run")
 
 
 def test_a_server_that_does_not_answer_in_time() -> None:
     with ScriptedAnalyst(lambda n, r: good("late") | {"seconds": 3}) as server:
-        policy = ChatPolicy(settings(server, seconds=0.3))
+        policy = chat(settings(server, seconds=0.3))
         policy.stop.wait(0)
         with pytest.raises(ProviderError, match=r"0\.3 s"):
             policy._once([{"role": "user", "content": "x"}], [], ChatTurns(policy).usage, {})
-        policy.close()
+        close(policy)
 
 
 def test_worked_examples_without_ids_get_them() -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from environments.contract import Message
+from models.providers.litellm_client import litellm_modules
 from models.serving.fleet.lifecycle import AdapterState
 from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
@@ -76,8 +77,7 @@ def test_official_client_whole_and_streamed_with_tools(running: Running) -> None
 
 
 def test_litellm_client(running: Running) -> None:
-    import litellm
-
+    litellm, _ = litellm_modules()
     asked: Any = {"model": "openai/trace", "api_base": f"{running.url}/v1", "api_key": KEY, "max_retries": 0}
     messages = [{"role": "user", "content": "refund"}]
     answer = litellm.completion(**asked, messages=messages)

@@ -25,6 +25,7 @@ from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst
 from tests.models.vllm.vllm_stub import vllm_stub
+from tests.tasks.talking_target import MODEL, USER, TalkTarget
 
 TARGET = "tests.tasks.counting_target:target"
 
@@ -145,6 +146,24 @@ def test_the_money_cap_counts_earlier_runs() -> None:
         assert more.dollars <= 0.0012 + 1e-6
         done, _ = evaluate("my-model", options, workers=1, max_cost=1.0)
     assert done.owed == 0
+
+
+def test_the_money_cap_holds_for_policy_and_simulated_user_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.measuring.targets.load_target", TalkTarget)
+    monkeypatch.setenv("TRACE_TARGET_USER", USER)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    with agent(lambda n, r: says("Yes.")) as server:
+        monkeypatch.setenv("OPENAI_API_BASE", server.api_base)
+        options = PolicyOptions(api_base=server.api_base, price=(1.0, 1.0), max_tokens=100)
+        row, noop = evaluate("my-model", options, target="talk", max_cost=0.0091)
+        assert 0 < row.dollars <= 0.0091
+        assert "max-cost" in row.stopped
+        assert noop.owed == 4, "what the user of the no-op row would cost is under the same cap"
+        whole, noop = evaluate("my-model", options, target="talk", max_cost=1.0)
+        assert (whole.owed, noop.owed) == (0, 0)
+    with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
+        rows = store.rows("spend", stage=f"evaluation:{whole.evaluation}")
+    assert {r["model"] for r in rows} == {"openai/my-model", MODEL}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from db import open_store
 from errors import LabelError, ProviderError
 from models.providers.analyst import Analyst, AnalystSettings, Answer
 from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.client import ModelClient
 from tasks.mining.agreement import agreement
 from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label, mine
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
@@ -287,7 +288,7 @@ def test_the_stage_ends_well_over_http_and_resumes_for_nothing(tmp_path):
     round_id = store.start_round("shop", "hash", 0, "test", {}).id
     with ScriptedAnalyst(script) as server:
         settings = AnalystSettings("hosted_vllm/scripted", server.api_base, backoff_seconds=0.01, concurrency=4)
-        analyst = Analyst(settings, round_id, StoredReplies(store), StoredSpend(store))
+        analyst = Analyst(settings, ModelClient(log=StoredSpend(store, round_id)), StoredReplies(store))
         result = mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
         assert [row.name for row in result.selections if row.selected] == ["check_before_cancel"]
         assert result.labelling.refused == ()
@@ -296,11 +297,11 @@ def test_the_stage_ends_well_over_http_and_resumes_for_nothing(tmp_path):
         again = mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
         assert len(server.requests) == asked
         assert again.labelling.labels.equals(result.labelling.labels)
-        analyst.close()
+        analyst.client.close()
     with ScriptedAnalyst(lambda number, request: refused()) as server:
         settings = AnalystSettings("hosted_vllm/refusing", server.api_base, backoff_seconds=0.01)
-        analyst = Analyst(settings, round_id, StoredReplies(store), StoredSpend(store))
+        analyst = Analyst(settings, ModelClient(log=StoredSpend(store, round_id)), StoredReplies(store))
         with pytest.raises(ProviderError, match="refused"):
             mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
-        analyst.close()
+        analyst.client.close()
     store.close()

@@ -11,6 +11,8 @@ from environments.validation.checks import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
+from models.providers.client import ModelClient
+from models.providers.spending import OF_ROUND, SpendingCap
 from tasks.synthesis.module_writer import Brief, SynthesisRules, result_shapes, synthesize
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
@@ -62,13 +64,14 @@ def run(tmp_path):
         base = {"backoff_seconds": 0.01, "deadline_seconds": 5.0, "attempts": 3}
         model = settings.pop("model", "hosted_vllm/scripted")
         options = AnalystSettings(model, server.api_base, **base | settings)
-        analyst = Analyst(options, round_id, StoredReplies(store), StoredSpend(store))
+        client = ModelClient(SpendingCap(options.limits, refusal=OF_ROUND), StoredSpend(store, round_id))
+        analyst = Analyst(options, client, StoredReplies(store))
         opened.append((analyst, server, store))
         return synthesize(analyst, BRIEF, calibrate, SynthesisRules(LIMITS), known, keep), server, store
 
     yield start
     for analyst, server, store in opened:
-        analyst.close()
+        analyst.client.close()
         server.__exit__()
         store.close()
 
