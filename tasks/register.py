@@ -9,11 +9,11 @@ from prefect.artifacts import create_link_artifact
 
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
+from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.adapters import adapter_id, load_trained
 from tasks.round.context import current
-from tasks.round.policies import fingerprint_of
 from tasks.round.retries import RETRIES
 from tasks.round.rollouts import Playground, outcomes, play_owed
 from tasks.synthesis.calibration import FRESH_SEED
@@ -29,7 +29,7 @@ def register(round_id: str, capability: str, environment_id: str, run: str) -> d
         identity, environment = adapter_id(round_id, capability), stored_environment(context, capability)
         name = load_trained(context, capability)
         with context.model:
-            proof = fingerprint_of(context.policy, context.base, context.target.environment(), name)
+            proof = fingerprint_on(context.policy, context.probe, name)
         moved = proof.largest_move
         rollout = context.settings.rollout
         ground = Playground(

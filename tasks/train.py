@@ -14,7 +14,6 @@ from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingSettings, train_adapter
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context, Stopwatch, current
-from tasks.round.policies import probe_ids, training_actor
 from tasks.round.progress import Meter
 from tasks.round.retries import RETRIES
 from tasks.round.rollouts import Playground, trajectory_row
@@ -91,8 +90,7 @@ def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]
 
         done = len(context.store.rows("training_steps", adapter_id=identity))
         with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
-            probe, _ = probe_ids(context.base, context.target.environment())
-            actor = training_actor(context.policy, context.base, context.settings, probe, f"{capability}@{round_id}")
+            actor = context.backend.actor(context.probe.ids, f"{capability}@{round_id}")
             result = train_adapter(
                 environment, actor, context.base.renderer, settings, output, on_step, on_trajectories
             )

@@ -21,15 +21,16 @@ from environments.contract import Target, TargetTask
 from errors import ConfigurationError, StoreError
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
-from models.local.policy import LocalPolicy
+from models.policy import TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies, StoredSpend
-from models.vllm.policy import VllmPolicy
+from models.renderer import Conversation
 from settings import Settings, load_settings, writable_folder
 from tasks.round.analyst import analyst_settings
-from tasks.round.policies import open_policy
+from tasks.round.policies import Backend, open_backend
 from tasks.round.preflight import check_analyst
 from tasks.round.registry import registry_name
+from tasks.round.target_prompt import first_opening
 from tasks.round.traffic import target_named
 
 T = TypeVar("T")
@@ -77,9 +78,21 @@ class Context:
         return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
 
     @cached_property
-    def policy(self) -> LocalPolicy | VllmPolicy:
+    def backend(self) -> Backend:
+        """The policy that samples, and who samples in training; closed when the round is let go of."""
+        opened = open_backend(self.settings, self.base)
+        self.closing.callback(opened.policy.close)
+        return opened
+
+    @property
+    def policy(self) -> TrainablePolicy:
         """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
-        return open_policy(self.settings, self.base)
+        return self.backend.policy
+
+    @cached_property
+    def probe(self) -> Conversation:
+        """How the target's first task opens, as the policy reads it: where a new adapter must show that it is live."""
+        return self.base.renderer.start(*first_opening(self.target))
 
     @cached_property
     def registry(self) -> Registry:
@@ -186,8 +199,6 @@ def forget(round_id: str) -> None:
     context = _OPEN.pop(round_id, None)
     if context is not None:
         context.closing.close()
-        if isinstance(policy := context.__dict__.get("policy"), VllmPolicy):
-            policy.close()
 
 
 def peak_gib() -> float:

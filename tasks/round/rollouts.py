@@ -9,7 +9,7 @@ from typing import Any
 from db import CheckRow, StepRow, TrajectoryRow
 from environments.contract import Environment, TargetTask
 from models.episodes import Episode, Player, Trajectory, trajectory_id
-from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
+from models.policy import MessagePolicy, PolicyIdentity, Sampling, TokenPolicy
 from tasks.round.context import Context, current
 from tasks.round.progress import Meter
 from tasks.round.traffic import TrafficTarget, import_conversations
@@ -55,7 +55,7 @@ def play_owed(
     context: Context,
     ground: Playground,
     episodes: Sequence[Episode],
-    policy: TokenPolicy | ScriptedPolicy | None = None,
+    policy: TokenPolicy | MessagePolicy | None = None,
     what: str = "",
 ) -> list[str]:
     """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`."""

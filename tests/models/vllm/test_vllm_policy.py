@@ -110,7 +110,7 @@ def test_an_adapter_that_the_server_lost_is_loaded_again(stub: Stub, policy: Vll
 def test_servers_seeing_the_folder_elsewhere(stub: Stub, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "one").mkdir(parents=True)
-    policy = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, (tmp_path / "ours", str(theirs)))
+    policy = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, tmp_path / "ours", str(theirs))
     policy.load_adapter("a@v1-1", "abc", tmp_path / "ours" / "one")
     assert stub.names == {"a@v1-1"}
     policy.close()
