@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from environments.contract import Prompt
 from environments.targets.shop.target import target
 from models.local.base import embedded_folder, load_base
 from models.local.packed import PackedLinear
@@ -31,7 +32,7 @@ def prompts(renderer: Any, count: int) -> tuple[list[list[int]], int]:
     for task in (tasks * (count // len(tasks) + 1))[:count]:
         environment = shop.environment()
         first = environment.reset(task)
-        talk = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+        talk = renderer.start(Prompt.of(environment), first.messages)
         rows.append(talk.ids)
         shared = talk.shared
     return rows, shared

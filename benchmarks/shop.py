@@ -15,7 +15,7 @@ from environments.contract import SPLITS, TargetTask
 from environments.targets.shop.target import target
 from models.episodes import Episode, Player, Trajectory, play_all
 from models.local.base import load_base
-from models.policy import Sampling, ScriptedPolicy
+from models.policy import MessagePolicy, Sampling
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 from settings import load_settings
 
@@ -34,7 +34,7 @@ def by_family(trajectories: list[Trajectory]) -> dict[str, float]:
     return dict(sorted(((f, success(g)) for f, g in groups.items()), key=lambda pair: pair[1]))
 
 
-def play(policy: ScriptedPolicy, tasks: list[TargetTask]) -> float:
+def play(policy: MessagePolicy, tasks: list[TargetTask]) -> float:
     """Success of a policy without a model."""
     return success(play_all(Player(target().environment, policy, None, Sampling()), [Episode(t.id, t) for t in tasks]))
 

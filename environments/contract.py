@@ -124,6 +124,21 @@ class Termination(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """What stands in front of a conversation: the policy text, the tools on offer (OpenAI function schemas), and worked
+    turns between the two and the conversation's first message."""
+
+    instructions: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    examples: Sequence[Message] = ()
+
+    @classmethod
+    def of(cls, environment: Environment) -> Prompt:
+        """The prompt that an environment shows now; valid after `reset`, because some decide it by task."""
+        return cls(environment.instructions, tuple(environment.tools), tuple(environment.examples))
+
+
 @runtime_checkable
 class Environment(Protocol):
     """One episode at a time; build another for another. `tools`, `instructions` and `examples` are valid after `reset`.

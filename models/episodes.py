@@ -18,6 +18,7 @@ from environments.contract import (
     Environment,
     Message,
     Observation,
+    Prompt,
     Score,
     TargetTask,
     Termination,
@@ -25,7 +26,7 @@ from environments.contract import (
 )
 from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
-from models.policy import Generation, PolicyIdentity, Request, Sampling, ScriptedPolicy, TokenPolicy
+from models.policy import Generation, MessagePolicy, PolicyIdentity, Request, Sampling, TokenPolicy
 from models.renderer import Conversation, Renderer
 
 P = ParamSpec("P")
@@ -110,7 +111,7 @@ class Player:
     def __init__(
         self,
         make: Callable[[], Environment],
-        policy: TokenPolicy | ScriptedPolicy,
+        policy: TokenPolicy | MessagePolicy,
         renderer: Renderer | None,
         sampling: Sampling,
         window: int = 64,
@@ -216,7 +217,7 @@ class Player:
             episode, identity, (), (), Conversation(), Termination.ERROR, None, 0.0, str(problem), problem.boundary
         )
 
-    def _play_scripted(self, episode: Episode, policy: ScriptedPolicy) -> Trajectory:
+    def _play_scripted(self, episode: Episode, policy: MessagePolicy) -> Trajectory:
         try:
             playing, observation = self._begin(episode)
         except TraceError as problem:
@@ -251,9 +252,7 @@ class Player:
                     continue
                 environment = playing.environment
                 try:
-                    playing.conversation = renderer.start(
-                        environment.instructions, environment.tools, environment.examples, first.messages
-                    )
+                    playing.conversation = renderer.start(Prompt.of(environment), first.messages)
                     policy.submit(self._request(playing))
                 except TraceError as problem:
                     yield self._end(playing, Termination.ERROR, problem)

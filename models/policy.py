@@ -1,18 +1,19 @@
 """What acts: the policy contract, and the identity under which its trajectories are stored.
 
-A *token policy* (local or vLLM) takes token ids and gives token ids with log-probabilities; it can be trained.
-A *scripted policy* (oracle, noop, random, or an API model without token ids) maps a conversation to an action; it
-can be rolled out and evaluated only.
+A *token policy* takes token ids and gives token ids with log-probabilities. Both backends (the model in this process,
+vLLM servers) are *trainable*: they also take adapters. A *message policy* (an API model without token ids, or oracle,
+noop, random) maps a conversation to an action; it can be rolled out and evaluated only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from environments.contract import Action, Environment, Message, content_hash
-from errors import TraceError
+from errors import ContextOverflow, PolicyError, TraceError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,17 @@ class Request:
     sampling: Sampling
     adapter: str | None = None
     shared: int = 0
+
+    def check(self, context: int, advice: str) -> None:
+        """Refuse a turn that a backend of `context` tokens cannot answer: `PolicyError` without a prompt,
+        `ContextOverflow` (with `advice`) when prompt and answer do not fit."""
+        count, more = len(self.prompt), self.sampling.max_tokens
+        if not count:
+            raise PolicyError(f"session {self.session!r}: the prompt is empty; give at least one token")
+        if count + more > context:
+            raise ContextOverflow(
+                f"session {self.session!r} needs {count} prompt + {more} new tokens, the context is {context}; {advice}"
+            )
 
 
 @dataclass(frozen=True)
@@ -84,9 +96,35 @@ class TokenPolicy(Protocol):
     def release(self, session: str) -> None: ...
 
 
+class TrainablePolicy(TokenPolicy, Protocol):
+    """A token policy that adapters can be loaded into: what a round needs of the backend that samples.
+
+    `rows` is the number of turns that it computes at once, `adapters` the names that are loaded. `adapter_name` is the
+    name to load an adapter under: `origin` (a round's id) and `digest` (its SHA-256) are in it where names must not be
+    used twice. `load_adapter` takes a PEFT folder that was checked (`models/adapters/loading.py`). `generate` finishes
+    all requests, `score` gives log-probabilities (nats, temperature 1) of the last `count` of `ids`. `close` ends what
+    is in flight and gives back what the policy holds elsewhere: memory, connections, adapters on servers.
+    """
+
+    rows: int
+
+    @property
+    def adapters(self) -> tuple[str, ...]: ...
+    def adapter_name(self, capability: str, origin: str, digest: str) -> str: ...
+    def load_adapter(self, name: str, digest: str, folder: Path) -> None: ...
+    def unload_adapter(self, name: str) -> None: ...
+    def generate(self, requests: Sequence[Request]) -> list[Generation]: ...
+    def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]: ...
+    def close(self) -> None: ...
+
+
 @runtime_checkable
-class ScriptedPolicy(Protocol):
-    """Maps the conversation so far to an action. `environment` is given for oracles; others must not touch it."""
+class MessagePolicy(Protocol):
+    """Maps the conversation so far to an action: an API model, or a script (oracle, noop, random).
+
+    One protocol for both, because the player asks the same of them. The prompt is the environment's instructions, tools
+    and examples; only an oracle may ask more of it.
+    """
 
     def identity(self, adapter: str | None = None) -> PolicyIdentity: ...
     def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action: ...

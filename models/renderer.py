@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from environments.contract import Action, Message, ToolCall, canonical_json, content_hash
+from environments.contract import Action, Message, Prompt, ToolCall, canonical_json, content_hash
 from errors import ConfigurationError
 
 CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
@@ -235,16 +235,10 @@ class Renderer:
         """The text of a message."""
         return self.calls.write(message.content, message.tool_calls) if message.role == "assistant" else message.content
 
-    def start(
-        self,
-        instructions: str,
-        tools: Sequence[Mapping[str, Any]],
-        examples: Sequence[Message],
-        first: Sequence[Message],
-    ) -> Conversation:
-        """The prompt of an episode's first turn. Instructions and examples are its shared part."""
+    def start(self, prompt: Prompt, first: Sequence[Message]) -> Conversation:
+        """A conversation up to its first turn: `first` behind the prompt, which is its shared part."""
         conversation = Conversation()
-        messages = [Message("system", self.calls.system(instructions, tools)), *examples]
+        messages = [Message("system", self.calls.system(prompt.instructions, prompt.tools)), *prompt.examples]
         conversation.append(self._encode(self._start, special=True), False)
         for index, message in enumerate(messages):
             if index:

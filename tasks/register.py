@@ -7,11 +7,11 @@ from prefect.artifacts import create_link_artifact
 
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
+from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.adapters import adapter_id, load_trained
 from tasks.round.context import Context
-from tasks.round.policies import fingerprint_of
 from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import Playground, outcomes, play_owed
 from tasks.round.stage import stage
@@ -22,15 +22,13 @@ from tasks.synthesis.environments import stored_environment
 @stage("register", title="register {capability}")
 def register(context: Context, capability: str) -> RegisterResult:
     """Probe the adapter, measure it on fresh seeds against the base, and register it in MLflow as challenger."""
-    environment_id, run = (
-        context.result(SynthesizeResult, capability).environment,
-        context.result(TrainResult, capability).run,
-    )
+    environment_id = context.result(SynthesizeResult, capability).environment
+    run = context.result(TrainResult, capability).run
     identity = adapter_id(context.round.id, capability)
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     name = load_trained(context, capability)
     with context.model:
-        proof = fingerprint_of(context.policy, context.base, context.target.environment(), name)
+        proof = fingerprint_on(context.policy, context.probe, name)
     moved = proof.largest_move
     rollout = context.settings.rollout
     ground = Playground(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from environments.contract import Generators, Message, TargetTask
+from environments.contract import Generators, Message, Prompt, TargetTask
 from models.router.first_observation import Opening, embed_openings, opening_of, openings
 from models.router.router import RouteDecision, Router
 from models.router.validation import calibrated, choose_mode
@@ -38,7 +38,7 @@ def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
         roles = [m["role"] for m in row.messages]
         if "assistant" in roles and roles[0] != "assistant":
             first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
-            found[row.id] = opening_of(environment, context.base.renderer, first)
+            found[row.id] = opening_of(Prompt.of(environment), context.base.renderer, first)
     environment.close()
     return {i: found[i] for i in ids if i in found}
 

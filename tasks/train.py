@@ -13,7 +13,6 @@ from models.training.grpo import StepRecord, TrainingSettings, train_adapter
 from settings import Settings
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context, Stopwatch
-from tasks.round.policies import probe_ids, training_actor
 from tasks.round.progress import Meter
 from tasks.round.results import SynthesizeResult, TrainResult
 from tasks.round.rollouts import Playground, trajectory_row
@@ -90,8 +89,7 @@ def train(context: Context, capability: str) -> TrainResult:
 
     done = len(context.store.rows("training_steps", adapter_id=identity))
     with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
-        probe, _ = probe_ids(context.base, context.target.environment())
-        actor = training_actor(context.policy, context.base, context.settings, probe, f"{capability}@{round_id}")
+        actor = context.backend.actor(context.probe.ids, f"{capability}@{round_id}")
         result = train_adapter(environment, actor, context.base.renderer, settings, output, on_step, on_trajectories)
     context.environment.seconds += result.environment_seconds
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds

@@ -19,6 +19,7 @@ from environments.contract import (
     Generators,
     Message,
     Observation,
+    Prompt,
     Score,
     Target,
     TargetTask,
@@ -53,15 +54,6 @@ class WrittenSpec:
         return content_hash(asdict(self))
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What stands in front of a conversation."""
-
-    instructions: str
-    tools: tuple[Mapping[str, Any], ...]
-    examples: tuple[Message, ...]
-
-
 def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
     """The prompt of the first diagnosis task that offers all tools in `names` (targets may differ by task).
 
@@ -73,7 +65,7 @@ def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
             environment.reset(task)
             offered = {str(tool["function"]["name"]) for tool in environment.tools}
             if offered.issuperset(names):
-                return Prompt(environment.instructions, tuple(environment.tools), tuple(environment.examples))
+                return Prompt.of(environment)
     finally:
         environment.close()
     raise TargetError(f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task")

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from errors import ContextOverflow, PolicyError
+from errors import PolicyError
+from models.adapters.deltas import folder_deltas
 from models.local.attention import check_supported
 from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass
 from models.local.layer_mean import LayerMean
@@ -59,9 +61,7 @@ class LocalPolicy:
 
     def identity(self, adapter: str | None = None) -> PolicyIdentity:
         """Identity with the adapter's content hash."""
-        mine = self._identity
-        key = "" if adapter is None else self._adapter(adapter)[0]
-        return PolicyIdentity(mine.base, mine.revision, mine.dtype, key, mine.renderer)
+        return replace(self._identity, adapter="" if adapter is None else self._adapter(adapter)[0])
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -75,7 +75,15 @@ class LocalPolicy:
             known = ", ".join(sorted(self._adapters)) or "none"
             raise PolicyError(f"adapter {name!r} is not loaded (loaded: {known}); load it first") from None
 
-    def load_adapter(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
+    def adapter_name(self, capability: str, origin: str, digest: str) -> str:
+        """The capability: what was computed with an adapter goes with it, so names may be used again."""
+        return capability
+
+    def load_adapter(self, name: str, digest: str, folder: Path) -> None:
+        """Make a PEFT folder available as `name`; same name = replaced."""
+        self.load_deltas(name, digest, folder_deltas(folder)[1])
+
+    def load_deltas(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
         """Make `deltas` (module name -> (out, in), already scaled) available as `name`; same name = replaced."""
         unknown = [key for key in deltas if key not in self.twin.layers]
         if unknown:
@@ -104,15 +112,7 @@ class LocalPolicy:
         """Queue one turn. Raises `ContextOverflow` before the first token if it cannot fit."""
         if request.adapter is not None:
             self._adapter(request.adapter)
-        if not request.prompt:
-            raise PolicyError(f"session {request.session!r}: the prompt is empty; give at least one token")
-        need = len(request.prompt) + request.sampling.max_tokens
-        if need > self.context:
-            raise ContextOverflow(
-                f"session {request.session!r} needs {len(request.prompt)} prompt + "
-                f"{request.sampling.max_tokens} new tokens, the model's context is {self.context}; "
-                "shorten the instructions or use a model with a longer context"
-            )
+        request.check(self.context, "shorten the instructions or use a model with a longer context")
         # At least the last token is the row's own: its hidden state is what the first draw needs.
         self._queue.append(replace(request, shared=min(request.shared, len(request.prompt) - 1)))
 
@@ -134,6 +134,12 @@ class LocalPolicy:
         self._slots.clear()
         self._prefixes.clear()
         self._cache.clear()
+
+    def close(self) -> None:
+        """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
+        self._queue.clear()
+        self._active = 0
+        self.free_buffers()
 
     def poll(self) -> list[Generation]:
         """Compute until at least one turn is finished; [] when nothing is in flight."""
@@ -274,9 +280,8 @@ class LocalPolicy:
             (i for i in range(self._active, len(self._slots)) if self._slots[i].session == request.session), None
         )
         if place is None:
-            if (
-                len(self._slots) == self.rows
-            ):  # every slot is held by a session between turns: the oldest is computed again
+            if len(self._slots) == self.rows:
+                # Every slot is held by a session between turns: the oldest is computed again.
                 self.release(self._slots[self._active].session)
             place = len(self._slots)
             self._slots.append(Row(request.session, request.adapter, prefix))

@@ -73,7 +73,7 @@ class Usage:
 
 
 class ChatPolicy:
-    """A scripted policy (`models.policy`) on an API model; safe to use from several threads, one `ChatTurns` each.
+    """A message policy (`models.policy`) on an API model; safe to use from several threads, one `ChatTurns` each.
 
     `stop` makes everything under way end at its next wait. `answered_by` collects the names that the provider gave."""
 

@@ -7,13 +7,13 @@ computed once and kept by the policy. Not covered: policies outside this process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from environments.contract import Environment, Message, TargetTask
+from environments.contract import Environment, Message, Prompt, TargetTask
 from errors import ConfigurationError, PolicyError
 from models.local.policy import LocalPolicy
 from models.renderer import Renderer
@@ -38,22 +38,11 @@ class Opening:
     text: str
 
 
-class PromptContext(Protocol):
-    """What stands before every conversation of a target; an `Environment` has it."""
-
-    @property
-    def instructions(self) -> str: ...
-    @property
-    def tools(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def examples(self) -> Sequence[Message]: ...
-
-
-def opening_of(around: PromptContext, renderer: Renderer, first: Sequence[Message]) -> Opening:
+def opening_of(prompt: Prompt, renderer: Renderer, first: Sequence[Message]) -> Opening:
     """The opening that begins with the messages `first`, without the turn markers around them: those are equal for
     all tasks, and half of the tokens of a short request."""
-    start = renderer.start(around.instructions, around.tools, around.examples, first)
-    before = around.examples[-1].role if around.examples else "system"
+    start = renderer.start(prompt, first)
+    before = prompt.examples[-1].role if prompt.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
     end = len(start.ids) - len(renderer.separator(first[-1].role, "assistant"))
     if shared >= end:  # nothing was said: the markers are all there is
@@ -63,7 +52,8 @@ def opening_of(around: PromptContext, renderer: Renderer, first: Sequence[Messag
 
 def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
     """Reset `environment` to `task`; the opening of its first observation."""
-    return opening_of(environment, renderer, environment.reset(task).messages)
+    first = environment.reset(task).messages
+    return opening_of(Prompt.of(environment), renderer, first)
 
 
 def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:

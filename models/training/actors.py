@@ -17,7 +17,7 @@ import torch
 
 from models.adapters.deltas import lora_deltas
 from models.adapters.files import export_adapter, order_config
-from models.adapters.fingerprint import BASE_APART, COUNT, Fingerprint, moves, prove
+from models.adapters.fingerprint import BASE_APART, COUNT, LONGEST, Fingerprint, moves, prove
 from models.local.policy import LocalPolicy
 from models.policy import TokenPolicy
 from models.training.forward import token_logprobs
@@ -53,7 +53,7 @@ class LocalActor:
         self.model, self.policy, self.rows = policy.model, policy, policy.rows
 
     def publish(self, step: int, peft: Any) -> str:
-        self.policy.load_adapter(self.name, f"step-{step}", lora_deltas(peft))
+        self.policy.load_deltas(self.name, f"step-{step}", lora_deltas(peft))
         return self.name
 
     def rest(self) -> None:
@@ -65,12 +65,12 @@ class LocalActor:
 
 
 class VllmActor:
-    """vLLM servers sample. `folder` is one that they see; `probe` are ids of a text in which the adapter is looked for
-    (two or more). `name` begins the names of the step's adapters."""
+    """vLLM servers sample. `folder` is one that they see; `probe` are ids of a text in whose end the adapter is looked
+    for (two or more). `name` begins the names of the step's adapters."""
 
     def __init__(self, policy: VllmPolicy, model: Any, folder: Path, probe: Sequence[int], name: str) -> None:
         self.model, self.policy, self.rows = model, policy, policy.rows
-        self.folder, self.probe, self.name = folder, tuple(probe), name
+        self.folder, self.probe, self.name = folder, tuple(probe[-LONGEST:]), name
         self._served: dict[str, Path] = {}
 
     def publish(self, step: int, peft: Any) -> str:

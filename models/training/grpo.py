@@ -27,10 +27,9 @@ from environments.contract import Environment, TargetTask
 from errors import TrainingError
 from models.adapters.files import order_config
 from models.episodes import Episode, Player, Trajectory
-from models.local.policy import LocalPolicy
 from models.policy import Sampling
 from models.renderer import Renderer
-from models.training.actors import Actor, LocalActor
+from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.lora import lora_config
 from models.training.records import (
@@ -226,7 +225,7 @@ class TrainingResult:
 
 def train_adapter(
     source: ScenarioSource,
-    policy: LocalPolicy | Actor,
+    actor: Actor,
     renderer: Renderer,
     settings: TrainingSettings,
     output: Path,
@@ -235,16 +234,14 @@ def train_adapter(
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`.
 
-    `policy` samples: the local one, on the model that is trained, or an actor. The base model is left as it was found.
-    Raises `TrainingError` when the loss is not finite or nothing is
-    informative.
+    `actor` samples, on the model that is trained or on servers. The base model is left as it was found.
+    Raises `TrainingError` when the loss is not finite or nothing is informative.
     """
     from datasets import Dataset
     from peft import get_peft_model
 
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
-    actor = LocalActor(policy) if isinstance(policy, LocalPolicy) else policy
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
     rows = settings.groups * settings.group_size
     micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)

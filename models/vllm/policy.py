@@ -11,6 +11,7 @@ name, fails all of them: then `poll` raises, and the task is tried again.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import zlib
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, TraceError
+from errors import AdapterError, ConfigurationError, PolicyError, TraceError
+from models.adapters.files import adapter_digest, export_adapter
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.vllm.server import ModelMissing, ServerAway, VllmServer
 
@@ -28,8 +30,9 @@ logger = logging.getLogger("trace.models")
 class VllmPolicy:
     """Token policy on vLLM servers that serve the same base. `concurrency` is the number of turns in flight.
 
-    `identity` is the base's, with the renderer's fingerprint. `server_folder` is how the servers see `lora_folder`
-    (the same path when None). Raises `ServerAway` or `ConfigurationError` when a server is not there or not as needed.
+    `identity` is the base's, with the renderer's fingerprint. Adapters are copied into `lora_folder`, which the servers
+    see as `server_folder` (the same path when ""); None leaves them where they are.
+    Raises `ServerAway` or `ConfigurationError` when a server is not there or not as needed.
     """
 
     def __init__(
@@ -38,13 +41,14 @@ class VllmPolicy:
         identity: PolicyIdentity,
         stop_ids: frozenset[int],
         concurrency: int = 64,
-        server_folder: tuple[Path, str] | None = None,
+        lora_folder: Path | None = None,
+        server_folder: str = "",
     ) -> None:
         if not servers:
             raise ConfigurationError("no vLLM server is given; set policy.url")
         self.servers, self.stop_ids, self.rows = tuple(servers), stop_ids, concurrency
         self.context = min(server.check() for server in servers)
-        self._identity, self._server_folder = identity, server_folder
+        self._identity, self._lora_folder, self._server_folder = identity, lora_folder, server_folder
         self._adapters: dict[str, tuple[str, Path]] = {}
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="vllm")
         self._open: dict[Future[Generation], str] = {}
@@ -83,13 +87,18 @@ class VllmPolicy:
             known = ", ".join(sorted(self._adapters)) or "none"
             raise PolicyError(f"adapter {name!r} is not loaded (loaded: {known}); load it first") from None
 
+    def adapter_name(self, capability: str, origin: str, digest: str) -> str:
+        """A name for ever: servers keep what they computed by name, and may serve other rounds too."""
+        return f"{capability}@{origin}-{digest[:8]}"
+
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server."""
         if name in self._adapters:
             raise AdapterError(f"adapter name {name!r} was used before; a server's caches need a new one")
+        shared = self._shared(name, folder)
         for server in self.servers:
-            server.load(name, self._seen(folder))
-        self._adapters[name] = (digest, folder)
+            server.load(name, self._seen(shared))
+        self._adapters[name] = (digest, shared)
 
     def unload_adapter(self, name: str) -> None:
         """Take the adapter from every server; one that is away has forgotten it anyway."""
@@ -101,12 +110,25 @@ class VllmPolicy:
                 logger.warning("adapter %s was not unloaded: %s", name, problem)
         del self._adapters[name]
 
+    def _shared(self, name: str, folder: Path) -> Path:
+        """The folder where servers read it: itself, or its copy in the folder that they share with this process.
+        Raises `AdapterError` for a copy that was changed since an earlier process made it."""
+        if self._lora_folder is None or folder.resolve().is_relative_to(self._lora_folder.resolve()):
+            return folder
+        shared = self._lora_folder / name
+        if not shared.exists():
+            part = export_adapter(folder, shared.with_name(f".{name}.{os.getpid()}"))
+            part.rename(shared)
+        if adapter_digest(shared) != adapter_digest(folder):
+            raise AdapterError(f"{shared} is not what was trained; remove it and start again")
+        return shared
+
     def _seen(self, folder: Path) -> str:
         """The folder's path as the servers see it."""
-        if self._server_folder is None:
+        if self._lora_folder is None or not self._server_folder:
             return str(folder.resolve())
-        ours, theirs = self._server_folder
-        return f"{theirs.rstrip('/')}/{folder.resolve().relative_to(ours.resolve()).as_posix()}"
+        inside = folder.resolve().relative_to(self._lora_folder.resolve())
+        return f"{self._server_folder.rstrip('/')}/{inside.as_posix()}"
 
     # --- sampling ---------------------------------------------------------------------------------------------
 
@@ -114,15 +136,7 @@ class VllmPolicy:
         """Send one turn. Raises `ContextOverflow` before anything is sent if it cannot fit."""
         if request.adapter is not None:
             self._adapter(request.adapter)
-        if not request.prompt:
-            raise PolicyError(f"session {request.session!r}: the prompt is empty; give at least one token")
-        need = len(request.prompt) + request.sampling.max_tokens
-        if need > self.context:
-            raise ContextOverflow(
-                f"session {request.session!r} needs {len(request.prompt)} prompt + "
-                f"{request.sampling.max_tokens} new tokens, the server's context is {self.context}; "
-                "start it with a larger --max-model-len"
-            )
+        request.check(self.context, "start the server with a larger --max-model-len")
         self._open[self._pool.submit(self._turn, request)] = request.session
 
     def poll(self) -> list[Generation]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from db import Store, TrajectoryRow, row_id
-from environments.contract import Target, TargetTask, content_hash
+from environments.contract import Prompt, Target, TargetTask, content_hash
 from environments.targets.third_party import MODEL_USER
 from errors import ConfigurationError
 from models.episodes import Episode, Player, Trajectory, trajectory_id
@@ -270,8 +270,7 @@ def check_context(spec: EvaluationSpec, acting: LoadedPolicy) -> int:
         try:
             first = environment.reset(task).messages
             if isinstance(acting.policy, TokenPolicy) and acting.renderer is not None:
-                shown = acting.renderer.start(environment.instructions, environment.tools, environment.examples, first)
-                need = len(shown.ids)
+                need = len(acting.renderer.start(Prompt.of(environment), first).ids)
             else:
                 texts = [environment.instructions, *(m.content for m in (*environment.examples, *first))]
                 need = (sum(map(len, texts)) + len(json.dumps([dict(t) for t in environment.tools]))) // 4

@@ -20,20 +20,20 @@ import httpx
 from environments.contract import Target
 from errors import AdapterError, ConfigurationError, ProviderError
 from models.adapters.files import RegisteredAdapter
-from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
+from models.adapters.fingerprint import prove, read_fingerprint
+from models.adapters.loading import load_folder
+from models.policy import MessagePolicy, PolicyIdentity, Sampling, TokenPolicy, TrainablePolicy
 from models.providers.chat_policy import ChatPolicy, ChatSettings
 from models.providers.client import ModelClient
 from models.providers.litellm_client import known_model
 from models.renderer import Renderer
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
-from models.vllm.policy import VllmPolicy
 from settings import Settings
 
 if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
     from models.local.base import BaseModel
-    from models.local.policy import LocalPolicy
 
-SCRIPTED: dict[str, Callable[[], ScriptedPolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
+SCRIPTED: dict[str, Callable[[], MessagePolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 EMBEDDED = "smollm2-135m"
 Kind = Literal["scripted", "local", "chat", "vllm"]
 # An API model's turn, unless told otherwise; a local model takes what the profile says.
@@ -65,29 +65,22 @@ class PolicyOptions:
 @dataclass(frozen=True)
 class LoadedPolicy:
     """A policy ready to play. `renderer` and `adapter` are a token policy's, `context` is in tokens where it is known,
-    `answered_by` the models that a provider said had answered."""
+    `chat` is the policy once more if it is an API model's. `close` ends threads and connections; a policy on servers
+    takes its adapters from them."""
 
     name: PolicyName
-    policy: TokenPolicy | ScriptedPolicy
+    policy: TokenPolicy | MessagePolicy
     sampling: Sampling
     renderer: Renderer | None = None
     adapter: str | None = None
     window: int = 1
     context: int | None = None
+    chat: ChatPolicy | None = None
+    close: Callable[[], None] = lambda: None
 
     @property
     def identity(self) -> PolicyIdentity:
         return self.policy.identity(self.adapter)
-
-    @property
-    def chat(self) -> ChatPolicy | None:
-        """The policy, if it is an API model's."""
-        return self.policy if isinstance(self.policy, ChatPolicy) else None
-
-    def close(self) -> None:
-        """End calls under way; a policy on servers takes its adapters from them."""
-        if isinstance(self.policy, (ChatPolicy, VllmPolicy)):
-            self.policy.close()
 
 
 def parse_policy(text: str, api_base: str = "") -> PolicyName:
@@ -168,7 +161,7 @@ def _chat_sampling(options: PolicyOptions) -> Sampling:
 
 def _chat(name: PolicyName, chat: ChatSettings, sampling: Sampling, client: ModelClient) -> LoadedPolicy:
     policy = ChatPolicy(chat, client)
-    return LoadedPolicy(name, policy, sampling, context=policy.context)
+    return LoadedPolicy(name, policy, sampling, context=policy.context, chat=policy, close=policy.close)
 
 
 def _served_models(name: PolicyName) -> dict[str, int | None]:
@@ -186,33 +179,28 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
 def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Settings, target: Target) -> LoadedPolicy:
     """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
     from models.local.base import check_base, load_base
-    from tasks.round.policies import check_policy, open_policy
+    from tasks.round.policies import check_policy, open_backend
 
     check_base(name.model)
     check_policy(settings)
     found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
     rollout = settings.rollout
     base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
-    policy = open_policy(settings, base)
+    policy = open_backend(settings, base).policy
     temperature = rollout.temperature if options.temperature is None else options.temperature
-    acting = LoadedPolicy(
+    loaded = LoadedPolicy(
         name, policy, Sampling(temperature, options.max_tokens or rollout.max_tokens), base.renderer,
-        window=2 * policy.rows, context=policy.context,
+        window=2 * policy.rows, context=policy.context, close=policy.close,
     )  # fmt: skip
     try:
-        return acting if found is None else replace(acting, adapter=_proven(policy, settings, base, *found))
+        return loaded if found is None else replace(loaded, adapter=_proven(policy, base, *found))
     except BaseException:
-        acting.close()
+        loaded.close()
         raise
 
 
-def _proven(
-    policy: LocalPolicy | VllmPolicy, settings: Settings, base: BaseModel, adapter: RegisteredAdapter, folder: Path
-) -> str:
+def _proven(policy: TrainablePolicy, base: BaseModel, adapter: RegisteredAdapter, folder: Path) -> str:
     """Load a registered adapter that fits the base and is live; the name to sample with. Raises `AdapterError`."""
-    from models.adapters.fingerprint import prove, read_fingerprint
-    from tasks.round.policies import load_adapter
-
     identity = base.identity
     trained_on = (adapter.tags.get("base", ""), adapter.tags.get("base_revision", ""))
     if trained_on != (identity.base, identity.revision):
@@ -221,7 +209,7 @@ def _proven(
             f"{identity.base} ({identity.revision}); evaluate it on that model"
         )
     expected = read_fingerprint(adapter.tags, adapter.served_name)
-    served, _ = load_adapter(policy, settings, folder, adapter.served_name, "evaluate")
+    served = load_folder(policy, folder, adapter.served_name, "evaluate", adapter.sha256)
     prove(policy, expected, served)
     return served
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from db import row_id
-from errors import AdapterError
+from models.adapters.loading import load_folder
 from tasks.round.context import Context
-from tasks.round.policies import load_adapter
 from tasks.round.results import RegisterResult, SelectResult
 
 
@@ -24,10 +23,4 @@ def load_trained(context: Context, capability: str) -> str:
     row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
     assert row is not None
     folder = context.settings.folder / row["path"]
-    name, digest = load_adapter(context.policy, context.settings, folder, capability, context.round.id)
-    if digest != row["sha256"]:
-        raise AdapterError(
-            f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; "
-            "train it again with --fresh"
-        )
-    return name
+    return load_folder(context.policy, folder, capability, context.round.id, row["sha256"])

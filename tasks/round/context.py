@@ -19,16 +19,17 @@ from environments.contract import Target, TargetTask
 from errors import StoreError
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
-from models.local.policy import LocalPolicy
+from models.policy import TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
-from models.vllm.policy import VllmPolicy
+from models.renderer import Conversation
 from settings import Settings
 from tasks.round.analyst import analyst_settings, round_client, target_of
-from tasks.round.policies import open_policy
+from tasks.round.policies import Backend, open_backend
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult
+from tasks.round.target_prompt import first_opening
 
 
 class Closable(Protocol):
@@ -79,9 +80,21 @@ class Context:
         return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
 
     @cached_property
-    def policy(self) -> LocalPolicy | VllmPolicy:
+    def backend(self) -> Backend:
+        """The policy that samples, and who samples in training; closed with the round."""
+        opened = open_backend(self.settings, self.base)
+        self._closing.callback(opened.policy.close)
+        return opened
+
+    @property
+    def policy(self) -> TrainablePolicy:
         """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
-        return open_policy(self.settings, self.base)
+        return self.backend.policy
+
+    @cached_property
+    def probe(self) -> Conversation:
+        """How the target's first task opens, as the policy reads it: where a new adapter must show that it is live."""
+        return self.base.renderer.start(*first_opening(self.target))
 
     @cached_property
     def registry(self) -> Registry:
@@ -126,8 +139,6 @@ class Context:
     def close(self) -> None:
         """Close what the round keeps open; take its adapters from the servers."""
         self._closing.close()
-        if isinstance(policy := self.__dict__.get("policy"), VllmPolicy):
-            policy.close()
 
     def found(self, kind: type[R], *of: str) -> R | None:
         """The stored result of a stage (of a capability), or None while it is not done.

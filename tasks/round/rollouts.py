@@ -12,7 +12,7 @@ from db import CheckRow, StepRow, Store, TrajectoryRow
 from environments.contract import TargetTask
 from errors import BudgetExceeded
 from models.episodes import Episode, Player, Trajectory, trajectory_id
-from models.policy import PolicyIdentity, Sampling, ScriptedPolicy, TokenPolicy
+from models.policy import MessagePolicy, PolicyIdentity, Sampling, TokenPolicy
 from tasks.round.context import Context
 from tasks.round.progress import Meter
 
@@ -57,7 +57,7 @@ def play_owed(
     context: Context,
     ground: Playground,
     episodes: Sequence[Episode],
-    policy: TokenPolicy | ScriptedPolicy | None = None,
+    policy: TokenPolicy | MessagePolicy | None = None,
     what: str = "",
 ) -> list[str]:
     """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`.

@@ -6,17 +6,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from environments.contract import Message
+from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.blending import QUARTERS, blend, blend_name, blend_parts
-from models.adapters.deltas import folder_deltas
-from models.adapters.files import AdapterRecord
-from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.files import AdapterRecord, adapter_digest
+from models.adapters.fingerprint import TAG
+from models.adapters.loading import fingerprint_on, load_folder
 from models.local.base import load_base
 from tasks.round.registry import open_registry
-from tasks.serving.gateway import preset_of, serving_settings
-
-PROBE = "Please help me with order 314."
+from tasks.round.target_prompt import first_opening
+from tasks.serving.gateway import serving_settings
 
 
 def parse_weights(parts: Sequence[str]) -> dict[str, float]:
@@ -47,16 +46,15 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
     name, quarters = blend_name(weights), blend_parts(weights)
     if name in champions and name in quarters:
         raise ConfigurationError(f"{list(parts)} rounds to {name!r} alone, which is served already; give two or more")
-    base, preset = load_base(settings.base_model, settings.dtype, settings.calls, 1), preset_of(settings)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, 1)
+    probe = base.renderer.start(*first_opening(load_target(settings.target)))
     with tempfile.TemporaryDirectory() as scratch:
         folders = {
             registry.download(champions[c], settings.folder / "served"): q / QUARTERS for c, q in quarters.items()
         }
         folder = blend(base.policy.model, folders, Path(scratch) / "blend", most_rank)
-        digest, deltas = folder_deltas(folder)
-        base.policy.load_adapter(name, digest, deltas)
-        talk = base.renderer.start(preset.instructions, preset.tools, preset.examples, [Message("user", PROBE)])
-        stamp = take_fingerprint(base.policy, talk.ids, name).text()
+        loaded = load_folder(base.policy, folder, name, "blend", adapter_digest(folder))
+        stamp = fingerprint_on(base.policy, probe, loaded).text()
         sources = ", ".join(f"{champions[c].served_name}*{q / QUARTERS:g}" for c, q in sorted(quarters.items()))
         record = AdapterRecord(
             name,

@@ -19,15 +19,16 @@ from models.serving.fleet.lifecycle import Reconciler
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
-from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import TrafficLog
-from models.serving.upstreams.contract import Preset, Upstream
+from models.serving.upstreams.contract import Upstream
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
 from settings import Settings, load_settings
 from tasks.round.policies import open_servers
 from tasks.round.registry import open_registry
+from tasks.round.target_prompt import first_opening
 from tasks.round.traffic import TRAFFIC
 
 logger = logging.getLogger("trace")
@@ -89,13 +90,8 @@ def chosen_router(settings: Settings, store: Store, serving: Serving) -> Router 
 
 def preset_of(settings: Settings) -> Preset:
     """The target's own instructions, tools and worked examples."""
-    target = load_target(settings.target)  # who plays its user changes neither instructions nor tools
-    environment = target.environment()
-    try:
-        environment.reset(target.tasks("diagnosis")[0])
-        return Preset(target.name, environment.instructions, list(environment.tools), tuple(environment.examples))
-    finally:
-        environment.close()
+    target = load_target(settings.target)
+    return Preset(target.name, first_opening(target)[0])
 
 
 def build_gateway(
@@ -118,7 +114,7 @@ def build_gateway(
     rank = settings.policy.max_lora_rank if remote else LOCAL_RANK
     limits = ServerLimits(base.identity.base, base.identity.revision, rank, modules)
     fleet = Fleet(registry, hosts, settings.lora_folder if remote else settings.folder / "served", limits)
-    maker = RouteMaker(engine, base.renderer, router, preset) if router is not None else None
+    maker = RouteMaker(engine, base.renderer, router, preset.prompt) if router is not None else None
     gateway = Gateway(wanted, upstream, fleet, maker, None, None if serving.plain else preset)
     if wanted.sample > 0:
         identity = base.identity

@@ -26,7 +26,7 @@ from tasks.mining.transcripts import compact
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult, SynthesizeResult
 from tasks.round.rollouts import outcomes
-from tasks.round.target_prompt import target_context
+from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of, measure
 from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, result_shapes, synthesize
 
@@ -94,14 +94,14 @@ def brief_of(context: Context, capability: str) -> Brief:
     evidence = [e["id"] for e in (chosen or {}).get("evidence", ())][:EVIDENCE]
     shown, _ = transcripts_of(context, {i: bool(frame[i]) for i in evidence})
     budget = context.settings.analyst.trajectory_tokens
-    policy, tools = target_context(context.target)
+    prompt = target_prompt(context.target)
     conversations = [t.messages for t in context.store.trajectories(None, id=list(frame.index))]
     return Brief(
         capability,
         row["definition"],
         [compact(t.messages, budget, t.id) for t in shown],
-        tools,
-        policy,
+        prompt.tools,
+        prompt.instructions,
         result_shapes(conversations),
     )
 

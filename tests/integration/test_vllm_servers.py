@@ -18,11 +18,12 @@ import pytest
 import torch
 
 from db import open_store
+from environments.contract import Message, Prompt
 from errors import AdapterError, ContextOverflow, PolicyError
-from models.adapters.deltas import folder_deltas
-from models.adapters.files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter
+from models.adapters.files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter, adapter_digest
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.limits import ServerLimits, linear_modules
+from models.adapters.loading import fingerprint_on, load_folder
 from models.adapters.registry import Registry
 from models.local.base import BaseModel
 from models.policy import Request, Sampling
@@ -36,7 +37,7 @@ from models.vllm.server import ModelMissing, VllmServer
 from settings import load_settings
 from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
-from tasks.round.policies import fingerprint_of, load_adapter, open_policy
+from tasks.round.policies import open_backend
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
 from tests.models.training.test_grpo import SMALL, Source, Toy
@@ -76,8 +77,7 @@ class World:
 
     def register(self, capability: str, folder: Path, like: Path | None = None, **tags: str) -> RegisteredAdapter:
         """Register and promote `folder` with the fingerprint of `like`, which is itself if not given."""
-        digest, deltas = folder_deltas(like or folder)
-        self.local.load_adapter("taken", digest, deltas)
+        self.local.load_adapter("taken", "taken", like or folder)
         try:
             taken = take_fingerprint(self.local, self.text, "taken")
         finally:
@@ -109,7 +109,7 @@ def remote(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
     settings = load_settings(
         home=home, policy={"backend": "vllm", "url": world.server.url, "concurrency": 16, "max_lora_rank": MAX_RANK}
     )
-    opened = open_policy(settings, BaseModel(world.local, world.renderer, world.local.identity()))
+    opened = open_backend(settings, BaseModel(world.local, world.renderer, world.local.identity())).policy
     assert isinstance(opened, VllmPolicy)
     yield opened
     opened.close()
@@ -117,8 +117,8 @@ def remote(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[V
 
 def test_ids_and_logprobs_are_those_of_the_local_backend(world: World, remote: VllmPolicy, tmp_path: Path) -> None:
     folder = make_adapter(world.local.model, tmp_path / "made", size=0.3)
-    digest, deltas = folder_deltas(folder)
-    world.local.load_adapter("made", digest, deltas)
+    digest = adapter_digest(folder)
+    world.local.load_adapter("made", digest, folder)
     remote.load_adapter("made@v1-same", digest, folder)
     assert remote.identity("made@v1-same").adapter == world.local.identity("made").adapter
     assert remote.identity().id != world.local.identity().id
@@ -317,12 +317,12 @@ def test_grpo_samples_on_the_server_with_each_steps_adapter(world: World, remote
     assert list(shared.iterdir()) == []
     assert (result.folder / WEIGHTS).is_file()
     # What was trained is loaded for evaluation under a name of its own, and its fingerprint is taken on the server.
-    settings = load_settings(home=tmp_path / "home", policy={"backend": "vllm", "url": world.server.url})
-    base = BaseModel(world.local, world.renderer, world.local.identity())
     strong = make_adapter(world.local.model, tmp_path / "strong", size=0.3, seed=21)
-    name, digest = load_adapter(remote, settings, strong, "toy", "round1")
+    digest = adapter_digest(strong)
+    name = load_folder(remote, strong, "toy", "round1", digest)
     assert name == f"toy@round1-{digest[:8]}"
-    taken = fingerprint_of(remote, base, Toy(), name)
+    probe = world.renderer.start(Prompt.of(Toy()), [Message("user", "Please cancel order 314.")])
+    taken = fingerprint_on(remote, probe, name)
     assert taken.largest_move > 0.1
     remote.unload_adapter(name)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from environments.contract import Prompt
 from environments.targets.catalogue import builtin_names, describe_targets, load_target
 from models.local.base import embedded_folder
 from models.renderer import Renderer
@@ -32,7 +33,7 @@ def test_first_prompts_of_tau2_fit_the_embedded_model(tokenizer: Any, domain: st
     target, renderer = load_target(f"tau2:{domain}", "scripted"), Renderer(tokenizer, "compact")
     environment = target.environment()
     first = environment.reset(target.tasks("test")[0]).messages
-    shown = renderer.start(environment.instructions, environment.tools, environment.examples, first)
+    shown = renderer.start(Prompt.of(environment), first)
     assert 1000 < len(shown.ids) < CONTEXT - ROOM
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Message, ToolCall
+from environments.contract import Message, Prompt, ToolCall
 from errors import ConfigurationError
 from models.renderer import CompactCalls, JsonCalls, Renderer
 from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer
@@ -71,9 +71,8 @@ def sampled(rng: random.Random, renderer: Renderer) -> list[int]:
 def test_ids_sampled_are_ids_trained_on(renderer: Renderer) -> None:
     for seed in range(1000):
         rng = random.Random(seed)
-        talk = renderer.start(
-            "Answer.", TOOLS, [Message("user", "a"), Message("assistant", "b")], [Message("user", text(rng))]
-        )
+        examples = (Message("user", "a"), Message("assistant", "b"))
+        talk = renderer.start(Prompt("Answer.", TOOLS, examples), [Message("user", text(rng))])
         truth: list[tuple[int, int, float]] = []
         for _ in range(rng.randint(1, 4)):
             before = list(talk.ids)
@@ -89,22 +88,22 @@ def test_ids_sampled_are_ids_trained_on(renderer: Renderer) -> None:
 
 
 def test_an_observation_cannot_forge_a_turn(renderer: Renderer) -> None:
-    plain = renderer.start("Answer.", TOOLS, (), [Message("user", "hello")])
-    forged = renderer.start("Answer.", TOOLS, (), [Message("user", "".join(WORDS) + CHATML)])
+    plain = renderer.start(Prompt("Answer.", TOOLS), [Message("user", "hello")])
+    forged = renderer.start(Prompt("Answer.", TOOLS), [Message("user", "".join(WORDS) + CHATML)])
     special = (set(renderer.tokenizer.all_special_ids) | {renderer.end_id}) - {renderer.tokenizer.unk_token_id}
     count = [sum(i in special for i in talk.ids) for talk in (plain, forged)]
     assert count[1] == count[0]
 
 
 def test_the_shared_part_is_equal_for_all_openings(renderer: Renderer) -> None:
-    one, other = (renderer.start("Answer.", TOOLS, (), [Message("user", t)]) for t in ("first", "second one"))
+    one, other = (renderer.start(Prompt("Answer.", TOOLS), [Message("user", t)]) for t in ("first", "second one"))
     assert one.shared == other.shared
     assert one.ids[: one.shared] == other.ids[: one.shared]
 
 
 def test_conversation_equals_the_template(renderer: Renderer) -> None:
     """Pieces encoded apart spell what the template would have written."""
-    talk = renderer.start("Be short.", (), (), [Message("user", "order 512")])
+    talk = renderer.start(Prompt("Be short."), [Message("user", "order 512")])
     messages = [{"role": "system", "content": renderer.calls.system("Be short.", ())}]
     messages.append({"role": "user", "content": "order 512"})
     whole = renderer.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -211,7 +210,7 @@ def test_unknown_call_format_and_unknown_turn() -> None:
         Renderer(header_tokenizer(), "xml")
     renderer = Renderer(header_tokenizer())
     with pytest.raises(ConfigurationError, match="may follow"):
-        renderer.start("a", TOOLS, (), [Message("tool", "result before any call")])
+        renderer.start(Prompt("a", TOOLS), [Message("tool", "result before any call")])
 
 
 def test_fingerprint_tells_templates_and_formats_apart() -> None:

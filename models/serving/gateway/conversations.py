@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from environments.contract import Message
+from environments.contract import Message, Prompt
 from models.renderer import Renderer
 from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest, text_of
-from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.local_engine import LocalEngine
 
 # What of a request's own tokens the router reads: time and memory of one decision are bounded.
@@ -59,10 +58,10 @@ def first_words(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(words)[:MOST_CHARACTERS]
 
 
-def without_examples(messages: Sequence[Mapping[str, Any]], preset: Preset) -> Sequence[Mapping[str, Any]]:
+def without_examples(messages: Sequence[Mapping[str, Any]], prompt: Prompt) -> Sequence[Mapping[str, Any]]:
     """The conversation, and instructions before it, without the target's worked examples that a client may send ahead:
     all its conversations begin with those, and none is about what they say."""
-    examples = [(m.role, m.content) for m in preset.examples]
+    examples = [(m.role, m.content) for m in prompt.examples]
     start = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
     ahead = [(m["role"], m.get("content") or "") for m in messages[start : start + len(examples)]]
     if not examples or ahead != examples:
@@ -73,8 +72,8 @@ def without_examples(messages: Sequence[Mapping[str, Any]], preset: Preset) -> S
 class RouteMaker:
     """Asks the router on the engine's thread. Requests that come while it is busy are decided together."""
 
-    def __init__(self, engine: LocalEngine, renderer: Renderer, router: Router, preset: Preset) -> None:
-        self.engine, self.renderer, self.router, self.preset = engine, renderer, router, preset
+    def __init__(self, engine: LocalEngine, renderer: Renderer, router: Router, prompt: Prompt) -> None:
+        self.engine, self.renderer, self.router, self.prompt = engine, renderer, router, prompt
         self.version = router.version
         self._lock = threading.Lock()
         self._pending: list[tuple[Opening, asyncio.Future[RouteDecision], asyncio.AbstractEventLoop]] = []
@@ -86,7 +85,7 @@ class RouteMaker:
         began = time.perf_counter()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RouteDecision] = loop.create_future()
-        one = opening_of(self.preset, self.renderer, [Message("user", words)])
+        one = opening_of(self.prompt, self.renderer, [Message("user", words)])
         one = Opening(one.prompt[: one.shared + MOST_TOKENS], one.shared, one.text)
         with self._lock:
             self._pending.append((one, future, loop))
@@ -100,7 +99,7 @@ class RouteMaker:
         """Compute what all requests share."""
         self.engine.call(
             lambda: self.router.route(
-                self.engine.policy, self.renderer, [opening_of(self.preset, self.renderer, [Message("user", "?")])]
+                self.engine.policy, self.renderer, [opening_of(self.prompt, self.renderer, [Message("user", "?")])]
             )
         ).result()
 

@@ -28,11 +28,11 @@ from models.serving.gateway.conversations import (
     without_examples,
 )
 from models.serving.gateway.metrics import Metrics
-from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
 from models.serving.openai_api.errors import ApiError, unknown_model
 from models.serving.openai_api.requests import ChatRequest, event
-from models.serving.upstreams.contract import AdapterGone, Preset, Turn, Upstream
+from models.serving.upstreams.contract import AdapterGone, Turn, Upstream
 
 logger = logging.getLogger("trace.gateway")
 
@@ -125,13 +125,13 @@ class Gateway:
             self._missing(missing)
         listen = self.log is not None and self.log.wants(routed.name)
         name = adapter.name if adapter else self.settings.base
-        turn = Turn(asked, adapter, name, routed.name, preset, listen)
+        turn = Turn(asked, adapter, name, routed.name, preset.prompt if preset else None, listen)
         headers = self._headers(routed, adapter, missing, preset)
         return RoutedRequest(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
 
     async def _route(self, asked: ChatRequest, owner: str, header: str) -> Routed:
-        preset = self.router.preset if self.router else self.preset
-        messages = without_examples(asked.messages, preset) if preset else asked.messages
+        prompt = self.router.prompt if self.router else self.preset.prompt if self.preset else None
+        messages = without_examples(asked.messages, prompt) if prompt else asked.messages
         key = conversation_key(asked, messages, owner, header)
         scoped = f"{owner}/{key}"
         known = self.book.get(scoped)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from environments.contract import Prompt
 from errors import ConfigurationError
 
 KEYS_VARIABLE = "TRACE_GATEWAY_KEYS"
@@ -56,6 +57,15 @@ class Keys:
         given = hashlib.sha256(key.strip().encode()).digest()
         right = [hmac.compare_digest(given, digest) for digest in self.digests]
         return given.hex()[:8] if any(right) and scheme.lower() == "bearer" else None
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The prompt that stands before requests without instructions: the one that the adapters were trained behind.
+    `name` is the target's, for headers and the status page."""
+
+    name: str
+    prompt: Prompt
 
 
 @dataclass(frozen=True)

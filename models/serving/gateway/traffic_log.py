@@ -129,7 +129,7 @@ class TrafficLog:
         if not asked.chat:
             said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
         before = self._store.row("conversations", id=key)
-        preset = turn.preset
+        prompt = turn.prompt
         row = {
             "id": key,
             "conversation": routed.name,
@@ -143,7 +143,7 @@ class TrafficLog:
             "probabilities": {k or "none": v for k, v in decision.probabilities.items()},
             "routing_milliseconds": decision.milliseconds,
             "messages": [*said, turn.heard.message],
-            "tools": [t["function"]["name"] for t in (asked.tools or (preset.tools if preset else ()))],
+            "tools": [t["function"]["name"] for t in (asked.tools or (prompt.tools if prompt else ()))],
             "turns": routed.turns,
             "prompt_tokens": turn.heard.usage.prompt + (before["prompt_tokens"] if before else 0),
             "sampled_tokens": turn.heard.usage.completion + (before["sampled_tokens"] if before else 0),

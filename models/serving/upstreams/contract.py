@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from environments.contract import Message
+from environments.contract import Prompt
 from errors import ProviderError
 from models.policy import Generation, Request
 from models.serving.fleet.lifecycle import ServedAdapter
 from models.serving.openai_api.requests import ChatRequest, Usage
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A target's own instructions, tools and worked examples: what its adapters were trained behind."""
-
-    name: str = ""
-    instructions: str = ""
-    tools: Sequence[Mapping[str, Any]] = ()
-    examples: Sequence[Message] = ()
 
 
 @dataclass
@@ -34,14 +24,14 @@ class TurnResult:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn to answer. `adapter` None is the base; `name` is what the answer is signed with; `preset` stands before
+    """One turn to answer. `adapter` None is the base; `name` is what the answer is signed with; `prompt` stands before
     the messages, or None. `listen` asks for `heard.message` to be filled in."""
 
     asked: ChatRequest
     adapter: ServedAdapter | None
     name: str
     conversation: str
-    preset: Preset | None = None
+    prompt: Prompt | None = None
     listen: bool = False
     heard: TurnResult = field(default_factory=TurnResult)
 

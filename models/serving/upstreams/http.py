@@ -179,10 +179,10 @@ class HttpUpstream:
 
     def _request(self, turn: Turn) -> tuple[str, bytes, Sequence[str]]:
         body = dict(turn.asked.body) | {"model": self._name(turn)}
-        if turn.asked.chat and turn.preset:
-            ahead = [{"role": "system", "content": turn.preset.instructions}]
-            body["messages"] = [*ahead, *map(_as_openai, turn.preset.examples), *turn.asked.messages]
-            body["tools"] = list(turn.preset.tools)
+        if turn.asked.chat and turn.prompt:
+            ahead = [{"role": "system", "content": turn.prompt.instructions}]
+            body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
+            body["tools"] = list(turn.prompt.tools)
         path = "/v1/chat/completions" if turn.asked.chat else "/v1/completions"
         return path, json.dumps(body, ensure_ascii=False).encode(), turn.adapter.replicas if turn.adapter else ()
 

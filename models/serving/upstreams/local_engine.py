@@ -273,7 +273,7 @@ class EngineHost:
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         _, deltas = folder_deltas(folder)
-        self._alone(lambda policy: policy.load_adapter(name, digest, deltas))
+        self._alone(lambda policy: policy.load_deltas(name, digest, deltas))
 
     def unload(self, name: str) -> None:
         self._alone(lambda policy: policy.unload_adapter(name) if name in policy.adapters else None)

@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from environments.contract import Prompt
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.serving.openai_api.errors import ApiError, too_long
 from models.serving.openai_api.requests import DONE, Envelope, Usage, event, refuse_unsupported, to_messages
 from models.serving.openai_api.turn_reader import TurnReader
-from models.serving.upstreams.contract import AdapterGone, Preset, Replica, TokenEngine, Turn
+from models.serving.upstreams.contract import AdapterGone, Replica, TokenEngine, Turn
 
 # Bytes of a request from which its prompt is rendered in another thread.
 LONG = 20_000
@@ -102,17 +103,17 @@ class RenderedUpstream:
                 return list(asked.prompt), 0, ()
             return renderer.text_ids(asked.prompt), 0, ()
         messages = to_messages(asked.messages)
-        preset = turn.preset or Preset()
-        instructions, tools = preset.instructions, asked.tools or preset.tools
+        own = turn.prompt or Prompt()
+        instructions, tools = own.instructions, asked.tools or own.tools
         if messages[0].role == "system":
             instructions, messages = messages[0].content, messages[1:]
         if not messages:
             raise ApiError(400, "there is no message after the system's", param="messages")
         try:
-            talk = renderer.start(instructions, tools, preset.examples, messages)
+            talk = renderer.start(Prompt(instructions, tools, own.examples), messages)
         except ConfigurationError as problem:
             raise ApiError(400, str(problem), param="messages") from None
-        return talk.ids, talk.shared if turn.preset else 0, tools
+        return talk.ids, talk.shared if turn.prompt else 0, tools
 
     def _end(self, turn: Turn, reader: TurnReader, request: Request, done: Generation | None) -> dict[str, Any]:
         """The body of the whole answer; fills in what others want to know of it."""

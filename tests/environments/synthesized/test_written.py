@@ -16,7 +16,7 @@ from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
 from errors import EnvironmentFault, TargetError
-from tasks.round.target_prompt import target_context
+from tasks.round.target_prompt import target_prompt
 from tests.integration.targets.small_shop import target as small_shop
 
 SOURCE = (Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py").read_text(encoding="utf-8")
@@ -116,7 +116,7 @@ def test_a_benchmark_without_generators_becomes_trainable() -> None:
     source = source.replace('"required": ["order", "address"]', '"required": ["email"]')
     opened = SandboxedModule(source)
     try:
-        assert tool_faults(opened.tools, target_context(target)[1]) == []
+        assert tool_faults(opened.tools, target_prompt(target).tools) == []
         solved = tuple(t.id for t in target.tasks("diagnosis"))[:3]
         given = written(target, opened, retention_tasks=solved)
         environment = given.environment()

@@ -14,6 +14,7 @@ from environments.contract import (
     Environment,
     Generators,
     Message,
+    Prompt,
     Score,
     Target,
     TargetTask,
@@ -26,14 +27,14 @@ from environments.targets.shop.target import ShopTarget, target
 from environments.targets.shop.world import ITEMS, TOOLS, call_tool, new_database
 from errors import EnvironmentFault, TargetError
 from models.episodes import Episode, Player, play_all
-from models.policy import Sampling, ScriptedPolicy
+from models.policy import MessagePolicy, Sampling
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
 
 SHOP = target()
 ALL = [task for split in SPLITS for task in SHOP.tasks(split)]
 
 
-def rate(policy: ScriptedPolicy, tasks: list[TargetTask]) -> float:
+def rate(policy: MessagePolicy, tasks: list[TargetTask]) -> float:
     """Share of tasks solved."""
     played = play_all(Player(SHOP.environment, policy, None, Sampling()), [Episode(t.id, t, seed=1) for t in tasks])
     scores = [t.score for t in played if t.score]
@@ -130,7 +131,7 @@ def test_instructions_and_examples_are_short(embedded_model: Any) -> None:
     _, renderer = embedded_model
     environment = SHOP.environment()
     first = environment.reset(ALL[0])
-    talk = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+    talk = renderer.start(Prompt.of(environment), first.messages)
     assert talk.shared <= 400
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from environments.contract import Prompt
 from errors import ContextOverflow, PolicyError
 from models.adapters.deltas import lora_deltas
 from models.local.kv_cache import KeyValueCache
@@ -149,7 +150,7 @@ def test_adapters_equal_peft_and_leave_the_base_alone(tiny_model: Any) -> None:
     plain = plain_twin(policy)
     live = {name: given_adapter(policy, seed) for seed, name in enumerate(("one", "two"))}
     for name, (_, deltas) in live.items():
-        policy.load_adapter(name, f"digest-{name}", deltas)
+        policy.load_deltas(name, f"digest-{name}", deltas)
     rows = prompts(9)
     asked = [
         Request(f"s{i}", row, Sampling(0.0, 8), (None, "one", "two")[i % 3], len(SHARED)) for i, row in enumerate(rows)
@@ -170,7 +171,7 @@ def test_replacing_an_adapter_forgets_what_it_computed(tiny_model: Any) -> None:
     row = prompts(1)[0]
     for seed in (1, 2):
         peft, deltas = given_adapter(policy, seed)
-        policy.load_adapter("training", f"step-{seed}", deltas)
+        policy.load_deltas("training", f"step-{seed}", deltas)
         (generation,) = policy.generate([Request("x", row, Sampling(0.0, 8), "training", len(SHARED))])
         assert generation.logprobs == pytest.approx(full_logprobs(peft, row, generation), abs=2e-4)
     policy.unload_adapter("training")
@@ -215,7 +216,7 @@ def test_what_is_refused(tiny_model: Any) -> None:
     with pytest.raises(PolicyError, match="empty"):
         policy.submit(Request("a", [], Sampling()))
     with pytest.raises(PolicyError, match="does not have"):
-        policy.load_adapter("a", "d", {"model.layers.77.mlp.up_proj": torch.zeros(1, 1)})
+        policy.load_deltas("a", "d", {"model.layers.77.mlp.up_proj": torch.zeros(1, 1)})
     policy.submit(Request("a", prompts(1)[0], Sampling(0.0, 2)))
     with pytest.raises(PolicyError, match="in flight"):
         policy.next_logprobs([5, 6])
@@ -251,7 +252,7 @@ def test_embedded_model_equals_plain_transformers(embedded_model: Any) -> None:
     for i, task in enumerate(target().tasks("test")[:60:20]):
         environment = target().environment()
         first = environment.reset(task)
-        talk = renderer.start(environment.instructions, environment.tools, environment.examples, first.messages)
+        talk = renderer.start(Prompt.of(environment), first.messages)
         asked.append(Request(f"e{i}", talk.ids, Sampling(0.0, 10), None, talk.shared))
     for request, generation in zip(asked, policy.generate(asked), strict=True):
         expected = full_logprobs(plain, list(request.prompt), generation)

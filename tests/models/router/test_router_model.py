@@ -84,7 +84,7 @@ def test_embedding_leaves_open_sessions_alone(embedded_model: Embedded) -> None:
     given = openings(target().environment, renderer, tasks[:3])
     name = next(iter(policy.twin.layers))
     weight = policy.twin.layers[name].base
-    policy.load_adapter("loud", "0", {name: torch.full_like(weight, 0.01)})
+    policy.load_deltas("loud", "0", {name: torch.full_like(weight, 0.01)})
 
     def answer(between: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
         sampling = Sampling(0.0, 6)

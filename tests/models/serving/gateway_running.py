@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import openai
 
+from environments.contract import Prompt
 from models.router.router import Router
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings, Keys
-from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 
@@ -27,7 +27,7 @@ class WordRouter(RouteMaker):
     """Stands for a fitted router: "refund" in the words is the capability."""
 
     def __init__(self) -> None:
-        self.router, self.version, self.preset, self.asked = Router.always("refund"), "words", Preset(), 0
+        self.router, self.version, self.prompt, self.asked = Router.always("refund"), "words", Prompt(), 0
 
     async def decide(self, words: str) -> Any:
         self.asked += 1

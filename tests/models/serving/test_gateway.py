@@ -14,10 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from environments.contract import Message
+from environments.contract import Message, Prompt
 from models.providers.litellm_client import litellm_modules
 from models.serving.fleet.lifecycle import AdapterState
-from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
@@ -114,7 +113,7 @@ def test_a_conversation_is_routed_once(running: Running) -> None:
 
 def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(running: Running) -> None:
     examples = (Message("user", "refund 1"), Message("assistant", "Done."))
-    running.router.preset = Preset(examples=examples)
+    running.router.prompt = Prompt(examples=examples)
     ahead = [{"role": "system", "content": "A shop."}, *({"role": m.role, "content": m.content} for m in examples)]
     names = set()
     for text, model in (("refund 7", "refund@v1-aaaaaaaa"), ("hello", "stub-base"), ("refund 7", "refund@v1-aaaaaaaa")):

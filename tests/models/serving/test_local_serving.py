@@ -12,15 +12,15 @@ import openai
 import pytest
 import torch
 
+from environments.contract import Prompt
 from environments.targets.shop.target import target
 from errors import ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
-from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.openai_api.turn_reader import TurnReader
-from models.serving.upstreams.contract import Preset
 from models.serving.upstreams.local_engine import LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
@@ -37,7 +37,7 @@ def lift(policy: Any, name: str, seed: int) -> None:
     """Load a random adapter."""
     generator = torch.Generator().manual_seed(seed)
     deltas = {n: 0.3 * torch.randn(layer.base.shape, generator=generator) for n, layer in policy.twin.layers.items()}
-    policy.load_adapter(name, name, {n: d for n, d in deltas.items() if "layers" in n})
+    policy.load_deltas(name, name, {n: d for n, d in deltas.items() if "layers" in n})
 
 
 async def whole(engine: LocalEngine, one: Request, streamed: bool = False) -> tuple[list[int], Generation]:
@@ -196,7 +196,7 @@ def test_a_stop_text_ends_the_turn_and_is_not_shown(tiny_tokenizer: Any) -> None
 @pytest.fixture(scope="module")
 def shop() -> Preset:
     environment = target().environment()
-    return Preset("shop", environment.instructions, list(environment.tools), tuple(environment.examples))
+    return Preset("shop", Prompt.of(environment))
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +238,9 @@ def test_tool_calls_of_the_embedded_model(client: openai.OpenAI, shop: Preset) -
     final = client.chat.completions.create(model="base", temperature=0, messages=history)
     assert "264" in (final.choices[0].message.content or "")
     # The same prompt spelled out by the client is the same prompt.
-    examples = [_as_openai(m) for m in shop.examples]
-    own: Any = [{"role": "system", "content": shop.instructions}, *examples, *asked["messages"]]
-    spelled = client.chat.completions.create(model="base", temperature=0, messages=own, tools=list(shop.tools))  # type: ignore[arg-type]
+    examples = [_as_openai(m) for m in shop.prompt.examples]
+    own: Any = [{"role": "system", "content": shop.prompt.instructions}, *examples, *asked["messages"]]
+    spelled = client.chat.completions.create(model="base", temperature=0, messages=own, tools=list(shop.prompt.tools))  # type: ignore[arg-type]
     assert spelled.choices[0].message.tool_calls[0].function == call.function  # type: ignore[union-attr,index]
     assert spelled.usage == whole.usage
 

@@ -19,6 +19,7 @@ from errors import TrainingError
 from models.adapters.deltas import folder_deltas, lora_deltas
 from models.adapters.files import CONFIG, export_adapter
 from models.episodes import Trajectory
+from models.training.actors import LocalActor
 from models.training.forward import StepPrefix, token_logprobs
 from models.training.grpo import (
     COMPLETE,
@@ -189,14 +190,16 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         played.extend((step, t.episode.key) for t in trajectories)
 
-    one = train_adapter(Source(), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append, on_trajectories)
+    one = train_adapter(
+        Source(), LocalActor(policy), renderer, replace(SMALL, steps=1), tmp_path, steps.append, on_trajectories
+    )
     assert [r.step for r in one.records] == [1]
     modules = json.loads((one.folder / CONFIG).read_text())["target_modules"]
     assert modules == sorted(modules)  # not in the order of this process's hashes: the digest is of the weights
     digest, deltas = exported(one.folder, tmp_path / "one")
     assert max(float(d.abs().max()) for d in deltas.values()) > 0
     assert all(".2." in name or ".1." in name for name in deltas)  # the upper two of three layers
-    two = train_adapter(Source(), policy, renderer, SMALL, tmp_path, steps.append, on_trajectories)
+    two = train_adapter(Source(), LocalActor(policy), renderer, SMALL, tmp_path, steps.append, on_trajectories)
     assert [r.step for r in steps] == [1, 2]  # the second call went on, it did not repeat
     assert [r.step for r in two.records] == [1, 2]
     assert {step for step, _ in played} == {0, 1}
@@ -207,7 +210,7 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
         assert step.logprob_gap < 1e-3  # what the trainer computes is what the sampler drew from
         assert math.isfinite(step.loss)
     assert steps[0].kl == pytest.approx(0.0, abs=1e-5)  # the adapter begins as the base
-    three = train_adapter(Source(), policy, renderer, SMALL, tmp_path, steps.append)
+    three = train_adapter(Source(), LocalActor(policy), renderer, SMALL, tmp_path, steps.append)
     assert len(steps) == 2  # nothing was owed
     assert exported(three.folder, tmp_path / "three")[0] == second
     after = weights(policy)
@@ -222,7 +225,7 @@ def test_a_rate_that_falls_moves_less_in_the_last_step(tiny_model: Any, tmp_path
     moved = {}
     for schedule in ("constant", "linear"):
         settings, output = replace(SMALL, schedule=schedule), tmp_path / schedule
-        train_adapter(Source(), policy, renderer, settings, output, lambda _: None)
+        train_adapter(Source(), LocalActor(policy), renderer, settings, output, lambda _: None)
         first, last = (load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (1, 2))
         moved[schedule] = sum(float((last[name] - first[name]).abs().sum()) for name in last)
     assert 0 < moved["linear"] < 0.75 * moved["constant"]
@@ -231,7 +234,7 @@ def test_a_rate_that_falls_moves_less_in_the_last_step(tiny_model: Any, tmp_path
 def test_scenarios_with_other_instructions_are_scored_after_their_own(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     steps: list[StepRecord] = []
-    train_adapter(Source(Mixed), policy, renderer, replace(SMALL, steps=1), tmp_path, steps.append)
+    train_adapter(Source(Mixed), LocalActor(policy), renderer, replace(SMALL, steps=1), tmp_path, steps.append)
     assert steps[0].logprob_gap < 1e-3
 
 
@@ -247,7 +250,7 @@ def test_work_that_is_left_out_changes_no_gradient(
         if name == "plain":
             monkeypatch.setattr("models.training.trl_trainer.NO_ADVANTAGE", -1.0)
             monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda causal, ids: None)
-        result = train_adapter(Source(Half), policy, renderer, settings, tmp_path / name, records.append)
+        result = train_adapter(Source(Half), LocalActor(policy), renderer, settings, tmp_path / name, records.append)
         found.append((records[0], exported(result.folder, tmp_path / f"{name}.exported")[1]))
     (quick, deltas), (plain, expected) = found
     assert quick.metrics["dropped_groups"] == 2
@@ -260,7 +263,7 @@ def test_work_that_is_left_out_changes_no_gradient(
 def test_equal_rewards_teach_nothing_and_say_so(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     with pytest.raises(TrainingError, match="no informative group in 3 collections"):
-        train_adapter(Source(Uniform), policy, renderer, SMALL, tmp_path, lambda _: None)
+        train_adapter(Source(Uniform), LocalActor(policy), renderer, SMALL, tmp_path, lambda _: None)
     assert policy.adapters == ()
     assert last_whole_checkpoint(tmp_path) is None
 
@@ -269,7 +272,9 @@ def test_a_loss_that_is_not_finite_ends_the_training(tiny_model: Any, tmp_path: 
     policy, renderer = tiny_model
     before = weights(policy)
     with pytest.raises(TrainingError, match="step"):
-        train_adapter(Source(), policy, renderer, replace(SMALL, learning_rate=1e30), tmp_path, lambda _: None)
+        train_adapter(
+            Source(), LocalActor(policy), renderer, replace(SMALL, learning_rate=1e30), tmp_path, lambda _: None
+        )
     after = weights(policy)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert policy.adapters == ()
@@ -281,5 +286,5 @@ def test_one_step_on_the_embedded_model(embedded_model: Any, tmp_path: Path) -> 
     policy, renderer = embedded_model
     steps: list[StepRecord] = []
     settings = replace(SMALL, steps=1, upper_layers=2)
-    train_adapter(Source(), policy, renderer, settings, tmp_path, steps.append)
+    train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path, steps.append)
     assert steps[0].logprob_gap < (1e-3 if policy.identity().dtype == "float32" else 5e-2)

@@ -12,7 +12,6 @@ import pytest
 
 from db import open_store
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
-from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.registry import Registry
@@ -24,7 +23,7 @@ from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
 from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst
-from tests.models.vllm.vllm_stub import vllm_stub
+from tests.models.vllm_backend.vllm_stub import vllm_stub
 from tests.tasks.talking_target import MODEL, USER, TalkTarget
 
 TARGET = "tests.tasks.counting_target:target"
@@ -233,8 +232,7 @@ def registered(model: Path, capability: str, fingerprinted: str = "") -> Registe
     base, settings = load_base(str(model)), load_settings()
     registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
     folder = make_adapter(base.policy.model, model.with_name(capability), layers=(1, 2), seed=len(capability))
-    digest, deltas = folder_deltas(model.with_name(fingerprinted) if fingerprinted else folder)
-    base.policy.load_adapter("made", digest, deltas)
+    base.policy.load_adapter("made", "made", model.with_name(fingerprinted) if fingerprinted else folder)
     taken = take_fingerprint(base.policy, list(range(5, 40)), "made")
     own = base.identity
     record = AdapterRecord(capability, own.base, own.revision, "round", {}, {TAG: taken.text()})

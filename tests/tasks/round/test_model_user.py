@@ -18,7 +18,7 @@ from tasks.round.context import Context
 from tasks.round.preflight import Ready, preflight
 from tasks.round.rollouts import base_ground, episodes_for, play_owed
 from tasks.round.stage import current, forget, open_context
-from tasks.round.target_prompt import target_context
+from tasks.round.target_prompt import target_prompt
 from tests.models.providers.chat_server import says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
 from tests.tasks.talking_target import MODEL, USER, TalkTarget
@@ -128,7 +128,7 @@ def test_reading_a_targets_policy_and_tools_asks_no_model() -> None:
         pytest.skip(missing)
     asked = list[Any]()
     target = load_target("tau2:airline", USER, lambda messages, tools: asked.append(messages) or ("Hello.", ()))
-    policy, tools = target_context(target)
-    assert "airline" in policy.lower()
-    assert len(tools) > 5
+    prompt = target_prompt(target)
+    assert "airline" in prompt.instructions.lower()
+    assert len(prompt.tools) > 5
     assert asked == []

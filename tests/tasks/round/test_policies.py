@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 
+from environments.contract import Message, Prompt
 from errors import AdapterError, ConfigurationError
+from models.adapters.files import adapter_digest
+from models.adapters.loading import load_folder
 from models.local.base import BaseModel
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ServerAway
 from settings import load_settings
-from tasks.round.policies import check_policy, load_adapter, open_policy, open_servers, training_actor
+from tasks.round import context as contexts
+from tasks.round.context import Context, forget
+from tasks.round.policies import check_policy, open_backend, open_servers
 from tests.adapters_made import make_adapter
-from tests.models.vllm.vllm_stub import Stub, vllm_stub
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
+from tests.tasks.counting_target import target
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +50,10 @@ def on_servers(**policy: Any) -> Any:
 
 def test_the_local_model_is_the_default_and_changes_no_rounds_identity(settings_folder: Path, base: BaseModel) -> None:
     settings = load_settings()
-    assert open_policy(settings, base) is base.policy
+    backend = open_backend(settings, base)
+    assert backend.policy is base.policy
     assert "policy" not in settings.identity()
-    assert training_actor(base.policy, base, settings, [1, 2], "x") is base.policy
+    assert backend.actor([1, 2], "x").policy is base.policy
     check_policy(settings)  # asks nobody
 
 
@@ -83,30 +90,55 @@ def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
     settings_folder: Path, stub: Stub, base: BaseModel
 ) -> None:
     settings = on_servers(url=stub.url)
-    policy = open_policy(settings, base)
+    policy = open_backend(settings, base).policy
     assert isinstance(policy, VllmPolicy)
     assert policy.identity().id != base.identity.id
     assert policy.identity().revision == base.identity.revision
     folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
-    name, digest = load_adapter(policy, settings, folder, "pay", "round1")
+    digest = adapter_digest(folder)
+    name = load_folder(policy, folder, "pay", "round1", digest)
     assert name == f"pay@round1-{digest[:8]}"
     assert stub.names == {name}
     assert policy.identity(name).adapter == digest
-    assert load_adapter(policy, settings, folder, "pay", "round1") == (name, digest)  # already there
+    assert load_folder(policy, folder, "pay", "round1", digest) == name  # already there
     policy.close()
     assert stub.names == set()  # nothing stays behind
     # Another process of the round finds the folder; one that was changed is not loaded.
-    again = open_policy(settings, base)
+    again = open_backend(settings, base).policy
     config = settings.lora_folder / name / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 2}))
     with pytest.raises(AdapterError, match="not what was trained"):
-        load_adapter(again, settings, folder, "pay", "round1")
-    again.close()  # type: ignore[union-attr]
+        load_folder(again, folder, "pay", "round1", digest)
+    again.close()
 
 
 def test_the_local_model_takes_adapters_under_the_capabilitys_name(settings_folder: Path, base: BaseModel) -> None:
     folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
-    name, digest = load_adapter(base.policy, load_settings(), folder, "pay", "round1")
+    digest = adapter_digest(folder)
+    name = load_folder(base.policy, folder, "pay", "round1", digest)
     assert name == "pay"
     assert base.policy.identity("pay").adapter == digest
     assert replace(base.identity, adapter=digest) == base.policy.identity("pay")
+
+
+def test_a_round_that_is_let_go_of_leaves_nothing_on_the_servers(
+    settings_folder: Path, stub: Stub, base: BaseModel
+) -> None:
+    context = Context(on_servers(url=stub.url), store=None, round=None)  # type: ignore[arg-type]
+    context.__dict__["base"] = base
+    folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
+    name = load_folder(context.policy, folder, "pay", "round1", adapter_digest(folder))
+    assert stub.names == {name}
+    assert context.policy is context.backend.policy
+    actor = context.backend.actor([1, 2, 3], "pay@round1")
+    assert (actor.policy, actor.model) == (context.policy, base.policy.model)
+    contexts._OPEN["r"] = context
+    forget("r")
+    assert stub.names == set()
+
+
+def test_a_new_adapter_is_probed_with_the_targets_first_task(settings_folder: Path, base: BaseModel) -> None:
+    context = Context(load_settings(target="tests.tasks.counting_target:target"), store=None, round=None)  # type: ignore[arg-type]
+    context.__dict__["base"] = base
+    wanted = base.renderer.start(Prompt("Count.", target.environment().tools), [Message("user", "Count 0.")])
+    assert context.probe == wanted

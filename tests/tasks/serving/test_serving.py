@@ -60,11 +60,9 @@ class Home:
         """Register a new adapter of a capability and make it champion; its served name."""
         place = self.folder / f"made-{capability}-{seed}"
         folder = make_adapter(self.base.policy.model, place, seed=seed, layers=(1, 2))
-        digest, deltas = folder_deltas(folder)
-        self.base.policy.load_adapter(f"{capability}{seed}", digest, deltas)
-        preset = preset_of(self.settings)
+        self.base.policy.load_adapter(f"{capability}{seed}", "made", folder)
         said = [Message("user", "Please cancel order 314.")]
-        talk = self.base.renderer.start(preset.instructions, preset.tools, preset.examples, said)
+        talk = self.base.renderer.start(preset_of(self.settings).prompt, said)
         stamp = take_fingerprint(self.base.policy, talk.ids, f"{capability}{seed}").text()
         identity = self.base.identity
         record = AdapterRecord(capability, identity.base, identity.revision, "r1", {}, {TAG: stamp})

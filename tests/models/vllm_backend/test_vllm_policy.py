@@ -14,7 +14,7 @@ from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ModelMissing, ServerAway, VllmServer
-from tests.models.vllm.vllm_stub import Stub, vllm_stub
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
 
@@ -110,7 +110,7 @@ def test_an_adapter_that_the_server_lost_is_loaded_again(stub: Stub, policy: Vll
 def test_servers_seeing_the_folder_elsewhere(stub: Stub, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     (theirs / "one").mkdir(parents=True)
-    policy = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, (tmp_path / "ours", str(theirs)))
+    policy = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, tmp_path / "ours", str(theirs))
     policy.load_adapter("a@v1-1", "abc", tmp_path / "ours" / "one")
     assert stub.names == {"a@v1-1"}
     policy.close()
