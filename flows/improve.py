@@ -1,13 +1,14 @@
-"""One round, whole: from rollouts to promoted adapters and a report. `trace-agent improve` runs this flow.
+"""One round, whole: from rollouts to promoted adapters and a report. `trace-agent improve` runs this flow, and
+`trace-agent stage NAME` the round up to one stage.
 
-The order is all that is here; each step is a task that does what the store says is owed.
+The order is all that is here, and it stands here alone; each stage is a task that does what the store says is owed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,29 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field
 
 from db import RoundState
-from errors import TraceError
+from errors import ConfigurationError, TraceError
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.contrast import contrast
-from tasks.evaluate import evaluate
-from tasks.gate import gate_and_promote
+from tasks.evaluate import evaluate, test
+from tasks.gate import gate
 from tasks.register import register
 from tasks.report import report
-from tasks.reporting.nothing_trained import nothing_trained
 from tasks.rollout import rollout
-from tasks.round.context import Context, current, forget, open_context, peak_gib
+from tasks.round.context import Context, peak_gib
+from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult
+from tasks.round.stage import forget, open_context
 from tasks.round.traffic import check_stage
-from tasks.route import fit_router
-from tasks.select import select_capabilities
+from tasks.route import route
+from tasks.select import select
 from tasks.synthesize import synthesize
 from tasks.train import train
+
+# The round: find what is lacking, practise it capability by capability, prove it and tell.
+FIND = (rollout, contrast, select)
+PRACTISE = (synthesize, calibrate, train, register)
+PROVE = (route, evaluate, gate, test, report)
+STAGES = tuple(stage.name for stage in (*FIND, *PRACTISE, *PROVE))
 
 
 class ImproveParameters(BaseModel):
@@ -45,6 +53,17 @@ class ImproveParameters(BaseModel):
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
     fresh: bool = Field(default=False, description="start another round instead of resuming")
+
+
+class RoundOutcome(BaseModel):
+    """How a round ended: where its report is, what was promoted, and why nothing was trained ("" when something was).
+    `checked` is what the profile `dry` found."""
+
+    round: str
+    report: str = ""
+    promoted: list[str] = []
+    reason: str = ""
+    checked: list[str] = []
 
 
 def code_version() -> str:
@@ -60,7 +79,7 @@ def code_version() -> str:
 
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
-    """A round that is open; whatever ends it is stored with its reason, and what is stored stays usable."""
+    """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
     context = open_context(settings, fresh, code_version())
     try:
         yield context
@@ -89,18 +108,48 @@ def run_name() -> str:
 
 
 @flow(name="improve", flow_run_name=run_name, log_prints=False)
-def improve(params: ImproveParameters | None = None) -> dict[str, Any]:
-    """Run one round, or go on with the one that was not finished. Returns the round's id and the report's path."""
+def improve(params: ImproveParameters | None = None) -> RoundOutcome:
+    """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
     settings = load_settings(**given.model_dump(exclude={"fresh"}))
     check_stage(settings.target, "a whole round")
     with opened(settings, given.fresh) as context:
-        round_id = context.round.id
         if settings.profile == "dry":
-            return {"round": round_id, "checked": check(context)}
-        result = run_round(round_id)
-        context.store.finish_round(round_id, RoundState.DONE, result["reason"], peak_gib())
-        return {"round": round_id, **result}
+            return RoundOutcome(round=context.round.id, checked=check(context))
+        for _ in stages(context):
+            pass
+        told = context.result(ReportResult)
+        context.store.finish_round(context.round.id, RoundState.DONE, told.reason, peak_gib())
+        promoted = context.result(GateResult).promoted
+        return RoundOutcome(round=context.round.id, report=told.page, promoted=promoted, reason=told.reason)
+
+
+@flow(name="stage", flow_run_name="{stage} of {params.target}")
+def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
+    """Run the round up to and with `stage`; what is stored is not done again. Returns the stage's results as JSON, by
+    capability where there is one for each."""
+    check_name(stage)
+    settings = load_settings(**params.model_dump(exclude={"fresh"}))
+    check_stage(settings.target, stage)
+    with opened(settings, params.fresh) as context:
+        shown: Mapping[str, StageResult] = {}
+        for name, results in stages(context, stage):
+            shown = results if name == stage else {}
+        whole = stage == STAGES[-1]
+        state, reason = (
+            (RoundState.DONE, context.result(ReportResult).reason)
+            if whole
+            else (RoundState.INTERRUPTED, f"stopped after {stage}, as asked")
+        )
+        context.store.finish_round(context.round.id, state, reason, peak_gib())
+        by_capability = {capability: result.model_dump(mode="json") for capability, result in shown.items()}
+        return {"round": context.round.id, **by_capability.get("", by_capability)}
+
+
+def check_name(stage: str) -> None:
+    """Raise `ConfigurationError` for a name that is no stage's."""
+    if stage not in STAGES:
+        raise ConfigurationError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
 
 
 def check(context: Context) -> list[str]:
@@ -111,41 +160,30 @@ def check(context: Context) -> list[str]:
     return [f"target {context.round.target} with {tasks}", f"store {context.store.url}"]
 
 
-def run_round(round_id: str) -> dict[str, Any]:
-    """The stages in order."""
-    rollout(round_id)
-    contrast(round_id)
-    selected = select_capabilities(round_id)["selected"]
-    trained = prepare_all(round_id, selected)
-    reason = "" if trained else nothing_trained(round_id, selected)
-    if trained:
-        fit_router(round_id, trained)
-        evaluate(round_id, "validation", trained)
-        promoted = gate_and_promote(round_id, trained)["promoted"]
-    else:
-        promoted = []
-    evaluate(round_id, "test", promoted)
-    return {"report": report(round_id, reason)["page"], "promoted": promoted, "reason": reason}
+def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapping[str, StageResult]]]:
+    """Each stage of the round up to `last`, as it is done: its name, and its results by capability ("": the round's).
 
-
-def prepare_all(round_id: str, selected: list[str]) -> list[str]:
-    """The first capabilities, in order, that come through to a registered adapter; at most `selection.most`."""
-    most, trained = current(round_id).settings.selection.most, list[str]()
-    for capability in selected:
-        if len(trained) < most and prepared(round_id, capability):
-            trained.append(capability)
-    return trained
-
-
-def prepared(round_id: str, capability: str) -> bool:
-    """Synthesize, calibrate, train and register one capability; False when it falls out on the way."""
-    made = synthesize(round_id, capability)
-    if not made["accepted"]:
-        return False
-    if not calibrate(round_id, capability, made["environment"])["accepted"]:
-        return False
-    result = train(round_id, capability, made["environment"])
-    if result["verdict"]:
-        return False
-    register(round_id, capability, made["environment"], result["run"])
-    return True
+    Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
+    those that are still wanted go through each stage together, and where one falls out the next takes its place.
+    """
+    round_id, most = context.round.id, context.settings.selection.most
+    for stage in FIND:
+        yield stage.name, {"": stage(round_id)}
+        if stage.name == last:
+            return
+    waiting, trained = context.result(SelectResult).selected, 0
+    while waiting and trained < most:
+        batch, waiting = waiting[: most - trained], waiting[most - trained :]
+        for practice in PRACTISE:
+            results = {capability: practice(round_id, capability) for capability in batch}
+            yield practice.name, results
+            if practice.name == last and results:
+                return
+            batch = [capability for capability in batch if results[capability].goes_on]
+        trained += len(batch)
+    if last in {practice.name for practice in PRACTISE}:
+        return
+    for proof in PROVE:
+        yield proof.name, {"": proof(round_id)}
+        if proof.name == last:
+            return

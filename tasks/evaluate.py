@@ -1,95 +1,75 @@
-"""Stage 7: evaluate base and routed on a split, gate every adapter, promote what is proven."""
+"""Stage 7, `trace-agent stage evaluate` and `trace-agent stage test`: base, routed and no-op on a split, with equal
+seeds (method, section 7). The validation split feeds the gate; the test split reports and decides nothing."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect import task
-
 from db import row_id
 from models.episodes import Episode
-from models.router.router import Router
+from models.router.router import RouteDecision, Router
 from models.scripted import NoopPolicy
 from tasks.measuring.statistics import clustered_interval
-from tasks.round.adapters import adapter_id, load_trained
-from tasks.round.context import Context, current
-from tasks.round.retries import RETRIES
-from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
+from tasks.round.adapters import adapter_id, load_trained, registered
+from tasks.round.context import Context
+from tasks.round.results import EvaluateResult, GateResult, SuccessRate, TestResult
+from tasks.round.rollouts import Playground, base_ground, episodes_for, outcomes, play_owed
+from tasks.round.stage import stage
 from tasks.route import decide
 
-logger = logging.getLogger("trace")
+
+@stage("evaluate", title="evaluate on validation")
+def evaluate(context: Context) -> EvaluateResult:
+    """The validation split, with every adapter that was registered."""
+    capabilities = registered(context)
+    if not capabilities:
+        return EvaluateResult(skipped="no capability was trained")
+    return EvaluateResult(
+        **_measure(context, "validation", capabilities, context.settings.evaluation.validation_trials)
+    )
 
 
-@task(name="evaluate", task_run_name="evaluate {split}", **RETRIES)
-def evaluate(round_id: str, split: str, capabilities: list[str]) -> dict[str, Any]:
-    """Base and routed on a split with equal seeds. What the router leaves to the base is the base's own episode."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        settings = context.settings
-        trials = settings.evaluation.validation_trials if split == "validation" else settings.evaluation.trials
-        tasks = context.tasks(split)
-        ground = base_ground(context, "evaluation")
-        base_ids = play_owed(context, ground, episodes_for(tasks, trials, settings.seed), what=f"base on {split}")
-        loaded = {capability: load_trained(context, capability) for capability in capabilities}
-        decisions = dict(
-            zip([t.id for t in tasks], decide(context, tasks, capabilities) if capabilities else [], strict=False)
-        )
-        routed = [
-            Episode("", t, settings.seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
-            for t in tasks
-            for k in range(trials)
-        ]
-        routed_ids = play_routed(context, routed, split)
-        router_version = Router.load(context.folder / "router").version if decisions else "none"
-        context.store.put(
-            "routes",
-            [
-                {
-                    "trajectory_id": i,
-                    "round_id": round_id,
-                    "router_version": router_version,
-                    "capability": d.capability,
-                    "adapter_id": adapter_id(round_id, d.capability) if d.capability else None,
-                    "probabilities": {k or "none": v for k, v in d.probabilities.items()},
-                    "neighbours": list(d.neighbours),
-                    "milliseconds": d.milliseconds,
-                }
-                for i, e in zip(routed_ids, routed, strict=True)
-                if (d := decisions.get(e.task.id))
-            ],
-            replace=True,
-        )
-        noop = play_owed(context, ground, episodes_for(tasks, 1, settings.seed), NoopPolicy(), f"no-op on {split}")
-        result: dict[str, Any] = {"base_ids": base_ids, "routed_ids": routed_ids, "noop_ids": noop}
-        for subject, ids in (("base", base_ids), ("routed", routed_ids), ("noop", noop)):
-            frame = outcomes(context, ids)
-            interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
-            result[subject] = {"success": interval.rate, "low": interval.low, "high": interval.high}
-            context.store.put(
-                "evaluations",
-                [
-                    {
-                        "id": row_id(round_id, split, subject),
-                        "round_id": round_id,
-                        "split": split,
-                        "subject": subject,
-                        "n_tasks": len(tasks),
-                        "trials": 1 if subject == "noop" else trials,
-                        **result[subject],
-                        "detail": frame.groupby("family")["success"].mean().to_dict(),
-                    }
-                ],
-                replace=True,
-            )
-        return result
-
-    return context.stage(f"evaluate:{split}", work)
+@stage("test", title="evaluate on test")
+def test(context: Context) -> TestResult:
+    """The test split, with the adapters that were promoted."""
+    return TestResult(
+        **_measure(context, "test", context.result(GateResult).promoted, context.settings.evaluation.trials)
+    )
 
 
-def play_routed(context: Context, episodes: list[Episode], split: str) -> list[str]:
+test.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
+def _measure(context: Context, split: str, capabilities: Sequence[str], trials: int) -> dict[str, Any]:
+    """Play what is owed of a split and store evaluations and routes; the fields of the stage's result.
+
+    What the router leaves to the base is the base's own episode.
+    """
+    seed, tasks, ground = context.settings.seed, context.tasks(split), base_ground(context, "evaluation")
+    base = play_owed(context, ground, episodes_for(tasks, trials, seed), what=f"base on {split}")
+    loaded = {capability: load_trained(context, capability) for capability in capabilities}
+    decisions: dict[str, RouteDecision] = {}
+    if capabilities:
+        decisions = dict(zip([t.id for t in tasks], decide(context, tasks, list(capabilities)), strict=True))
+    episodes = [
+        Episode("", t, seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
+        for t in tasks
+        for k in range(trials)
+    ]
+    routed = _play_routed(context, episodes, split)
+    if decisions:
+        _store_routes(context, {i: decisions[e.task.id] for i, e in zip(routed, episodes, strict=True)})
+    noop = play_owed(context, ground, episodes_for(tasks, 1, seed), NoopPolicy(), f"no-op on {split}")
+    rates = {
+        subject: _store_evaluation(context, split, subject, ids, (len(tasks), 1 if subject == "noop" else trials))
+        for subject, ids in (("base", base), ("routed", routed), ("noop", noop))
+    }
+    return {"base_ids": base, "routed_ids": routed, "noop_ids": noop, **rates}
+
+
+def _play_routed(context: Context, episodes: Sequence[Episode], split: str) -> list[str]:
     """Ids of routed episodes: the base's own where no adapter was chosen, the others played by adapter."""
     ids: dict[int, str] = {}
     for adapter in sorted({e.adapter or "" for e in episodes}):
@@ -100,5 +80,53 @@ def play_routed(context: Context, episodes: list[Episode], split: str) -> list[s
     return [ids[i] for i in range(len(episodes))]
 
 
-def _with_adapter(context: Context, capability: str) -> Any:
+def _with_adapter(context: Context, capability: str) -> Playground:
     return replace(base_ground(context, "evaluation"), adapter_id=adapter_id(context.round.id, capability))
+
+
+def _store_routes(context: Context, decisions: dict[str, RouteDecision]) -> None:
+    """Keep the decisions, by trajectory id."""
+    version = Router.load(context.folder / "router").version
+    context.store.put(
+        "routes",
+        [
+            {
+                "trajectory_id": i,
+                "round_id": context.round.id,
+                "router_version": version,
+                "capability": d.capability,
+                "adapter_id": adapter_id(context.round.id, d.capability) if d.capability else None,
+                "probabilities": {k or "none": v for k, v in d.probabilities.items()},
+                "neighbours": list(d.neighbours),
+                "milliseconds": d.milliseconds,
+            }
+            for i, d in decisions.items()
+        ],
+        replace=True,
+    )
+
+
+def _store_evaluation(
+    context: Context, split: str, subject: str, ids: Sequence[str], sizes: tuple[int, int]
+) -> SuccessRate:
+    """Keep one side's success with its interval; `sizes` are tasks and trials."""
+    frame = outcomes(context.store, ids)
+    interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+    rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)
+    context.store.put(
+        "evaluations",
+        [
+            {
+                "id": row_id(context.round.id, split, subject),
+                "round_id": context.round.id,
+                "split": split,
+                "subject": subject,
+                "n_tasks": sizes[0],
+                "trials": sizes[1],
+                **rate.model_dump(),
+                "detail": frame.groupby("family")["success"].mean().to_dict(),
+            }
+        ],
+        replace=True,
+    )
+    return rate

@@ -1,84 +1,83 @@
-"""Stage 7: decide by the gate's rules what is promoted, and promote it."""
+"""Stage 7, `trace-agent stage gate`: what is proven better is promoted (method, section 7; the rules are
+`tasks.measuring.gate_rules`)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
-from prefect import task
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import row_id
-from tasks.measuring.gate_rules import GateRules, gate
+from tasks.measuring.gate_rules import GateRules
+from tasks.measuring.gate_rules import gate as gate_by_rules
 from tasks.measuring.statistics import align
-from tasks.round.adapters import adapter_id
-from tasks.round.context import Context, current
-from tasks.round.retries import RETRIES
+from tasks.round.adapters import adapter_id, registered
+from tasks.round.context import Context
+from tasks.round.results import EvaluateResult, GateResult
 from tasks.round.rollouts import outcomes
+from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
 
 
-@task(name="gate", task_run_name="gate and promote", **RETRIES)
-def gate_and_promote(round_id: str, capabilities: list[str]) -> dict[str, Any]:
+@stage("gate", title="gate and promote")
+def gate(context: Context) -> GateResult:
     """Decide on all adapters at once from the validation split; move the alias `champion` to what is proven."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        result = context.store.stage(round_id, "evaluate:validation").row().result or {}
-        base, routed = outcomes(context, result["base_ids"]), outcomes(context, result["routed_ids"])
-        chosen = {
-            r["trajectory_id"]: r["capability"]
-            for r in context.store.rows("routes", trajectory_id=list(result["routed_ids"]))
-        }
-        by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
-        pairs, own = {}, {}
-        for capability in capabilities:
-            mine = routed["task"].map(by_task) == capability
-            other = pd.concat([routed[mine], base[~base["task"].isin(routed[mine]["task"])]])
-            pairs[capability] = align(base, other)
-            own[capability] = stored_environment(context, capability).spec.families
-        s = context.settings.evaluation
-        decisions = gate(pairs, own, GateRules(alpha=s.alpha, margin=s.margin)) if pairs else {}
-        promoted = []
-        for capability, decision in decisions.items():
-            context.store.put(
-                "verdicts",
-                [
-                    {
-                        "round_id": round_id,
-                        "subject": capability,
-                        "capability_id": row_id(round_id, capability),
-                        "verdict": str(decision.verdict),
-                        "points": decision.difference.points,
-                        "p": decision.difference.p,
-                        "p_holm": decision.adjusted_p,
-                        "mde": decision.mde,
-                        "reasons": list(decision.reasons),
-                    }
-                ],
-                replace=True,
-            )
-            _apply(context, capability, str(decision.verdict), decision.promoted)
-            if decision.promoted:
-                promoted.append(capability)
-        create_table_artifact(
-            key="gate",
-            description="Verdicts of the gate on the validation split",
-            table=[
+    round_id, evaluated = context.round.id, context.result(EvaluateResult)
+    if evaluated.skipped:
+        return GateResult(skipped=evaluated.skipped)
+    base = outcomes(context.store, evaluated.base_ids)
+    routed = outcomes(context.store, evaluated.routed_ids)
+    chosen = {
+        r["trajectory_id"]: r["capability"] for r in context.store.rows("routes", trajectory_id=evaluated.routed_ids)
+    }
+    by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
+    pairs, own = {}, {}
+    for capability in registered(context):
+        mine = routed["task"].map(by_task) == capability
+        other = pd.concat([routed[mine], base[~base["task"].isin(routed[mine]["task"])]])
+        pairs[capability] = align(base, other)
+        own[capability] = stored_environment(
+            context.store, context.round, context.target, capability, context.keep
+        ).spec.families
+    s = context.settings.evaluation
+    decisions = gate_by_rules(pairs, own, GateRules(alpha=s.alpha, margin=s.margin)) if pairs else {}
+    promoted = []
+    for capability, decision in decisions.items():
+        context.store.put(
+            "verdicts",
+            [
                 {
-                    "capability": c,
-                    "verdict": str(d.verdict),
-                    "points": round(d.difference.points, 1),
-                    "p (Holm)": round(d.adjusted_p, 4),
-                    "reasons": " ".join(d.reasons),
+                    "round_id": round_id,
+                    "subject": capability,
+                    "capability_id": row_id(round_id, capability),
+                    "verdict": str(decision.verdict),
+                    "points": decision.difference.points,
+                    "p": decision.difference.p,
+                    "p_holm": decision.adjusted_p,
+                    "mde": decision.mde,
+                    "reasons": list(decision.reasons),
                 }
-                for c, d in decisions.items()
             ],
+            replace=True,
         )
-        return {"promoted": promoted, "verdicts": {c: str(d.verdict) for c, d in decisions.items()}}
-
-    return context.stage("gate", work)
+        _apply(context, capability, str(decision.verdict), decision.promoted)
+        if decision.promoted:
+            promoted.append(capability)
+    create_table_artifact(
+        key="gate",
+        description="Verdicts of the gate on the validation split",
+        table=[
+            {
+                "capability": c,
+                "verdict": str(d.verdict),
+                "points": round(d.difference.points, 1),
+                "p (Holm)": round(d.adjusted_p, 4),
+                "reasons": " ".join(d.reasons),
+            }
+            for c, d in decisions.items()
+        ],
+    )
+    return GateResult(promoted=promoted, verdicts={c: str(d.verdict) for c, d in decisions.items()})
 
 
 def _apply(context: Context, capability: str, verdict: str, promoted: bool) -> None:

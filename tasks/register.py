@@ -1,10 +1,8 @@
-"""Stage 5, second half: the trained adapter becomes a version in MLflow's registry."""
+"""Stage 5, `trace-agent stage register`: a trained adapter is proven live, measured on fresh seeds, and becomes a
+version in MLflow's registry."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect import task
 from prefect.artifacts import create_link_artifact
 
 from models.adapters.files import AdapterRecord
@@ -12,84 +10,91 @@ from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.episodes import Episode
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.adapters import adapter_id, load_trained
-from tasks.round.context import current
+from tasks.round.context import Context
 from tasks.round.policies import fingerprint_of
-from tasks.round.retries import RETRIES
+from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import Playground, outcomes, play_owed
+from tasks.round.stage import stage
 from tasks.synthesis.calibration import FRESH_SEED
 from tasks.synthesis.environments import stored_environment
 
 
-@task(name="register", task_run_name="register {capability}", **RETRIES)
-def register(round_id: str, capability: str, environment_id: str, run: str) -> dict[str, Any]:
-    """Probe, measure on fresh seeds against the base, and register in MLflow as challenger."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        identity, environment = adapter_id(round_id, capability), stored_environment(context, capability)
-        name = load_trained(context, capability)
-        with context.model:
-            proof = fingerprint_of(context.policy, context.base, context.target.environment(), name)
-        moved = proof.largest_move
-        rollout = context.settings.rollout
-        ground = Playground(
-            environment.environment,
-            environment.spec.id,
-            "evaluation",
-            rollout.temperature,
-            rollout.max_tokens,
-            identity,
+@stage("register", title="register {capability}")
+def register(context: Context, capability: str) -> RegisterResult:
+    """Probe the adapter, measure it on fresh seeds against the base, and register it in MLflow as challenger."""
+    environment_id, run = (
+        context.result(SynthesizeResult, capability).environment,
+        context.result(TrainResult, capability).run,
+    )
+    identity = adapter_id(context.round.id, capability)
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    name = load_trained(context, capability)
+    with context.model:
+        proof = fingerprint_of(context.policy, context.base, context.target.environment(), name)
+    moved = proof.largest_move
+    rollout = context.settings.rollout
+    ground = Playground(
+        environment.environment,
+        environment.spec.id,
+        "evaluation",
+        rollout.temperature,
+        rollout.max_tokens,
+        identity,
+    )
+    fresh = [environment.own_scenario(FRESH_SEED + i) for i in range(context.settings.evaluation.fresh)]
+    sides = {}
+    for side, adapter in (("base", None), ("adapter", name)):
+        ids = play_owed(
+            context,
+            ground,
+            [Episode("", t, context.settings.seed, 0, adapter) for t in fresh],
+            what=f"{capability}: fresh seeds, {side}",
         )
-        fresh = [environment.own_scenario(FRESH_SEED + i) for i in range(context.settings.evaluation.fresh)]
-        sides = {}
-        for side, adapter in (("base", None), ("adapter", name)):
-            ids = play_owed(
-                context,
-                ground,
-                [Episode("", t, context.settings.seed, 0, adapter) for t in fresh],
-                what=f"{capability}: fresh seeds, {side}",
-            )
-            sides[side] = outcomes(context, ids)
-        rates = {
-            side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
-            for side, f in sides.items()
-        }
-        row = context.store.row("adapters", id=identity)
-        assert row is not None
-        record = AdapterRecord(
-            capability,
-            context.base.identity.base,
-            context.base.identity.revision,
-            round_id,
-            {k: str(v) for k, v in row["config"].items()},
-            {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
-        )
-        folder = context.settings.folder / row["path"]
-        registered = context.registry.register(record, folder, run)
-        frame = sides["adapter"][["task", "family", "success", "reward"]]
-        metrics = {
-            "fresh/base_success": rates["base"].rate,
-            "fresh/adapter_success": rates["adapter"].rate,
-            "liveness": moved,
-        }
-        context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
-        context.registry.end_run(run)
-        context.store.set_state(
-            "adapters",
-            identity,
-            "registered",
-            registered_model=registered.name,
-            registered_version=str(registered.version),
-            base_success=rates["base"].rate,
-            adapter_success=rates["adapter"].rate,
-            metrics={"liveness": moved, "adapter_low": rates["adapter"].low, "adapter_high": rates["adapter"].high},
-        )
-        create_link_artifact(
-            key=f"adapter-{capability.replace('_', '-')}",
-            link=context.registry.link(registered),
-            link_text=registered.served_name,
-            description=f"The adapter for {capability} in MLflow's registry",
-        )
-        return {"version": str(registered.version), "served_name": registered.served_name, **metrics}
-
-    return context.stage(f"register:{capability}", work)
+        sides[side] = outcomes(context.store, ids)
+    rates = {
+        side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
+        for side, f in sides.items()
+    }
+    row = context.store.row("adapters", id=identity)
+    assert row is not None
+    record = AdapterRecord(
+        capability,
+        context.base.identity.base,
+        context.base.identity.revision,
+        context.round.id,
+        {k: str(v) for k, v in row["config"].items()},
+        {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
+    )
+    folder = context.settings.folder / row["path"]
+    registered = context.registry.register(record, folder, run)
+    frame = sides["adapter"][["task", "family", "success", "reward"]]
+    metrics = {
+        "fresh/base_success": rates["base"].rate,
+        "fresh/adapter_success": rates["adapter"].rate,
+        "liveness": moved,
+    }
+    context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
+    context.registry.end_run(run)
+    context.store.set_state(
+        "adapters",
+        identity,
+        "registered",
+        registered_model=registered.name,
+        registered_version=str(registered.version),
+        base_success=rates["base"].rate,
+        adapter_success=rates["adapter"].rate,
+        metrics={"liveness": moved, "adapter_low": rates["adapter"].low, "adapter_high": rates["adapter"].high},
+    )
+    create_link_artifact(
+        key=f"adapter-{capability.replace('_', '-')}",
+        link=context.registry.link(registered),
+        link_text=registered.served_name,
+        description=f"The adapter for {capability} in MLflow's registry",
+    )
+    return RegisterResult(
+        version=str(registered.version),
+        served_name=registered.served_name,
+        base_success=rates["base"].rate,
+        adapter_success=rates["adapter"].rate,
+        liveness=moved,
+    )

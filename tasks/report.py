@@ -1,10 +1,8 @@
-"""The last stage: all figures of a round from the store, as JSON, as a page, and in MLflow."""
+"""The last stage, `trace-agent stage report`: all figures of a round from the store, as JSON, as a page, and in
+MLflow."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.reporting.collect import figures_of
@@ -12,32 +10,35 @@ from tasks.reporting.figures import (
     RoundFigures,
     headline,
 )
+from tasks.reporting.nothing_trained import nothing_trained
 from tasks.reporting.page import render
-from tasks.round.context import current
-from tasks.round.retries import RETRIES
+from tasks.round.adapters import registered
+from tasks.round.context import Context
+from tasks.round.results import ReportResult
+from tasks.round.stage import stage
 
 FILE = "report.html"
 
 
-@task(name="report", task_run_name="write the report", **RETRIES)
-def report(round_id: str, stopped: str = "") -> dict[str, Any]:
-    """Write `report.html` and `figures.json` into the round's folder, log both to MLflow; returns the page's path."""
-    context = current(round_id)
-    figures = figures_of(context, stopped)
+@stage("report", title="write the report")
+def report(context: Context) -> ReportResult:
+    """Write `report.html` and `figures.json` into the round's folder, and log both to MLflow."""
+    reason = "" if registered(context) else nothing_trained(context)
+    figures = figures_of(context, reason)
     page = context.folder / FILE
     html = render(figures)
     page.write_text(html, encoding="utf-8")
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
-    run = context.registry.start_run(f"{round_id}-round", {"round": round_id, "kind": "round"})
+    run = context.registry.start_run(f"{context.round.id}-round", {"round": context.round.id, "kind": "round"})
     context.registry.log_report(run, html)
     context.registry.log_steps(run, {0: round_metrics(figures)})
     context.registry.end_run(run)
     create_markdown_artifact(
         key="round",
-        description=f"What the round on {context.round.target} came to",
-        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{round_id}`",
+        description=f"How the round on {context.round.target} ended",
+        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{context.round.id}`",
     )
-    return {"page": str(page)}
+    return ReportResult(page=str(page), reason=reason)
 
 
 def round_metrics(figures: RoundFigures) -> dict[str, float]:

@@ -1,29 +1,29 @@
-"""Stage 1: roll the base out on the diagnosis split."""
+"""Stage 1, `trace-agent stage rollout`: the base plays every diagnosis task, `rollout.trials` times each (method,
+section 1). The only stage that plays diagnosis episodes: what later stages read is what was stored here."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect import task
-
 from errors import EnvironmentFault
-from tasks.round.context import current
-from tasks.round.retries import RETRIES
-from tasks.round.rollouts import diagnosis_ids, outcomes
+from tasks.round.context import Context
+from tasks.round.results import RolloutResult
+from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
+from tasks.round.stage import stage
+from tasks.round.traffic import TrafficTarget, import_conversations
 
 
-@task(name="rollout", task_run_name="rollout of the diagnosis split", **RETRIES)
-def rollout(round_id: str) -> dict[str, Any]:
-    """Play every diagnosis task with the base; returns counts."""
-    context = current(round_id)
+@stage("rollout", title="rollout of the diagnosis split")
+def rollout(context: Context) -> RolloutResult:
+    """Play what is not stored yet; conversations of users are imported instead.
 
-    def work() -> dict[str, Any]:
-        ids = diagnosis_ids(round_id)
-        frame = outcomes(context, ids)
-        errors = len(ids) - len(frame)
-        if frame.empty:
-            first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
-            raise EnvironmentFault(f"all {len(ids)} diagnosis episodes were lost to errors; the first: {first}")
-        return {"episodes": len(ids), "errors": errors, "success": float(frame["success"].mean())}
-
-    return context.stage("rollout", work)
+    Raises `EnvironmentFault` when no episode has a reward.
+    """
+    if isinstance(context.target, TrafficTarget):  # played already, by users
+        ids = import_conversations(context.store, context.round, context.target)
+    else:
+        episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
+        ids = play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
+    frame = outcomes(context.store, ids)
+    if frame.empty:
+        first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
+        raise EnvironmentFault(f"all {len(ids)} diagnosis episodes were lost to errors; the first: {first}")
+    return RolloutResult(trajectories=ids, lost=len(ids) - len(frame), success=float(frame["success"].mean()))

@@ -1,4 +1,5 @@
-"""Stage 6: fit the router on what the round has seen of its adapters, and decide which adapter answers which task."""
+"""Stage 6, `trace-agent stage route`: fit the router on what the round has seen of its adapters, and decide which
+adapter answers which task (method, section 6; the router is `models.router.router`)."""
 
 from __future__ import annotations
 
@@ -6,20 +7,19 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
-from prefect import task
 
 from environments.contract import Generators, Message, TargetTask
 from models.router.first_observation import Opening, embed_openings, opening_of, openings
 from models.router.router import RouteDecision, Router
 from models.router.validation import calibrated, choose_mode
 from tasks.mining.labels import LACKING
-from tasks.round.adapters import adapter_id
-from tasks.round.context import Context, current
-from tasks.round.retries import RETRIES
-from tasks.round.rollouts import diagnosis_ids, outcomes
+from tasks.round.adapters import adapter_id, registered
+from tasks.round.context import Context
+from tasks.round.results import RolloutResult, RouteResult
+from tasks.round.rollouts import outcomes
+from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
 
 logger = logging.getLogger("trace")
@@ -77,36 +77,35 @@ def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
     names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=context.round.id)}
     labels = pd.DataFrame(context.store.rows("labels", round_id=context.round.id))
     labels["capability"] = labels["capability_id"].map(names)
-    found = diagnosed(outcomes(context, diagnosis_ids(context.round.id)), labels, capabilities)
+    found = diagnosed(outcomes(context.store, context.result(RolloutResult).trajectories), labels, capabilities)
     for capability in capabilities:
-        identity, spec = adapter_id(context.round.id, capability), stored_environment(context, capability).spec
+        identity = adapter_id(context.round.id, capability)
+        spec = stored_environment(context.store, context.round, context.target, capability, context.keep).spec
         frame = context.store.trajectory_frame(context.round.id, adapter_id=identity, environment=spec.id)
         found |= practised(frame, spec.families, capability)
     return found
 
 
-@task(name="route", task_run_name="fit the router", **RETRIES)
-def fit_router(round_id: str, capabilities: list[str]) -> dict[str, Any]:
+@stage("route", title="fit the router")
+def route(context: Context) -> RouteResult:
     """Fit on first observations: of tasks that an adapter learnt to solve, and of the diagnosis tasks."""
-    context = current(round_id)
-
-    def work() -> dict[str, Any]:
-        labels = classes(context, capabilities)
-        with context.model:
-            given = stored_openings(context, list(labels))
-            vectors = embed_openings(context.base.policy, list(given.values()))
-            rows = [labels[i] for i in given]
-            fitted = Router.fit(vectors, rows, list(given), max(FEWEST, min(MOST, *Counter(rows).values())))
-            router = choose(context, fitted, capabilities)
-        router.save(context.folder / "router")
-        return {
-            "version": router.version,
-            "mode": router.mode,
-            "examples": len(given),
-            "labels": {k or "none": v for k, v in Counter(rows).items()},
-        }
-
-    return context.stage("route", work)
+    capabilities = registered(context)
+    if not capabilities:
+        return RouteResult(skipped="no capability was trained")
+    labels = classes(context, capabilities)
+    with context.model:
+        given = stored_openings(context, list(labels))
+        vectors = embed_openings(context.base.policy, list(given.values()))
+        rows = [labels[i] for i in given]
+        fitted = Router.fit(vectors, rows, list(given), max(FEWEST, min(MOST, *Counter(rows).values())))
+        router = choose(context, fitted, capabilities)
+    router.save(context.folder / "router")
+    return RouteResult(
+        version=router.version,
+        mode=router.mode,
+        examples=len(given),
+        labels={k or "none": v for k, v in Counter(rows).items()},
+    )
 
 
 def choose(context: Context, router: Router, capabilities: list[str]) -> Router:

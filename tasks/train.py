@@ -1,29 +1,29 @@
-"""Stage 5: train one LoRA adapter per capability, register it, prove that it is live, and measure it on fresh seeds."""
+"""Stage 5, `trace-agent stage train`: GRPO trains one LoRA adapter on the environment of a capability (method,
+section 5; the trainer is `models.training.grpo`)."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
-from typing import Any
-
-from prefect import task
 
 from db import row_id
 from models.adapters.files import adapter_digest, export_adapter
 from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingSettings, train_adapter
+from settings import Settings
 from tasks.round.adapters import adapter_id
-from tasks.round.context import Context, Stopwatch, current
+from tasks.round.context import Context, Stopwatch
 from tasks.round.policies import probe_ids, training_actor
 from tasks.round.progress import Meter
-from tasks.round.retries import RETRIES
+from tasks.round.results import SynthesizeResult, TrainResult
 from tasks.round.rollouts import Playground, trajectory_row
+from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
 
 
-def training_settings(context: Context) -> TrainingSettings:
+def training_settings(s: Settings) -> TrainingSettings:
     """The trainer's settings, from the round's."""
-    s, t = context.settings, context.settings.train
+    t = s.train
     return TrainingSettings(
         steps=s.training_steps(),
         groups=t.groups,
@@ -42,78 +42,67 @@ def training_settings(context: Context) -> TrainingSettings:
     )
 
 
-@task(name="train", task_run_name="train {capability}", **RETRIES)
-def train(round_id: str, capability: str, environment_id: str) -> dict[str, Any]:
+@stage("train", title="train {capability}")
+def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment; goes on from the last whole checkpoint."""
-    context = current(round_id)
+    round_id = context.round.id
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    settings = training_settings(context.settings)
+    identity = adapter_id(round_id, capability)
+    context.store.put(
+        "adapters",
+        [
+            {
+                "id": identity,
+                "round_id": round_id,
+                "capability_id": row_id(round_id, capability),
+                "environment_id": context.result(SynthesizeResult, capability).environment,
+                "base": context.base.identity.base,
+                "base_revision": context.base.identity.revision,
+                "state": "training",
+                "config": asdict(settings),
+            }
+        ],
+    )
+    output = context.folder / "training" / capability
+    ground = Playground(
+        environment.environment,
+        environment.spec.id,
+        "training",
+        settings.temperature,
+        settings.max_tokens,
+        identity,
+    )
+    run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
 
-    def work() -> dict[str, Any]:
-        environment, settings = stored_environment(context, capability), training_settings(context)
-        identity = adapter_id(round_id, capability)
-        context.store.put(
-            "adapters",
-            [
-                {
-                    "id": identity,
-                    "round_id": round_id,
-                    "capability_id": row_id(round_id, capability),
-                    "environment_id": environment_id,
-                    "base": context.base.identity.base,
-                    "base_revision": context.base.identity.revision,
-                    "state": "training",
-                    "config": asdict(settings),
-                }
-            ],
-        )
-        output = context.folder / "training" / capability
-        ground = Playground(
-            environment.environment,
-            environment.spec.id,
-            "training",
-            settings.temperature,
-            settings.max_tokens,
-            identity,
-        )
-        run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
+    storing = Stopwatch()
 
-        storing = Stopwatch()
+    def on_step(record: StepRecord) -> None:
+        with storing:
+            context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
+            context.registry.log_steps(run, {record.step: step_metrics(record)})
+            meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
 
-        def on_step(record: StepRecord) -> None:
-            with storing:
-                context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
-                context.registry.log_steps(run, {record.step: step_metrics(record)})
-                meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
+    def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
+        with storing:
+            rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
+            context.store.add_trajectories(rows)
 
-        def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
-            with storing:
-                rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
-                context.store.add_trajectories(rows)
-
-        done = len(context.store.rows("training_steps", adapter_id=identity))
-        with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
-            probe, _ = probe_ids(context.base, context.target.environment())
-            actor = training_actor(context.policy, context.base, context.settings, probe, f"{capability}@{round_id}")
-            result = train_adapter(
-                environment, actor, context.base.renderer, settings, output, on_step, on_trajectories
-            )
-        context.environment.seconds += result.environment_seconds
-        context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
-        folder = output / "final"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
-        export_adapter(result.folder, folder)
-        digest = adapter_digest(folder)
-        context.store.set_state(
-            "adapters", identity, "trained", sha256=digest, path=str(folder.relative_to(context.settings.folder))
-        )
-        return {
-            "adapter": identity,
-            "sha256": digest,
-            "verdict": result.verdict,
-            "steps": len(result.records),
-            "run": run,
-        }
-
-    return context.stage(f"train:{capability}", work)
+    done = len(context.store.rows("training_steps", adapter_id=identity))
+    with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
+        probe, _ = probe_ids(context.base, context.target.environment())
+        actor = training_actor(context.policy, context.base, context.settings, probe, f"{capability}@{round_id}")
+        result = train_adapter(environment, actor, context.base.renderer, settings, output, on_step, on_trajectories)
+    context.environment.seconds += result.environment_seconds
+    context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
+    folder = output / "final"
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
+    export_adapter(result.folder, folder)
+    digest = adapter_digest(folder)
+    context.store.set_state(
+        "adapters", identity, "trained", sha256=digest, path=str(folder.relative_to(context.settings.folder))
+    )
+    return TrainResult(adapter=identity, sha256=digest, verdict=result.verdict, steps=len(result.records), run=run)
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:

@@ -39,8 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Makes an agent better at one environment by itself.",
 )
-stage_app = typer.Typer(no_args_is_help=True, help="Run one stage of the latest unfinished round.")
-app.add_typer(stage_app, name="stage")
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
@@ -103,33 +101,15 @@ def improve(
         target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
     )
     result = flow.improve(params)
-    if "report" in result:
+    if result.report:
+        from tasks.reporting.lookup import figures_by_key
         from tasks.reporting.summary import print_summary
 
         settings, store = _store(home)
-        print_summary(_figures(settings, store, result["round"]))
-        typer.echo(f"report: {result['report']}")
+        print_summary(figures_by_key(settings, store, result.round))
+        typer.echo(f"report: {result.report}")
     else:
-        typer.echo("\n".join(result["checked"]))
-
-
-def _figures(settings: Any, store: Any, key: str | None) -> Any:
-    from errors import StoreError
-    from tasks.reporting.figures import RoundFigures
-    from tasks.reporting.lookup import stored_figures
-
-    rounds = store.rows("rounds")
-    if not rounds:
-        raise StoreError(f"there is no round in {store.url}; run 'trace-agent improve' first")
-    chosen = (
-        [r for r in rounds if key in (r["id"], str(r["number"])) or (key and r["id"].startswith(key))]
-        if key
-        else [max(rounds, key=lambda r: r["number"])]
-    )
-    if len(chosen) != 1:
-        raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
-    figures: RoundFigures = stored_figures(store, store.round(chosen[0]["id"]), settings.folder)
-    return figures
+        typer.echo("\n".join(result.checked))
 
 
 @app.command()
@@ -139,8 +119,10 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """The figures of a round."""
+    from tasks.reporting.lookup import figures_by_key
+
     settings, store = _store(home)
-    figures = _figures(settings, store, round)
+    figures = figures_by_key(settings, store, round)
     if as_json:
         typer.echo(json.dumps(figures.as_json(), indent=1))
         return
@@ -152,10 +134,11 @@ def status(
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again from its figures when the page is gone."""
+    from tasks.reporting.lookup import figures_by_key
     from tasks.reporting.page import render
 
     settings, store = _store(home)
-    figures = _figures(settings, store, round)
+    figures = figures_by_key(settings, store, round)
     page = settings.folder / figures.round / "report.html"
     if not page.is_file():
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -218,14 +201,11 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
 @app.command()
 def rollback(capability: str, target: TargetName = None, home: Home = None) -> None:
     """Move the alias `champion` of a capability back to the version before."""
-    from models.adapters.registry import Registry
     from settings import load_settings
-    from tasks.round.registry import registry_name
+    from tasks.round.registry import open_registry
 
     settings = load_settings(target=target, home=home)
-    back = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts").rollback(
-        capability
-    )
+    back = open_registry(settings, settings.target).rollback(capability)
     typer.echo(f"champion of {capability} is now {back.served_name if back else 'the base model'}")
 
 
@@ -237,46 +217,30 @@ def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profil
     serve_schedule(cron, target, profile)
 
 
-STAGES = (
-    "rollout",
-    "contrast",
-    "select",
-    "synthesize",
-    "calibrate",
-    "train",
-    "register",
-    "route",
-    "evaluate",
-    "gate",
-    "report",
-)
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="A stage's name, such as select; a wrong one prints all of them.")],
+    target: TargetName = None,
+    profile: Profile = None,
+    seed: Seed = None,
+    budget: Budget = None,
+    base_model: Base = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the round up to one stage, with what it still needs, then stop."""
+    import flows.improve as flow
+
+    flow.check_name(name)
+    result = flow.until(
+        name,
+        flow.ImproveParameters(
+            target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home
+        ),
+    )
+    _print(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
 
 
-def _stage_command(name: str) -> None:
-    @stage_app.command(name, help=f"Do the stage {name} (and whatever it still needs) of the round, then stop.")
-    def run(
-        target: TargetName = None,
-        profile: Profile = None,
-        seed: Seed = None,
-        budget: Budget = None,
-        base_model: Base = None,
-        home: Home = None,
-        as_json: AsJson = False,
-    ) -> None:
-        from flows.improve import ImproveParameters
-        from flows.stages import until
-
-        result = until(
-            name,
-            ImproveParameters(
-                target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home
-            ),
-        )
-        _print(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
-
-
-for _name in STAGES:
-    _stage_command(_name)
 add_commands(app)
 add_serving(app)
 

@@ -236,10 +236,9 @@ def _proven(
 def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:
     """An adapter of a target by `CAPABILITY` (its champion, else its newest version) or `CAPABILITY@vN[-HASH]`, and its
     folder, hash checked. Raises `AdapterError` when there is none, with what there is."""
-    from models.adapters.registry import Registry
-    from tasks.round.registry import registry_name
+    from tasks.round.registry import open_registry
 
-    registry = Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")
+    registry = open_registry(settings, target)
     capability, at, version = name.partition("@")
     versions = registry.versions(capability)
     if at:

@@ -7,7 +7,6 @@ Replies are kept as they come, so a stage that was killed asks only what is stil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -18,7 +17,8 @@ from tasks.mining.agreement import agreement
 from tasks.mining.labelling import Labelling, MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context, analyst_of, spending
+from tasks.round.context import Context
+from tasks.round.results import ContrastResult
 from tasks.round.target_prompt import context_text
 
 NAME = "llm"
@@ -52,13 +52,13 @@ def transcripts_of(context: Context, passed: Mapping[str, bool]) -> tuple[list[T
     return fitting, too_long
 
 
-def contrast_by_model(context: Context, frame: pd.DataFrame) -> dict[str, Any]:
+def contrast_by_model(context: Context, frame: pd.DataFrame) -> ContrastResult:
     """Discover and label, store all of it, and return the figures of the stage.
 
     `frame` holds the outcomes [trajectory_id, passed]. Raises `LabelError` where there is nothing to contrast and a
     transient `ProviderError` when too few runs are complete to select by and the model may answer later.
     """
-    analyst, settings = analyst_of(context), mining_settings(context)
+    analyst, settings = context.analyst, mining_settings(context)
     outcomes = {str(r.trajectory_id): bool(r.passed) for r in frame.itertuples()}
     transcripts, too_long = transcripts_of(context, outcomes)
     text = context_text(context.target)
@@ -75,18 +75,18 @@ def contrast_by_model(context: Context, frame: pd.DataFrame) -> dict[str, Any]:
     _store_candidates(context, candidates)
     _store_labels(context, labelling)
     kappa, by_capability = agreement(labelling.labels)
-    result = {
-        "analyst": NAME,
-        "model": context.settings.analyst.model,
-        "candidates": sorted(c.name for c in candidates),
-        "labels": len(labelling.labels),
-        "runs": complete,
-        "refused": {str(run): why for run, why in labelling.refused},
-        "too_long": too_long,
-        "kappa": kappa,
-        "kappa_by_capability": by_capability,
-        "spend": spending(context),
-    }
+    result = ContrastResult(
+        analyst=NAME,
+        model=context.settings.analyst.model,
+        candidates=sorted(c.name for c in candidates),
+        labels=len(labelling.labels),
+        runs=complete,
+        refused={str(run): why for run, why in labelling.refused},
+        too_long=too_long,
+        kappa=kappa,
+        kappa_by_capability=by_capability,
+        spend=context.spent(),
+    )
     _show(candidates, result)
     return result
 
@@ -96,7 +96,7 @@ def judge_fits(
 ) -> dict[str, str]:
     """Ask the judges about every selected capability, and store what they say. The names that no environment could
     train, with the reason."""
-    analyst, settings = analyst_of(context), mining_settings(context)
+    analyst, settings = context.analyst, mining_settings(context)
     text = context_text(context.target)
     unfit: dict[str, str] = {}
     for selection in selections:
@@ -155,9 +155,9 @@ def _store_labels(context: Context, labelling: Labelling) -> None:
     )
 
 
-def _show(candidates: Sequence[MinedCapability], result: Mapping[str, Any]) -> None:
+def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None:
     """Artifacts of the stage: agreement per capability, and what it cost."""
-    kappas = result["kappa_by_capability"]
+    kappas = result.kappa_by_capability
     create_table_artifact(
         key="candidates",
         description="Candidate capabilities, and how far the labelling runs agree on each (Fleiss' kappa)",
@@ -166,14 +166,14 @@ def _show(candidates: Sequence[MinedCapability], result: Mapping[str, Any]) -> N
             for c in candidates
         ],
     )
-    spend = result["spend"]
+    spend = result.spend
     lines = [
-        f"{result['labels']} labels in {result['runs']} complete runs by {result['model']}.",
-        f"Fleiss' kappa over all pairs: {kappa_text(result['kappa'])}.",
+        f"{result.labels} labels in {result.runs} complete runs by {result.model}.",
+        f"Fleiss' kappa over all pairs: {kappa_text(result.kappa)}.",
         f"Cost so far: {spend['calls']:.0f} calls, {spend['prompt_tokens']:.0f} + {spend['sampled_tokens']:.0f} "
         f"tokens, {spend['dollars']:.4f} dollars.",
-        *(f"Run {run} was refused: {why}" for run, why in result["refused"].items()),
-        *([f"{len(result['too_long'])} trajectories were too long to label."] if result["too_long"] else []),
+        *(f"Run {run} was refused: {why}" for run, why in result.refused.items()),
+        *([f"{len(result.too_long)} trajectories were too long to label."] if result.too_long else []),
     ]
     create_markdown_artifact(key="labelling", markdown="\n\n".join(lines))
 

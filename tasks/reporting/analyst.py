@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from db import Store
 from environments.sandbox.workers import SandboxLevel
+from settings import Settings
 from tasks.reporting.figures import AnalystFigures, CapabilityFigures, SynthesisVersion
-from tasks.round.context import Context
+from tasks.round.results import ContrastResult
 from tasks.synthesis.llm_synthesizer import UNCONFINED
 
 
-def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) -> AnalystFigures | None:
-    """The model, its cost, and what came of labelling; None on a round that asks none."""
-    settings = context.settings
+def analyst_figures(
+    settings: Settings, store: Store, round_id: str, contrast: ContrastResult | None
+) -> AnalystFigures | None:
+    """The model, its cost, and how labelling ended; None on a round that asks none."""
     if not settings.asks_a_model:
         return None
-    spent, contrast = context.store.spent(context.round.id), results.get("contrast", {})
+    spent = store.spent(round_id)
     stages: dict[str, float] = {}
-    for row in context.store.rows("spend", round_id=context.round.id):
+    for row in store.rows("spend", round_id=round_id):
         stages[row["stage"]] = stages.get(row["stage"], 0.0) + row["dollars"]
     return AnalystFigures(
         model=settings.analyst.model,
@@ -28,17 +30,15 @@ def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) 
         dollars=float(spent["dollars"]),
         seconds=round(float(spent["seconds"]), 1),
         stages=stages,
-        runs=contrast.get("runs"),
-        refused=[f"run {run}: {why}" for run, why in contrast.get("refused", {}).items()],
-        too_long=len(contrast.get("too_long", ())),
+        runs=contrast.runs if contrast else None,
+        refused=[f"run {run}: {why}" for run, why in contrast.refused.items()] if contrast else [],
+        too_long=len(contrast.too_long) if contrast else 0,
     )
 
 
-def versions_of(context: Context, capability_id: str) -> list[SynthesisVersion]:
+def versions_of(store: Store, round_id: str, capability_id: str) -> list[SynthesisVersion]:
     """The versions of a capability's environment that a model wrote, in order."""
-    rows = context.store.rows(
-        "synthesized_environments", round_id=context.round.id, capability_id=capability_id, kind="llm"
-    )
+    rows = store.rows("synthesized_environments", round_id=round_id, capability_id=capability_id, kind="llm")
     return [
         SynthesisVersion(
             number=r["version"],
@@ -51,13 +51,14 @@ def versions_of(context: Context, capability_id: str) -> list[SynthesisVersion]:
     ]
 
 
-def analyst_warnings(capabilities: Sequence[CapabilityFigures], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: ContrastResult | None) -> list[str]:
     """What a reader must know before believing the figures."""
-    contrast = results.get("contrast", {})
-    warnings = [f"Labelling run {run} was refused: {why}" for run, why in contrast.get("refused", {}).items()]
-    if contrast.get("too_long"):
+    warnings = []
+    if contrast:
+        warnings += [f"Labelling run {run} was refused: {why}" for run, why in contrast.refused.items()]
+    if contrast and contrast.too_long:
         warnings.append(
-            f"{len(contrast['too_long'])} trajectories were too long to be labelled (analyst.trajectory_tokens); "
+            f"{len(contrast.too_long)} trajectories were too long to be labelled (analyst.trajectory_tokens); "
             "coverage and contrast are without them."
         )
     if any(v.sandbox == str(SandboxLevel.PROCESS) for c in capabilities for v in c.versions):

@@ -6,6 +6,8 @@ import importlib.metadata
 from collections import Counter
 from typing import Any
 
+from pydantic import BaseModel
+
 from environments.contract import Generators
 from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
 from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
@@ -22,25 +24,45 @@ from tasks.reporting.figures import (
     TrainingStep,
 )
 from tasks.round.context import Context, peak_gib
+from tasks.round.results import (
+    CalibrateResult,
+    ContrastResult,
+    GateResult,
+    RegisterResult,
+    SelectResult,
+    SynthesizeResult,
+    TestResult,
+    TrainResult,
+)
 from tasks.round.rollouts import outcomes
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")
+
+
+class _Cost(BaseModel):
+    """What every stage's result says of its cost (see `StageResult`)."""
+
+    earlier_seconds: float = 0.0
+    model_seconds: float = 0.0
+    environment_seconds: float = 0.0
+    peak_gib: float = 0.0
 
 
 def figures_of(context: Context, stopped: str = "") -> RoundFigures:
     """Everything the report shows, from the store."""
     store, current_round, settings = context.store, context.round, context.settings
     stages = {r["name"]: r for r in store.rows("stages", round_id=current_round.id)}
-    results = {name: r["result"] or {} for name, r in stages.items()}
-    test = results.get("evaluate:test", {})
-    sides = {name: outcomes(context, test[f"{name}_ids"]) for name in ("base", "routed", "noop")} if test else {}
+    costs = [_Cost.model_validate(r["result"] or {}) for r in stages.values()]
+    test, contrast = context.found(TestResult), context.found(ContrastResult)
+    sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
     seconds = {name: round(r["seconds"], 2) for name, r in stages.items() if r["seconds"] is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
     work = {
-        k: round(sum(r.get(f"{k}_seconds", 0.0) for r in results.values()), 2)
-        for k in ("model", "environment", "earlier")
+        "model": round(sum(c.model_seconds for c in costs), 2),
+        "environment": round(sum(c.environment_seconds for c in costs), 2),
+        "earlier": round(sum(c.earlier_seconds for c in costs), 2),
     }
-    capabilities = _capabilities(context, results)
+    capabilities = _capabilities(context)
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
@@ -55,7 +77,7 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         seconds=seconds,
         work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(context),
-        peak_gib=round(max([peak_gib(), *(r.get("peak_gib", 0.0) for r in results.values())]), 2),
+        peak_gib=round(max([peak_gib(), *(c.peak_gib for c in costs)]), 2),
         errors=int(
             store.query(
                 "SELECT COUNT(*) AS n FROM trajectories WHERE round_id = :r AND error_boundary IS NOT NULL",
@@ -68,10 +90,10 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
             k=rule.required,
             n=rule.runs,
             analyst=settings.analyst.kind,
-            kappa=results.get("contrast", {}).get("kappa"),
+            kappa=contrast.kappa if contrast else None,
         ),
-        analyst=analyst_figures(context, results),
-        warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, results)],
+        analyst=analyst_figures(settings, store, current_round.id, contrast),
+        warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
         stopped=stopped or None,
         provenance=Provenance(
             base_model=context.base.identity.base,
@@ -113,20 +135,19 @@ def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
     return figures
 
 
-def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityFigures]:
+def _capabilities(context: Context) -> list[CapabilityFigures]:
     store, round_id = context.store, context.round.id
     rows = {r["id"]: r for r in store.rows("capabilities", round_id=round_id)}
     verdicts = {r["subject"]: r for r in store.rows("verdicts", round_id=round_id)}
     adapters = {r["capability_id"]: r for r in store.rows("adapters", round_id=round_id)}
-    finished = "gate" in results or "evaluate:test" in results
     figures = []
     for s in sorted(
         store.rows("selections", round_id=round_id), key=lambda r: (r["rank"] is None, r["rank"], -r["mean_delta"])
     ):
         name, adapter = rows[s["capability_id"]]["name"], adapters.get(s["capability_id"])
-        verdict, reasons = _last_word(name, s, results, verdicts, finished and f"synthesize:{name}" not in results)
+        registered = context.found(RegisterResult, name)
+        verdict, reasons = _last_word(context, name, s, verdicts.get(name))
         steps = store.rows("training_steps", adapter_id=adapter["id"]) if adapter else []
-        registered = results.get(f"register:{name}", {})
         figures.append(
             CapabilityFigures(
                 name=name,
@@ -135,7 +156,7 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
                 runs_passed=s["runs_passed"],
                 base_success=adapter["base_success"] if adapter else None,
                 adapter_success=adapter["adapter_success"] if adapter else None,
-                adapter=registered.get("served_name"),
+                adapter=registered.served_name if registered else None,
                 verdict=verdict,
                 selected=s["selected"],
                 definition=rows[s["capability_id"]]["definition"],
@@ -144,61 +165,64 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
                     TrainingStep(step=r["step"], reward=r["reward"], success=r["success"])
                     for r in sorted(steps, key=lambda r: r["step"])
                 ],
-                calibration=_calibration(results.get(f"calibrate:{name}"), results.get(f"synthesize:{name}")),
+                calibration=_calibration(context, name),
                 points=verdicts[name]["points"] if name in verdicts else None,
                 adjusted_p=verdicts[name]["p_holm"] if name in verdicts else None,
-                version=registered.get("version"),
+                version=registered.version if registered else None,
                 kappa=s["kappa"],
-                versions=versions_of(context, s["capability_id"]),
+                versions=versions_of(store, round_id, s["capability_id"]),
             )
         )
     return figures
 
 
 def _last_word(
-    name: str, selection: dict[str, Any], results: dict[str, Any], verdicts: dict[str, Any], over: bool
+    context: Context, name: str, selection: dict[str, Any], gated: dict[str, Any] | None
 ) -> tuple[str, list[str]]:
     """The verdict that stands last on a capability, with its reasons."""
-    if name in verdicts:
-        return verdicts[name]["verdict"], list(verdicts[name]["reasons"])
+    if gated is not None:
+        return gated["verdict"], list(gated["reasons"])
     if not selection["selected"]:
         return "not-selected", [selection["reason"]]
-    if name in results.get("select", {}).get("unfit", {}):
-        return "not-trainable", [results["select"]["unfit"][name]]
-    if over:
+    selected = context.found(SelectResult)
+    if selected and name in selected.unfit:
+        return "not-trainable", [selected.unfit[name]]
+    made, measured = context.found(SynthesizeResult, name), context.found(CalibrateResult, name)
+    if made is None and context.found(GateResult) is not None:
         return "over-budget", [
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."
         ]
-    for stage in ("synthesize", "calibrate"):
-        result = results.get(f"{stage}:{name}")
-        if result and not result.get("accepted"):
-            return "unsynthesizable", result.get("reasons") or [result.get("reason", "")]
-    training = results.get(f"train:{name}", {})
-    if training.get("verdict"):
-        return "reward-misspecified", [training["verdict"]]
+    if made and not made.accepted:
+        return "unsynthesizable", made.reasons
+    if measured and not measured.accepted:
+        return "unsynthesizable", [measured.reason]
+    trained = context.found(TrainResult, name)
+    if trained and trained.verdict:
+        return "reward-misspecified", [trained.verdict]
     return "unfinished", ["The round stopped before the gate."]
 
 
-def _calibration(result: dict[str, Any] | None, synthesis: dict[str, Any] | None) -> Calibration | None:
-    if not result:
+def _calibration(context: Context, name: str) -> Calibration | None:
+    measured, made = context.found(CalibrateResult, name), context.found(SynthesizeResult, name)
+    if measured is None:
         return None
     return Calibration(
-        accepted=result["accepted"],
-        verdict=result["reason"],
-        mean_reward=result["mean_reward"],
-        success=result["success_rate"],
-        informative=result["informative"],
-        version=(synthesis or {}).get("versions", 1),  # the accepted one is the last that a model wrote
+        accepted=measured.accepted,
+        verdict=measured.reason,
+        mean_reward=measured.mean_reward,
+        success=measured.success_rate,
+        informative=measured.informative,
+        version=made.versions if made else 1,  # the accepted one is the last that a model wrote
     )
 
 
-def _router(context: Context, test: dict[str, Any], served: list[str]) -> RouterFigures | None:
+def _router(context: Context, test: TestResult, served: list[str]) -> RouterFigures | None:
     """Decisions against the capability that a task's family is known to need (of those that are served)."""
-    routes = {r["trajectory_id"]: r for r in context.store.rows("routes", trajectory_id=list(test["routed_ids"]))}
+    routes = {r["trajectory_id"]: r for r in context.store.rows("routes", trajectory_id=test.routed_ids)}
     if not routes or not isinstance(context.target, Generators):
         return None
     families = context.target.families()
-    frame = outcomes(context, test["routed_ids"]).drop_duplicates("task")
+    frame = outcomes(context.store, test.routed_ids).drop_duplicates("task")
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():
         truth = next((c for c in served if c in families.get(r.family, ())), "")

@@ -7,6 +7,8 @@ from typing import Any
 
 from db import Store
 from db.rows import Round
+from errors import StoreError
+from settings import Settings
 from tasks.reporting.figures import Provenance, RoundFigures
 
 TABLES = ("rounds", "trajectories", "adapters", "synthesized_environments", "capabilities", "evaluations")
@@ -27,6 +29,23 @@ def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
         stopped=row.reason or f"the round is {row.state}",
         provenance=Provenance(profile=row.profile, code_version=row.code_version),
     )
+
+
+def figures_by_key(settings: Settings, store: Store, key: str | None = None) -> RoundFigures:
+    """Figures of the round that `key` names: an id, the beginning of one, or a number; the latest when None.
+
+    Raises `StoreError` when no round, or more than one, is meant.
+    """
+    rounds = store.rows("rounds")
+    if not rounds:
+        raise StoreError(f"there is no round in {store.url}; run 'trace-agent improve' first")
+    if key:
+        chosen = [r for r in rounds if key == str(r["number"]) or r["id"].startswith(key)]
+    else:
+        chosen = [max(rounds, key=lambda r: r["number"])]
+    if len(chosen) != 1:
+        raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
+    return stored_figures(store, store.round(chosen[0]["id"]), settings.folder)
 
 
 def find_row(store: Store, key: str) -> tuple[str, dict[str, Any]] | None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from environments.contract import Generators
-from tasks.round.context import current
+from tasks.round.context import Context
+from tasks.round.results import (
+    CalibrateResult,
+    ContrastResult,
+    RolloutResult,
+    SelectResult,
+    SynthesizeResult,
+    TrainResult,
+)
 
 # Capabilities, and reasons, named one by one.
 NAMED = 3
@@ -15,23 +23,18 @@ def _named(capabilities: Sequence[str]) -> str:
     return ", ".join(capabilities[:NAMED]) + (" and others" if len(capabilities) > NAMED else "")
 
 
-def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
+def nothing_trained(context: Context) -> str:
     """Where the round ended for its capabilities, what the base solved, and what else could be tried."""
-    context = current(round_id)
-    results = {r["name"]: r["result"] or {} for r in context.store.rows("stages", round_id=round_id)}
-    rollout = results.get("rollout", {})
+    rollout, selected = context.result(RolloutResult), context.result(SelectResult).selected
     said = ["No capability could be trained."]
-    success = rollout.get("success")
-    if success is not None:
-        scored = int(rollout["episodes"]) - int(rollout["errors"])
-        said.append(f"The base solved {round(success * scored)} of {scored} diagnosis episodes.")
-    if success == 0:
+    said.append(f"The base solved {round(rollout.success * rollout.scored)} of {rollout.scored} diagnosis episodes.")
+    if rollout.success == 0:
         said.append(
             "Without any success there is nothing to contrast failures with: Delta is then the share of failures that "
             "lack a capability, and a trainer would find no reward to tell rollouts apart."
         )
     if not selected:
-        candidates = results.get("contrast", {}).get("candidates", [])
+        candidates = context.result(ContrastResult).candidates
         said.append(
             f"None of {len(candidates)} candidates passed the selection."
             if candidates
@@ -41,11 +44,7 @@ def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
     said.append(f"Selected: {_named(selected)}.")
     found: dict[str, list[str]] = {}
     for capability in selected:
-        made, measured = results.get(f"synthesize:{capability}", {}), results.get(f"calibrate:{capability}", {})
-        reasons = made.get("reasons") if not made.get("accepted") else [measured.get("reason", "")]
-        trained = results.get(f"train:{capability}", {}).get("verdict", "")
-        why = trained or "; ".join(r for r in reasons or [] if r)
-        if why:
+        if why := _reason(context, capability):
             found.setdefault(why, []).append(capability)
     # What holds for several is said once.
     for why, whom in list(found.items())[:NAMED]:
@@ -57,3 +56,14 @@ def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
             "calibration; with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
         )
     return " ".join(said)
+
+
+def _reason(context: Context, capability: str) -> str:
+    """Why a selected capability has no adapter, as the stages stored it."""
+    made = context.found(SynthesizeResult, capability)
+    measured, trained = context.found(CalibrateResult, capability), context.found(TrainResult, capability)
+    if trained and trained.verdict:
+        return trained.verdict
+    if made and not made.accepted:
+        return "; ".join(reason for reason in made.reasons if reason)
+    return measured.reason if measured else ""

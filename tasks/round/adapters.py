@@ -1,4 +1,4 @@
-"""A round's own adapters: their ids, and loading one that was trained."""
+"""A round's own adapters: their ids, which were registered, and loading one that was trained."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from db import row_id
 from errors import AdapterError
 from tasks.round.context import Context
 from tasks.round.policies import load_adapter
+from tasks.round.results import RegisterResult, SelectResult
 
 
 def adapter_id(round_id: str, capability: str) -> str:
     """Id of a round's adapter for a capability."""
     return row_id(round_id, "adapter", capability)
+
+
+def registered(context: Context) -> list[str]:
+    """The selected capabilities whose adapters are registered, in order of selection."""
+    return [c for c in context.result(SelectResult).selected if context.found(RegisterResult, c)]
 
 
 def load_trained(context: Context, capability: str) -> str:

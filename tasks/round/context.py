@@ -1,42 +1,44 @@
-"""What every stage works with: settings, store, target, base model and registry of one round, opened once a process.
-
-Only ids travel between stages. A task finds its context by the round's id: in the process that opened the round it is
-there already, elsewhere it is opened from the environment and the round's stored settings.
-"""
+"""What every stage works with: settings, store, target, base model and registry of one round, opened once a process."""
 
 from __future__ import annotations
 
-import logging
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from db import Round, Store, open_store
+from pydantic import ValidationError
+
+from db import Round, StageState, Store
+from db.states import is_final
 from environments.contract import Target, TargetTask
-from errors import ConfigurationError, StoreError
+from errors import StoreError
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.local.policy import LocalPolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.vllm.policy import VllmPolicy
-from settings import Settings, load_settings, writable_folder
+from settings import Settings
 from tasks.round.analyst import analyst_settings
 from tasks.round.policies import open_policy
-from tasks.round.preflight import check_analyst
-from tasks.round.registry import registry_name
+from tasks.round.registry import open_registry
+from tasks.round.results import StageResult
 from tasks.round.traffic import target_named
 
-T = TypeVar("T")
-logger = logging.getLogger("trace")
 
-# A stage whose process died is taken over after this long; heartbeats come three times as often.
-LEASE_SECONDS = 15.0
+class Closable(Protocol):
+    """What has to be closed."""
+
+    def close(self) -> object: ...
+
+
+C = TypeVar("C", bound=Closable)
+R = TypeVar("R", bound=StageResult)
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     _kept: dict[str, Any] = field(default_factory=dict)
-    closing: ExitStack = field(default_factory=ExitStack)
+    _closing: ExitStack = field(default_factory=ExitStack)
 
     @cached_property
     def target(self) -> Target:
@@ -83,9 +85,7 @@ class Context:
 
     @cached_property
     def registry(self) -> Registry:
-        return Registry(
-            self.settings.tracking_uri, registry_name(self.settings.target), self.settings.folder / "mlartifacts"
-        )
+        return open_registry(self.settings, self.settings.target)
 
     def tasks(self, split: str) -> list[TargetTask]:
         """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances."""
@@ -99,112 +99,63 @@ class Context:
         """Where the round's own files lie."""
         return self.settings.folder / self.round.id
 
-    def keep(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives: made once, and closed (its `close()`) when the round is let go of."""
+    @property
+    def analyst(self) -> Analyst:
+        """The round's client of the language model that labels, judges and writes."""
+        client = analyst_settings(self.settings)
+        return self.keep(
+            "analyst", lambda: Analyst(client, self.round.id, StoredReplies(self.store), StoredSpend(self.store))
+        )
+
+    def spent(self) -> dict[str, float]:
+        """Calls, tokens, dollars and seconds that the round's language model has cost."""
+        return {name: round(float(value), 6) for name, value in self.store.spent(self.round.id).items()}
+
+    def keep(self, name: str, make: Callable[[], C]) -> C:
+        """What `make` gives: made once, and closed when this process drops the round."""
         if name not in self._kept:
-            made: Any = make()
-            self.closing.callback(made.close)
+            made = make()
+            self._closing.callback(made.close)
             self._kept[name] = made
-        kept: T = self._kept[name]
+        kept: C = self._kept[name]
         return kept
 
-    def stage(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Do a stage once: its stored result if it is done, else claim it, work, and store what came of it."""
-        stage = self.store.stage(self.round.id, name)
-        waited = 0.0
-        while not stage.finished:
-            if stage.claim(lease_seconds=LEASE_SECONDS):
-                logger.info("stage %s begins", name)
-                began = time.perf_counter()
-                before = self.model.seconds, self.environment.seconds
-                earlier = stage.row().seconds or 0.0
-                with stage.working():
-                    result = dict(work())
-                # What the last attempt spent; what earlier ones did is known by its sum only.
-                result["earlier_seconds"] = round(earlier, 3)
-                result["peak_gib"] = round(peak_gib(), 3)
-                result["model_seconds"] = round(self.model.seconds - before[0], 3)
-                result["environment_seconds"] = round(self.environment.seconds - before[1], 3)
-                stage.finish(result)
-                logger.info("stage %s done in %.1f s", name, time.perf_counter() - began)
-                return result
-            if waited > 2 * LEASE_SECONDS:
-                owner = stage.row().owner
-                raise StoreError(f"stage {name!r} is held by {owner}, which is alive; wait for it or stop that process")
-            logger.info("stage %s is claimed; waiting for the lease of whoever holds it to run out", name)
-            time.sleep(2.0)
-            waited += 2.0
-        return dict(stage.row().result or {})
-
-
-_OPEN: dict[str, Context] = {}
-
-
-def open_context(settings: Settings, fresh: bool = False, code_version: str = "") -> Context:
-    """Check everything that can be checked before work starts, then start a round or find the one to resume."""
-    folder = writable_folder(settings.folder)
-    store = open_store(settings.database_url)
-    target = target_named(settings.target, store)
-    check_analyst(settings, target, store)
-    config = settings.identity()
-    found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
-    if found is not None and found.data_hash != target.data_hash:
-        raise ConfigurationError(
-            f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; "
-            "start another with --fresh"
-        )
-    current = found or store.start_round(
-        settings.target, target.data_hash, settings.seed, settings.profile, config, code_version
-    )
-    context = Context(settings, store, current)
-    (folder / current.id).mkdir(exist_ok=True)
-    _OPEN[current.id] = context
-    return context
-
-
-def current(round_id: str) -> Context:
-    """The context of a round, opened if this process has not got it."""
-    if round_id not in _OPEN:
-        settings = load_settings()
-        store = open_store(settings.database_url)
-        row = store.round(round_id)
-        merged = load_settings(
-            **{
-                **row.config,
-                "home": settings.home,
-                "database": settings.database,
-                "tracking": settings.tracking,
-                "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
-            }
-        )
-        _OPEN[round_id] = Context(merged, store, row)
-    return _OPEN[round_id]
-
-
-def forget(round_id: str) -> None:
-    """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
-    context = _OPEN.pop(round_id, None)
-    if context is not None:
-        context.closing.close()
-        if isinstance(policy := context.__dict__.get("policy"), VllmPolicy):
+    def close(self) -> None:
+        """Close what the round keeps open; take its adapters from the servers."""
+        self._closing.close()
+        if isinstance(policy := self.__dict__.get("policy"), VllmPolicy):
             policy.close()
+
+    def found(self, kind: type[R], *of: str) -> R | None:
+        """The stored result of a stage (of a capability), or None while it is not done.
+
+        Raises `StoreError` for a result that another version of the project has stored in another form.
+        """
+        name = ":".join([kind.stage, *of])
+        row = next(iter(self.store.rows("stages", round_id=self.round.id, name=name)), None)
+        if row is None or not is_final(StageState(row["state"])):
+            return None
+        stored = dict(row["result"] or {})
+        if row["state"] == StageState.SKIPPED:
+            stored = {"skipped": stored["reason"]}
+        try:
+            return kind.model_validate(stored)
+        except ValidationError as problem:
+            wrong = ".".join(map(str, problem.errors()[0]["loc"]))
+            raise StoreError(
+                f"stage {name!r} of round {self.round.number} was stored by another version ({wrong} does not fit); "
+                "start another round with --fresh"
+            ) from None
+
+    def result(self, kind: type[R], *of: str) -> R:
+        """The stored result of a stage. Raises `StoreError` while the stage is not done."""
+        found = self.found(kind, *of)
+        if found is None:
+            name = ":".join([kind.stage, *of])
+            raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
+        return found
 
 
 def peak_gib() -> float:
     """Peak memory of this process in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def analyst_of(context: Context) -> Analyst:
-    """The round's analyst, opened once and closed with the round."""
-    store = context.store
-
-    def make() -> Analyst:
-        return Analyst(analyst_settings(context.settings), context.round.id, StoredReplies(store), StoredSpend(store))
-
-    return context.keep("analyst", make)
-
-
-def spending(context: Context) -> dict[str, float]:
-    """Calls, tokens, dollars and seconds that the round's analyst has cost."""
-    return {name: round(float(value), 6) for name, value in context.store.spent(context.round.id).items()}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from db import TrajectoryRow
+import pandas as pd
+
+from db import Store, TrajectoryRow
 from environments.contract import TargetTask
 from models.episodes import Episode, Trajectory
 from models.policy import ScriptedPolicy, TokenPolicy
-from tasks.round.context import Context, current
+from tasks.round.context import Context
 from tasks.round.engine import Engine, Origin, Playground, row_of
-from tasks.round.traffic import TrafficTarget, import_conversations
 
 
 def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: str | None = None) -> list[Episode]:
@@ -52,9 +52,9 @@ def trajectory_row(
     return row_of(trajectory, ground, origin_of(context), row_id)
 
 
-def outcomes(context: Context, ids: Sequence[str]) -> Any:
+def outcomes(store: Store, ids: Sequence[str]) -> pd.DataFrame:
     """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`."""
-    frame = context.store.trajectory_frame(None, id=list(ids))
+    frame = store.trajectory_frame(None, id=list(ids))
     frame = frame[frame["error_boundary"].isna()]
     frame = frame.set_index("id").reindex([i for i in ids if i in set(frame["id"])]).reset_index()
     frame["success"] = frame["success"].astype(bool)
@@ -67,12 +67,3 @@ def base_ground(context: Context, purpose: str) -> Playground:
     return Playground(
         context.target.environment, context.round.target, purpose, rollout.temperature, rollout.max_tokens
     )
-
-
-def diagnosis_ids(round_id: str) -> list[str]:
-    """Ids of the round's diagnosis trajectories; plays nothing that is stored."""
-    context = current(round_id)
-    if isinstance(context.target, TrafficTarget):  # played already, by users
-        return import_conversations(context.store, context.round, context.target)
-    episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
-    return play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")

@@ -12,9 +12,8 @@ from models.adapters.blending import QUARTERS, blend, blend_name, blend_parts
 from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG, take_fingerprint
-from models.adapters.registry import Registry
 from models.local.base import load_base
-from tasks.round.registry import registry_name
+from tasks.round.registry import open_registry
 from tasks.serving.gateway import preset_of, serving_settings
 
 PROBE = "Please help me with order 314."
@@ -40,7 +39,7 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
     weights = parse_weights(parts)
     settings, store = serving_settings(home, target)
     store.close()
-    registry = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts")
+    registry = open_registry(settings, settings.target)
     champions = registry.champions()
     unknown = sorted(set(weights) - set(champions))
     if unknown:

@@ -11,7 +11,6 @@ from db import Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
-from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.router.router import Router
 from models.serving.fleet.fleet import Fleet
@@ -28,7 +27,7 @@ from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
 from settings import Settings, load_settings
 from tasks.round.policies import open_servers
-from tasks.round.registry import registry_name
+from tasks.round.registry import open_registry
 from tasks.round.traffic import TRAFFIC
 
 logger = logging.getLogger("trace")
@@ -106,7 +105,7 @@ def build_gateway(
     router, preset = chosen_router(settings, store, serving), preset_of(settings)
     base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS)
     base.policy.context = min(base.policy.context, CONTEXT)
-    registry = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts")
+    registry = open_registry(settings, settings.target)
     engine = LocalEngine(base.policy)
     engine.start()
     if serving.servers:

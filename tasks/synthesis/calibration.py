@@ -79,7 +79,7 @@ def measure(context: Context, environment: ComposedEnvironment | WrittenEnvironm
     )
     episodes = [Episode("", t, context.settings.seed, k) for t in tasks for k in range(s.samples)]
     ids = play_owed(context, ground, episodes, what=what)
-    frame = outcomes(context, ids)
+    frame = outcomes(context.store, ids)
     if frame.empty:
         first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
         raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
-from db import row_id
-from environments.contract import Generators
+from db import Round, Store, row_id
+from environments.contract import Generators, Target
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
-from tasks.round.context import Context
-from tasks.round.rollouts import diagnosis_ids, outcomes
 from tasks.synthesis.llm_synthesizer import accepted_environment
 
 # Success of the base from which a family counts as mastered: nothing to train there, much to forget.
 MASTERED = 0.5
 
 
-def compose(context: Context, capability: str, version: int = 1) -> ComposedEnvironment:
-    """The environment of a capability.
+class Keeper(Protocol):
+    """Opens something once a round, and closes it with the round (`Context.keep`)."""
+
+    def __call__(self, name: str, make: Callable[[], WrittenEnvironment]) -> WrittenEnvironment: ...
+
+
+def compose(
+    target: Target, at: Round, capability: str, success: Mapping[str, float], retention_share: float
+) -> ComposedEnvironment:
+    """The environment of a capability, from the generators of `target`; `success` is the base's, by family.
 
     Its families need the capability, are not mastered, and otherwise need only what the base has shown; retention
     families are all others in which the base has any success. A family is never in both.
     """
-    generators = context.target
-    assert isinstance(generators, Generators)
-    frame = outcomes(context, diagnosis_ids(context.round.id))
-    success = frame.groupby("family")["success"].mean().to_dict()
-    families = generators.families()
+    assert isinstance(target, Generators)
+    families = target.families()
     shown = {c for name, needs in families.items() if success.get(name, 0.0) >= MASTERED for c in needs}
     needing = sorted(n for n, needs in families.items() if capability in needs and success.get(n, 0.0) < MASTERED)
     alone = [n for n in needing if set(families[n]) - {capability} <= shown]
     own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
     retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
-    share = context.settings.calibration.retention_share if retention else 0.0
-    spec = CompositionSpec(context.round.target, context.round.data_hash, capability, own, retention, share, version)
-    return ComposedEnvironment(context.target, spec)
+    share = retention_share if retention else 0.0
+    return ComposedEnvironment(target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, 1))
 
 
-def stored_environment(context: Context, capability: str) -> ComposedEnvironment | WrittenEnvironment:
-    """The environment as it was stored by `synthesize`."""
-    if context.settings.synthesizer.kind == "llm":
-        return accepted_environment(context, capability)
-    row = context.store.rows(
-        "synthesized_environments", round_id=context.round.id, capability_id=row_id(context.round.id, capability)
-    )[-1]
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"].items()}
-    return ComposedEnvironment(context.target, CompositionSpec(**spec))
+def stored_environment(
+    store: Store, at: Round, target: Target, capability: str, keep: Keeper
+) -> ComposedEnvironment | WrittenEnvironment:
+    """The environment of a capability as it was stored by the stage `synthesize`."""
+    rows = store.rows("synthesized_environments", round_id=at.id, capability_id=row_id(at.id, capability))
+    if any(row["kind"] == "llm" for row in rows):
+        return accepted_environment(store, at, target, capability, keep)
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in rows[-1]["spec"].items()}
+    return ComposedEnvironment(target, CompositionSpec(**spec))

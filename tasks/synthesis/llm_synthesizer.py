@@ -7,13 +7,14 @@ file in the round's folder `environments/`, for `trace-agent play` and `trace-ag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import row_id
-from environments.contract import Generators
+from db import Round, Store, row_id
+from environments.contract import Generators, Target
 from environments.sandbox.workers import SandboxLevel
 from environments.synthesized.module_files import save_module
 from environments.synthesized.modules import SandboxedModule
@@ -22,8 +23,9 @@ from environments.validation.checks import ValidationVerdict
 from errors import StoreError
 from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context, analyst_of, spending
-from tasks.round.rollouts import diagnosis_ids, outcomes
+from tasks.round.context import Context
+from tasks.round.results import RolloutResult, SynthesizeResult
+from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_context
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of, measure
 from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, result_shapes, synthesize
@@ -37,7 +39,7 @@ UNCONFINED = (
 )
 
 
-def write_environment(context: Context, capability: str) -> dict[str, Any]:
+def write_environment(context: Context, capability: str) -> SynthesizeResult:
     """Have an environment written, judged and calibrated; the result of the stage.
 
     Versions that a stopped attempt has judged are not judged again, and replies that it was given are not paid again.
@@ -58,13 +60,13 @@ def write_environment(context: Context, capability: str) -> dict[str, Any]:
     a = context.settings.analyst
     rules = SynthesisRules(limits_of(context), context.settings.synthesizer.versions, a.temperature)
     synthesis = synthesize(
-        analyst_of(context), brief_of(context, capability), calibrate, rules, stored_versions(context, capability), keep
+        context.analyst, brief_of(context, capability), calibrate, rules, stored_versions(context, capability), keep
     )
     show_versions(synthesis)
     best = synthesis.accepted
     if best is None:
         reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
-        return {"accepted": False, "reasons": reasons, "environment": None, "versions": len(synthesis.versions)}
+        return SynthesizeResult(accepted=False, reasons=reasons, versions=len(synthesis.versions))
     validation = best.verdicts["validation"]
     figures = dict(validation["figures"]) | {
         "calibration": best.verdicts["calibration"]["figures"],
@@ -72,15 +74,14 @@ def write_environment(context: Context, capability: str) -> dict[str, Any]:
         "version": best.number,
     }
     path = save_module(context.folder / "environments", best.source, ValidationVerdict(True, (), figures))
-    return {
-        "accepted": True,
-        "reasons": [],
-        "environment": version_id(context, capability, best.number),
-        "versions": len(synthesis.versions),
-        "file": str(path.relative_to(context.settings.folder)),
-        "sandbox": best.sandbox_level,
-        "spend": spending(context),
-    }
+    return SynthesizeResult(
+        accepted=True,
+        environment=version_id(context, capability, best.number),
+        versions=len(synthesis.versions),
+        file=str(path.relative_to(context.settings.folder)),
+        sandbox=best.sandbox_level,
+        spend=context.spent(),
+    )
 
 
 def brief_of(context: Context, capability: str) -> Brief:
@@ -89,7 +90,7 @@ def brief_of(context: Context, capability: str) -> Brief:
     if row is None:
         raise StoreError(f"round {context.round.id!r} has no capability {capability!r}; run the stage select first")
     chosen = context.store.row("selections", round_id=context.round.id, capability_id=row["id"])
-    frame = outcomes(context, diagnosis_ids(context.round.id)).set_index("id")["success"]
+    frame = outcomes(context.store, context.result(RolloutResult).trajectories).set_index("id")["success"]
     evidence = [e["id"] for e in (chosen or {}).get("evidence", ())][:EVIDENCE]
     shown, _ = transcripts_of(context, {i: bool(frame[i]) for i in evidence})
     budget = context.settings.analyst.trajectory_tokens
@@ -112,7 +113,7 @@ def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
     comes from all other families that the base has any success in, or, on a target without generators, from the
     solved diagnosis tasks whose labels do not call the capability lacking.
     """
-    frame = outcomes(context, diagnosis_ids(context.round.id))
+    frame = outcomes(context.store, context.result(RolloutResult).trajectories)
     given = context.store.rows("labels", round_id=context.round.id, capability_id=row_id(context.round.id, capability))
     family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
     weight: dict[str, float] = {}
@@ -152,7 +153,7 @@ def version_id(context: Context, capability: str, number: int) -> str:
 
 def stored_versions(context: Context, capability: str) -> list[Version]:
     """The versions of a capability that were judged to the end, in order."""
-    rows = _rows(context, capability)
+    rows = _rows(context.store, context.round.id, capability)
     judged = [r for r in rows if r["state"] in ("accepted", "rejected")]
     return [
         Version(
@@ -169,29 +170,24 @@ def stored_versions(context: Context, capability: str) -> list[Version]:
     ]
 
 
-def accepted_environment(context: Context, capability: str) -> WrittenEnvironment:
-    """The accepted version, its module open until the round is let go of."""
-    accepted = [r for r in _rows(context, capability) if r["state"] == "accepted"]
+def accepted_environment(
+    store: Store, at: Round, target: Target, capability: str, keep: Callable[..., WrittenEnvironment]
+) -> WrittenEnvironment:
+    """The accepted version, its module open until the round is closed (`keep` is `Context.keep`)."""
+    accepted = [r for r in _rows(store, at.id, capability) if r["state"] == "accepted"]
     if not accepted:
-        raise StoreError(f"round {context.round.id!r} has no accepted environment for {capability!r}; synthesize first")
+        raise StoreError(f"round {at.id!r} has no accepted environment for {capability!r}; synthesize first")
     row = accepted[-1]
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"]["environment"].items()}
     spec = WrittenSpec(**fields)
-
-    def make() -> WrittenEnvironment:
-        # In what works and is allowed here and now, not in the level that it was judged in: who allowed `process` once
-        # may have taken that back.
-        return WrittenEnvironment(context.target, spec, SandboxedModule(row["code"]))
-
-    return context.keep(f"environment {spec.id}", make)
+    # In the level of sandbox that works and is allowed here and now, not in the one that it was judged in: a user who
+    # allowed `process` once may have taken that back.
+    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(row["code"])))
 
 
-def _rows(context: Context, capability: str) -> list[dict[str, Any]]:
-    found = context.store.rows(
-        "synthesized_environments",
-        round_id=context.round.id,
-        capability_id=row_id(context.round.id, capability),
-        kind="llm",
+def _rows(store: Store, round_id: str, capability: str) -> list[dict[str, Any]]:
+    found = store.rows(
+        "synthesized_environments", round_id=round_id, capability_id=row_id(round_id, capability), kind="llm"
     )
     return sorted(found, key=lambda r: r["version"])
 

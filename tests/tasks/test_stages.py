@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import ConfigurationError, EnvironmentFault
+from errors import ConfigurationError, EnvironmentFault, StoreError
 from settings import load_settings
 from tasks.reporting.lookup import find_row
-from tasks.round import context as contexts
-from tasks.round.context import Context, current, forget, open_context
+from tasks.round import stage as stages
+from tasks.round.context import Context
 from tasks.round.registry import registry_name
+from tasks.round.results import GateResult, SelectResult, SynthesizeResult
+from tasks.round.stage import current, forget, open_context, stage
 from tasks.synthesis.calibration import calibration_figures, judge
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
@@ -89,50 +91,100 @@ def context(settings_folder: Path) -> Any:
     forget(opened.round.id)
 
 
-def test_a_stage_is_done_once(context: Context) -> None:
+def selecting(*names: str) -> Any:
+    """A stage that selects `names` and counts its calls in `calls`."""
     calls: list[int] = []
 
-    def work() -> dict[str, Any]:
+    @stage("select")
+    def work(context: Context) -> SelectResult:
         calls.append(1)
-        return {"figure": 7}
+        return SelectResult(selected=list(names))
 
-    first = context.stage("rollout", work)
-    assert first["figure"] == 7
-    assert context.stage("rollout", work) == first
-    assert calls == [1]
+    work.calls = calls  # type: ignore[attr-defined]
+    return work
+
+
+def test_a_stage_is_done_once_and_read_back_as_its_own_type(context: Context) -> None:
+    select = selecting("a", "b")
+    first = select.do(context)
+    assert isinstance(first, SelectResult)
+    assert first.selected == ["a", "b"]
+    assert select.do(context) == first == context.result(SelectResult)
+    assert select.calls == [1]
+
+
+def test_a_stage_of_a_capability_is_stored_under_its_name(context: Context) -> None:
+    @stage("synthesize", title="synthesize {capability}")
+    def work(context: Context, capability: str) -> SynthesizeResult:
+        return SynthesizeResult(accepted=capability == "a", reasons=[capability])
+
+    assert work.do(context, "a").goes_on
+    assert not work.do(context, capability="b").goes_on
+    assert context.result(SynthesizeResult, "b").reasons == ["b"]
+    assert context.found(SynthesizeResult, "c") is None
+    with pytest.raises(StoreError, match="'synthesize:c' of round 1 is not done"):
+        context.result(SynthesizeResult, "c")
+
+
+def test_a_stage_with_nothing_to_do_is_skipped_with_the_reason(context: Context) -> None:
+    @stage("gate")
+    def work(context: Context) -> GateResult:
+        return GateResult(skipped="no capability was trained")
+
+    assert not work.do(context).goes_on
+    assert context.result(GateResult) == GateResult(skipped="no capability was trained")
+    assert context.store.stage(context.round.id, "gate").row().state == "skipped"
+
+
+def test_a_result_of_another_version_is_one_clear_error(context: Context) -> None:
+    row = context.store.stage(context.round.id, "select")
+    assert row.claim()
+    row.finish({"selected": "everything"})
+    with pytest.raises(StoreError, match=r"'select' of round 1 was stored by another version \(selected .*--fresh"):
+        context.result(SelectResult)
+
+
+def test_a_stage_returns_the_result_of_its_name() -> None:
+    with pytest.raises(TypeError, match="returns SelectResult, the result of 'select'"):
+
+        @stage("gate")
+        def work(context: Context) -> SelectResult:
+            return SelectResult(selected=[])
 
 
 def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context) -> None:
-    def work() -> dict[str, Any]:
+    @stage("select")
+    def work(context: Context) -> SelectResult:
         with context.model:
             time.sleep(0.02)
-        return {}
+        return SelectResult(selected=[])
 
     context.model.seconds = 5.0  # of another stage
-    result = context.stage("rollout", work)
-    assert 0.02 <= result["model_seconds"] < 1.0
-    assert result["environment_seconds"] == 0.0
+    result = work.do(context)
+    assert 0.02 <= result.model_seconds < 1.0
+    assert result.environment_seconds == 0.0
 
 
 def test_a_stage_that_failed_is_done_again(context: Context) -> None:
-    def fails() -> dict[str, Any]:
+    @stage("select")
+    def fails(context: Context) -> SelectResult:
         raise EnvironmentFault("no")
 
     with pytest.raises(EnvironmentFault):
-        context.stage("contrast", fails)
-    stage = context.store.stage(context.round.id, "contrast")
-    assert not stage.finished
-    assert "no" in str(stage.row().error)
-    assert context.stage("contrast", lambda: {"second": True})["second"] is True
+        fails.do(context)
+    row = context.store.stage(context.round.id, "select")
+    assert not row.finished
+    assert "no" in str(row.row().error)
+    assert selecting("second").do(context).selected == ["second"]
 
 
 def test_a_stage_whose_process_died_is_taken_over(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = context.store.stage(context.round.id, "train:x")
+    dead = context.store.stage(context.round.id, "select")
     assert dead.claim(owner="dead", lease_seconds=0.5)  # and no heartbeat follows
     slept: list[float] = []
-    real = contexts.time.sleep
-    monkeypatch.setattr(contexts.time, "sleep", lambda seconds: (slept.append(seconds), real(0.3)))
-    assert context.stage("train:x", lambda: {"by": "the second"})["by"] == "the second"
+    real = stages.time.sleep
+    monkeypatch.setattr(stages.time, "sleep", lambda seconds: (slept.append(seconds), real(0.3)))
+    assert selecting("the second").do(context).selected == ["the second"]
     assert slept
 
 
@@ -147,10 +199,10 @@ def test_a_round_may_play_some_tasks_of_each_split(context: Context) -> None:
 
 def test_the_same_settings_find_the_same_round(context: Context, settings_folder: Path) -> None:
     home = settings_folder / "home"
-    context.stage("rollout", lambda: {"figure": 7})
+    selecting("first").do(context)
     again = open_context(load_settings(profile="smoke", home=home))
     assert again.round.id == context.round.id
-    assert again.stage("rollout", lambda: {"figure": 8})["figure"] == 7
+    assert selecting("another").do(again).selected == ["first"]
     assert open_context(load_settings(profile="smoke", home=home, seed=1)).round.id != context.round.id
     assert open_context(load_settings(profile="smoke", home=home), fresh=True).round.id != context.round.id
     assert current(context.round.id).round.id == context.round.id
@@ -170,7 +222,7 @@ def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, m
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
-    monkeypatch.setattr(contexts, "load_target", lambda name: Changed())
+    monkeypatch.setattr(stages, "target_named", lambda name, store: Changed())
     with pytest.raises(ConfigurationError, match="--fresh"):
         open_context(load_settings(profile="smoke", home=settings_folder / "home"))
 

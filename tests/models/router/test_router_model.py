@@ -72,8 +72,10 @@ def test_vectors_are_the_models_own_hidden_states(embedded_model: Embedded) -> N
         policy.forward_rows([one.prompt])
         for hook in hooks:
             hook.remove()
-        expected = torch.stack([states[0, one.shared :] for states in seen]).mean(dim=(0, 1))
-        np.testing.assert_allclose(vector, expected.numpy(), rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        expected = torch.stack([states[0, one.shared :].float() for states in seen]).mean(dim=(0, 1))
+        # In bf16 the two ways round differently: its numbers have 8 bits.
+        near = 1e-3 if seen[0].dtype == torch.float32 else 2e-2
+        np.testing.assert_allclose(vector, expected.numpy(), rtol=near, atol=near * float(expected.abs().max()))
 
 
 def test_embedding_leaves_open_sessions_alone(embedded_model: Embedded) -> None:

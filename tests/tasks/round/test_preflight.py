@@ -13,8 +13,8 @@ from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
 from tasks.round.analyst import analyst_settings
-from tasks.round.context import open_context
 from tasks.round.preflight import check_analyst, least_calls, preflight
+from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
 

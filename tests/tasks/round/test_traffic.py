@@ -145,8 +145,7 @@ def test_a_round_on_traffic_goes_up_to_select(
     prefect: None, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows.cli.main import app
-    from flows.improve import ImproveParameters, improve
-    from flows.stages import until
+    from flows.improve import ImproveParameters, improve, until
 
     home = settings_folder / "runs"
     runner = CliRunner()

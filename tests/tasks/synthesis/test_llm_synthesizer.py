@@ -10,6 +10,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from tasks.reporting.analyst import analyst_warnings
 from tasks.reporting.figures import CapabilityFigures, SynthesisVersion
+from tasks.round.results import ContrastResult
 from tasks.synthesis.llm_synthesizer import UNCONFINED, show_versions
 from tasks.synthesis.module_writer import Synthesis, Version
 
@@ -47,6 +48,7 @@ def test_the_report_warns_of_a_missing_sandbox(level: str) -> None:
 
 
 def test_the_report_says_which_runs_and_trajectories_were_left_out() -> None:
-    warnings = analyst_warnings([], {"contrast": {"refused": {"3": "it refused"}, "too_long": ["a", "b"]}})
+    contrast = ContrastResult(analyst="llm", candidates=[], labels=0, refused={"3": "it refused"}, too_long=["a", "b"])
+    warnings = analyst_warnings([], contrast)
     assert warnings[0] == "Labelling run 3 was refused: it refused"
     assert warnings[1].startswith("2 trajectories were too long")

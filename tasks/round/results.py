@@ -1,0 +1,195 @@
+"""What each stage stores: a typed result, JSON in the ledger, read back as the same type.
+
+A stage reads the results of earlier ones from here (`Context.result`), so that only ids travel between stages. Fields
+have defaults only where a stage that was skipped has nothing to say.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class StageResult(BaseModel):
+    """What every stage stores. `skipped` says why there was nothing to do; "" means that the stage was done.
+
+    `model_seconds` and `environment_seconds` are what the last attempt spent in each, `earlier_seconds` the sum of the
+    attempts before it, `peak_gib` the peak memory of the process that finished it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    stage: ClassVar[str]
+
+    skipped: str = ""
+    earlier_seconds: float = 0.0
+    model_seconds: float = 0.0
+    environment_seconds: float = 0.0
+    peak_gib: float = 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next stage has anything to do with it."""
+        return not self.skipped
+
+
+class RolloutResult(StageResult):
+    """`trajectories` are the ids of all diagnosis episodes, `lost` of them without a reward (infrastructure errors);
+    `success` is the share of the others that succeeded."""
+
+    stage: ClassVar[str] = "rollout"
+    trajectories: list[str]
+    lost: int
+    success: float
+
+    @property
+    def scored(self) -> int:
+        """How many episodes have a reward."""
+        return len(self.trajectories) - self.lost
+
+
+class ContrastResult(StageResult):
+    """Names of the candidate capabilities, and how many labels they got. The rest is a language model's: which, how
+    many of its runs were complete, why others were refused, which trajectories were too long, and Fleiss' kappa."""
+
+    stage: ClassVar[str] = "contrast"
+    analyst: str
+    candidates: list[str]
+    labels: int
+    model: str = ""
+    runs: int | None = None
+    refused: dict[str, str] = {}
+    too_long: list[str] = []
+    kappa: float | None = None
+    kappa_by_capability: dict[str, float | None] = {}
+    spend: dict[str, float] = {}
+
+
+class SelectResult(StageResult):
+    """Selected capabilities that an environment could train, in order; the others that were selected, with why not."""
+
+    stage: ClassVar[str] = "select"
+    selected: list[str]
+    unfit: dict[str, str] = {}
+
+
+class SynthesizeResult(StageResult):
+    """The environment's id when it passed validation, else the reasons. `versions` counts those that were written;
+    `file` and `sandbox` are a written environment's."""
+
+    stage: ClassVar[str] = "synthesize"
+    accepted: bool
+    reasons: list[str] = []
+    environment: str = ""
+    versions: int = 1
+    file: str = ""
+    sandbox: str = ""
+    spend: dict[str, float] = {}
+
+    @property
+    def goes_on(self) -> bool:
+        return self.accepted
+
+
+class CalibrateResult(StageResult):
+    """Figures of the base in the environment (see `tasks.synthesis.calibration`), and whether it may train."""
+
+    stage: ClassVar[str] = "calibrate"
+    accepted: bool
+    reason: str
+    mean_reward: float
+    success_rate: float
+    std_reward: float
+    all_success: float
+    all_zero: float
+    informative: float
+    low: float
+    high: float
+
+    @property
+    def goes_on(self) -> bool:
+        return self.accepted
+
+
+class TrainResult(StageResult):
+    """The adapter's id and digest, the steps done, and MLflow's run. `verdict` says why the adapter is not used."""
+
+    stage: ClassVar[str] = "train"
+    adapter: str
+    sha256: str
+    steps: int
+    run: str
+    verdict: str = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.verdict
+
+
+class RegisterResult(StageResult):
+    """The version in the registry; success of base and adapter on fresh seeds; `liveness` is the largest change of a
+    log-probability of the probe, in nats."""
+
+    stage: ClassVar[str] = "register"
+    version: str
+    served_name: str
+    base_success: float
+    adapter_success: float
+    liveness: float
+
+
+class RouteResult(StageResult):
+    """The router that was fitted: its version and mode, and how many examples of each label ("none": no adapter)."""
+
+    stage: ClassVar[str] = "route"
+    version: str = ""
+    mode: str = ""
+    examples: int = 0
+    labels: dict[str, int] = {}
+
+
+class SuccessRate(BaseModel):
+    """A success rate with its 95 % interval, clustered by task."""
+
+    success: float
+    low: float
+    high: float
+
+
+class EvaluateResult(StageResult):
+    """The validation split: trajectory ids and success of base, routed and no-op."""
+
+    stage: ClassVar[str] = "evaluate"
+    base_ids: list[str] = []
+    routed_ids: list[str] = []
+    noop_ids: list[str] = []
+    base: SuccessRate | None = None
+    routed: SuccessRate | None = None
+    noop: SuccessRate | None = None
+
+    def sides(self) -> dict[str, list[str]]:
+        """Trajectory ids by what played: base, routed, noop."""
+        return {"base": self.base_ids, "routed": self.routed_ids, "noop": self.noop_ids}
+
+
+class GateResult(StageResult):
+    """Promoted capabilities, and the verdict on each that was tried."""
+
+    stage: ClassVar[str] = "gate"
+    promoted: list[str] = []
+    verdicts: dict[str, str] = {}
+
+
+class TestResult(EvaluateResult):
+    """The test split, which reports and decides nothing."""
+
+    stage: ClassVar[str] = "test"
+    __test__: ClassVar[bool] = False  # pytest would take the class for a test
+
+
+class ReportResult(StageResult):
+    """Where the page is, and why nothing was trained ("" when something was)."""
+
+    stage: ClassVar[str] = "report"
+    page: str
+    reason: str = ""

@@ -1,0 +1,168 @@
+"""What a stage of a round is: a function of the open round, made into a Prefect task that is done once.
+
+    @stage("select", title="select by coverage and contrast")
+    def select(context: Context) -> SelectResult: ...
+
+    select(round_id)             # opens the round, claims the stage's lease, works, stores the result
+
+A stage that is done gives its stored result; one whose process died is taken over when its lease has run out. Stages
+take ids: the round's, and the capability's name where a stage is done for each capability.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from db import open_store
+from errors import ConfigurationError, StoreError
+from settings import Settings, load_settings, writable_folder
+from tasks.round.context import Context, peak_gib
+from tasks.round.preflight import check_analyst
+from tasks.round.results import StageResult
+from tasks.round.retries import RETRIES
+from tasks.round.traffic import target_named
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=StageResult)
+logger = logging.getLogger("trace")
+
+# A stage whose process died is taken over after this long; heartbeats come three times as often.
+LEASE_SECONDS = 15.0
+POLL_SECONDS = 2.0
+
+# The rounds that this process has open, by id. Prefect hands tasks ids alone, so a task has to find the round that the
+# flow opened beside it: what is loaded (model, registry, servers) is loaded once a process.
+_OPEN: dict[str, Context] = {}
+
+
+def open_context(settings: Settings, fresh: bool = False, code_version: str = "") -> Context:
+    """Check everything that can be checked before work starts, then start a round or find the one to resume."""
+    folder = writable_folder(settings.folder)
+    store = open_store(settings.database_url)
+    target = target_named(settings.target, store)
+    check_analyst(settings, target, store)
+    config = settings.identity()
+    found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
+    if found is not None and found.data_hash != target.data_hash:
+        raise ConfigurationError(
+            f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; "
+            "start another with --fresh"
+        )
+    opened = found or store.start_round(
+        settings.target, target.data_hash, settings.seed, settings.profile, config, code_version
+    )
+    context = Context(settings, store, opened)
+    (folder / opened.id).mkdir(exist_ok=True)
+    _OPEN[opened.id] = context
+    return context
+
+
+def current(round_id: str) -> Context:
+    """The context of a round, opened from the environment and the stored settings if this process has not opened it."""
+    if round_id not in _OPEN:
+        settings = load_settings()
+        store = open_store(settings.database_url)
+        row = store.round(round_id)
+        merged = load_settings(
+            **{
+                **row.config,
+                "home": settings.home,
+                "database": settings.database,
+                "tracking": settings.tracking,
+                "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
+            }
+        )
+        _OPEN[round_id] = Context(merged, store, row)
+    return _OPEN[round_id]
+
+
+def forget(round_id: str) -> None:
+    """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
+    context = _OPEN.pop(round_id, None)
+    if context is not None:
+        context.close()
+
+
+class Stage(Generic[P, R]):
+    """A stage: called with the round's id (and a capability), it gives its typed result. Made by `stage`."""
+
+    def __init__(self, name: str, title: str, work: Callable[Concatenate[Context, P], R]) -> None:
+        self.name, self._work = name, work
+        self.result: type[R] = get_type_hints(work)["return"]
+        if self.result.stage != name:
+            raise TypeError(f"stage {name!r} returns {self.result.__name__}, the result of {self.result.stage!r}")
+        _, *given = inspect.signature(work).parameters.values()
+
+        def run(round_id: str, *args: Any, **kwargs: Any) -> R:
+            return self.do(current(round_id), *args, **kwargs)
+
+        # Prefect reads names and parameters from the function: the run's title is made of them.
+        run.__name__, run.__doc__ = work.__name__, work.__doc__
+        first = inspect.Parameter("round_id", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+        run.__signature__ = inspect.Signature([first, *given], return_annotation=self.result)  # type: ignore[attr-defined]
+        # The ledger says what is done. Prefect's cache would take stages with equal arguments for one another.
+        self._task: Any = task(name=name, task_run_name=title or name, cache_policy=NO_CACHE, **RETRIES)(run)
+
+    def __call__(self, round_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the stage as a Prefect task, retried by the one rule of `retries.py`."""
+        result: R = self._task(round_id, *args, **kwargs)
+        return result
+
+    def do(self, context: Context, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Do the stage once: its stored result if it is done, else claim it, work, and store the result.
+
+        Raises `StoreError` when a process that is alive holds the stage.
+        """
+        ledger_name = ":".join([self.name, *map(str, args), *map(str, kwargs.values())])
+        row = context.store.stage(context.round.id, ledger_name)
+        waited = 0.0
+        while not row.finished:
+            if row.claim(lease_seconds=LEASE_SECONDS):
+                logger.info("stage %s begins", ledger_name)
+                began = time.perf_counter()
+                before = context.model.seconds, context.environment.seconds
+                earlier = row.row().seconds or 0.0
+                with row.working():
+                    done = self._work(context, *args, **kwargs)
+                # What the last attempt spent; what earlier ones did is known by its sum only.
+                result = done.model_copy(
+                    update={
+                        "earlier_seconds": round(earlier, 3),
+                        "peak_gib": round(peak_gib(), 3),
+                        "model_seconds": round(context.model.seconds - before[0], 3),
+                        "environment_seconds": round(context.environment.seconds - before[1], 3),
+                    }
+                )
+                if result.skipped:
+                    row.skip(result.skipped)
+                    logger.info("stage %s skipped: %s", ledger_name, result.skipped)
+                else:
+                    row.finish(result.model_dump(mode="json"))
+                    logger.info("stage %s done in %.1f s", ledger_name, time.perf_counter() - began)
+                return result
+            if waited > 2 * LEASE_SECONDS:
+                owner = row.row().owner
+                raise StoreError(
+                    f"stage {ledger_name!r} is held by {owner}, which is alive; wait for it or stop that process"
+                )
+            logger.info("stage %s is claimed by another process; waiting for its lease to run out", ledger_name)
+            time.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+        return context.result(self.result, *map(str, args), *map(str, kwargs.values()))
+
+
+def stage(name: str, title: str = "") -> Callable[[Callable[Concatenate[Context, P], R]], Stage[P, R]]:
+    """Make a function of the open round a stage. `title` is the task run's in Prefect's UI, with the parameters' names
+    in braces."""
+
+    def decorate(work: Callable[Concatenate[Context, P], R]) -> Stage[P, R]:
+        return Stage(name, title, work)
+
+    return decorate

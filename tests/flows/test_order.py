@@ -1,0 +1,102 @@
+"""The order of a round: capabilities are practised until enough came through, and a stage ends where it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.improve as flow
+from errors import ConfigurationError
+from settings import load_settings
+from tasks.round.context import Context
+from tasks.round.results import SelectResult, StageResult
+from tasks.round.stage import forget, open_context
+
+FOUND = ["rollout", "contrast", "select"]
+PROVEN = ["route", "evaluate", "gate", "test", "report"]
+NAMES = [*FOUND, "synthesize", "calibrate", "train", "register", *PROVEN]
+
+
+class Recorded:
+    """Stands for a stage: remembers that it was called, and for which capability."""
+
+    def __init__(self, name: str, calls: list[str], goes_on: Callable[[str], bool]) -> None:
+        self.name, self.calls, self.goes_on = name, calls, goes_on
+
+    def __call__(self, round_id: str, capability: str = "") -> Any:
+        self.calls.append(f"{self.name}:{capability}".rstrip(":"))
+        return StageResult(skipped="" if self.goes_on(f"{self.name}:{capability}") else "no")
+
+
+@pytest.fixture
+def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setenv("TRACE_SELECTION__MOST", "2")
+    opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    yield opened
+    forget(opened.round.id)
+
+
+@pytest.fixture
+def calls(context: Context, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """What a round up to `last` calls when `selected` are lacking and the stages in `out` let a capability fall out."""
+
+    def play(last: str, selected: str, *out: str) -> list[str]:
+        made: list[str] = []
+        for group in ("FIND", "PRACTISE", "PROVE"):
+            stages = getattr(flow, group)
+            recorded = tuple(Recorded(s.name, made, lambda key: key not in out) for s in stages)
+            monkeypatch.setattr(flow, group, recorded)
+        monkeypatch.setattr(Context, "result", lambda self, kind: SelectResult(selected=selected.split()))
+        for _ in flow.stages(context, last):
+            pass
+        return made
+
+    return play
+
+
+def test_the_stages_and_their_order() -> None:
+    assert list(flow.STAGES) == NAMES
+
+
+def test_a_name_that_is_no_stage_prints_all_of_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"'selct'; choose from rollout, contrast, .*, report"):
+        flow.check_name("selct")
+
+
+@pytest.mark.parametrize("last", FOUND)
+def test_finding_ends_at_the_stage_that_is_named(calls: Callable[..., list[str]], last: str) -> None:
+    assert calls(last, "a b c") == NAMES[: NAMES.index(last) + 1]
+
+
+def test_no_more_capabilities_are_trained_than_wanted(calls: Callable[..., list[str]]) -> None:
+    assert calls("train", "a b c")[3:] == [
+        "synthesize:a", "synthesize:b", "calibrate:a", "calibrate:b", "train:a", "train:b",
+    ]  # fmt: skip
+
+
+def test_the_next_capability_takes_the_place_of_one_that_fell_out(calls: Callable[..., list[str]]) -> None:
+    made = calls("report", "a b c d", "synthesize:a", "train:c")
+    assert [c for c in made if c.startswith("register")] == ["register:b", "register:d"]
+    assert "calibrate:a" not in made
+    assert "register:c" not in made
+    assert made[-5:] == PROVEN
+
+
+def test_training_ends_before_anything_is_proven_when_all_fell_out(calls: Callable[..., list[str]]) -> None:
+    made = calls("train", "a b", "calibrate:a", "calibrate:b")
+    assert made[3:] == ["synthesize:a", "synthesize:b", "calibrate:a", "calibrate:b"]
+
+
+@pytest.mark.parametrize("last", ["route", "evaluate", "gate"])
+def test_nothing_trained_plays_no_test_split(calls: Callable[..., list[str]], last: str) -> None:
+    made = calls(last, "")
+    assert made[-1] == last
+    assert "test" not in made
+    assert "report" not in made
+
+
+def test_evaluating_promotes_nothing(calls: Callable[..., list[str]]) -> None:
+    assert "gate" not in calls("evaluate", "a")
