@@ -24,7 +24,7 @@ import pytest
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, slow, truncated
 
 ROOT = Path(__file__).parents[2]
-MODULE = (Path(__file__).parent / "module_move_order.py").read_text(encoding="utf-8")
+MODULE = (Path(__file__).parent / "targets" / "module_move_order.py").read_text(encoding="utf-8")
 ESCAPING = MODULE.replace("import random", "import os\nimport random", 1)
 CAPABILITY, UNFIT = "move_order_exactly", "read_minds_of_customers"
 # A machine that is busy otherwise needs several times the minute and a half of an idle one.
@@ -139,7 +139,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "flows.cli.main", *arguments, "--home", str(folder / "home")]
 
 
-IMPROVE = ("improve", "--profile", "smoke", "--target", "tests.integration.small_shop:target")
+IMPROVE = ("improve", "--profile", "smoke", "--target", "tests.integration.targets.small_shop:target")
 
 
 def run(folder: Path, api_base: str, *arguments: str, home: bool = True) -> subprocess.CompletedProcess[str]:

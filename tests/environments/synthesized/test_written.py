@@ -17,9 +17,9 @@ from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
 from errors import EnvironmentFault, TargetError
 from tasks.round.target_prompt import target_context
-from tests.integration.small_shop import target as small_shop
+from tests.integration.targets.small_shop import target as small_shop
 
-SOURCE = (Path(__file__).parents[2] / "integration" / "module_move_order.py").read_text(encoding="utf-8")
+SOURCE = (Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -33,5 +33,5 @@ class SmallShop:
 
 
 def target() -> SmallShop:
-    """The target `tests.integration.small_shop:target`."""
+    """The target `tests.integration.targets.small_shop:target`."""
     return SmallShop()
