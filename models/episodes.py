@@ -24,6 +24,7 @@ from environments.contract import (
     Termination,
     content_hash,
 )
+from environments.playing import take_turns
 from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.policy import Generation, MessagePolicy, PolicyIdentity, Request, Sampling, TokenPolicy
@@ -219,17 +220,17 @@ class Player:
 
     def _play_scripted(self, episode: Episode, policy: MessagePolicy) -> Trajectory:
         try:
-            playing, observation = self._begin(episode)
+            playing, first = self._begin(episode)
         except TraceError as problem:
             return self._failed(episode, problem)
+
+        def act(taken: int) -> Action:
+            seed = episode.seed * 1_000_003 + taken
+            # An oracle asks the environment, so what is raised there is the environment's too.
+            return self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
+
         try:
-            while not observation.done:
-                if len(playing.steps) >= playing.environment.max_steps:
-                    return self._end(playing, Termination.MAX_STEPS)
-                seed = episode.seed * 1_000_003 + len(playing.steps)
-                # An oracle asks the environment, so what is raised there is the environment's too.
-                action = self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
-                observation = self._act(playing, action, 0)
+            ended = take_turns(playing.environment, first, act, lambda action: self._act(playing, action, 0))
         except ContextOverflow as problem:
             # Before the first turn the task does not fit; later the agent filled its own context (see `_turn`).
             if playing.steps:
@@ -237,7 +238,7 @@ class Player:
             return self._end(playing, Termination.ERROR, problem)
         except TraceError as problem:
             return self._end(playing, Termination.ERROR, problem)
-        return self._end(playing, Termination.DONE)
+        return self._end(playing, ended)
 
     def _play_tokens(
         self, episodes: Iterator[Episode], policy: TokenPolicy, renderer: Renderer

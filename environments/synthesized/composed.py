@@ -24,6 +24,7 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
+from environments.playing import take_turns
 from errors import ConfigurationError
 
 # The most that an episode without success can earn.
@@ -103,14 +104,13 @@ class DenseEnvironment:
 
     def _reference_calls(self) -> list[ToolCall]:
         environment = self._reference_environment
-        observation = environment.reset(self._task)
         calls: list[ToolCall] = []
-        for _ in range(environment.max_steps):
-            action = environment.oracle()
-            if observation.done or action is None:
-                break
+
+        def step(action: Action) -> Observation:
             calls.extend(action.tool_calls)
-            observation = environment.step(action)
+            return environment.step(action)
+
+        take_turns(environment, environment.reset(self._task), lambda taken: environment.oracle(), step)
         return calls
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from environments.contract import Action, Environment, Message, TargetTask, ToolCall, canonical_json
+from environments.contract import Action, Environment, Message, Observation, TargetTask, ToolCall, canonical_json
+from environments.playing import take_turns
 from environments.sandbox.workers import SandboxLevel, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
@@ -154,21 +155,27 @@ def play_by_hand(
 
     A line `name {"argument": value}` is a tool call, `?` asks the oracle, an empty line ends, anything else is said.
     """
-    observation = environment.reset(task)
+
+    def shown(observation: Observation) -> Observation:
+        for message in observation.messages:
+            write(f"[{message.role}] {message.content}")
+        return observation
+
+    def act(taken: int) -> Action | None:
+        line = read("> ").strip()
+        if not line:
+            return None
+        return environment.oracle() if line == "?" else parse_line(line, environment.tools, taken)
+
+    def step(action: Action) -> Observation:
+        write(f"[you] {canonical_json(action.as_message().as_dict())}")
+        return shown(environment.step(action))
+
+    first = environment.reset(task)
     write(environment.instructions)
     for tool in environment.tools:
         write(f"tool {tool['function']['name']} {canonical_json(tool['function'].get('parameters', {}))}")
-    for step in range(environment.max_steps):
-        for message in observation.messages:
-            write(f"[{message.role}] {message.content}")
-        line = "" if observation.done else read("> ").strip()
-        if not line:
-            break
-        action = environment.oracle() if line == "?" else parse_line(line, environment.tools, step)
-        if action is None:
-            break
-        write(f"[you] {canonical_json(action.as_message().as_dict())}")
-        observation = environment.step(action)
+    take_turns(environment, shown(first), act, step)
     score = environment.score()
     for check in score.checks:
         needed = "" if check.required else " (not required)"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from environments.contract import SPLITS, Action, Environment, Score, Target, TargetTask
+from environments.playing import take_turns
 from environments.targets.third_party import NO_OP_REPLY
 
 Player = Callable[[Environment], Action | None]
@@ -29,12 +30,7 @@ def no_op(environment: Environment) -> Action | None:
 
 def play(environment: Environment, task: TargetTask, player: Player) -> Score:
     """One episode, until it is done, the player has no action any more, or `max_steps` actions were taken."""
-    done = environment.reset(task).done
-    for _ in range(environment.max_steps):
-        action = None if done else player(environment)
-        if action is None:
-            break
-        done = environment.step(action).done
+    take_turns(environment, environment.reset(task), lambda taken: player(environment), environment.step)
     return environment.score()
 
 

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from environments.contract import Action, Environment, Message, Score, TargetTask, canonical_json
+from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
+from environments.playing import take_turns
 from errors import TraceError
 
 # What code that nobody of this project wrote may raise on purpose or by mistake. A fault is a finding here: it is kept.
@@ -50,17 +51,22 @@ def play(
     rng = random.Random(seed)
     messages: list[Message] = []
     steps = 0
-    try:
-        observation = environment.reset(task)
+
+    def act(taken: int) -> Action | None:
+        return policy(environment, messages, rng)
+
+    def step(action: Action) -> Observation:
+        nonlocal steps
+        steps += 1
+        messages.append(action.as_message())
+        observation = environment.step(action)
         messages.extend(observation.messages)
-        while steps < environment.max_steps and (past_the_end or not observation.done):
-            action = policy(environment, messages, rng)
-            if action is None:
-                break
-            steps += 1
-            messages.append(action.as_message())
-            observation = environment.step(action)
-            messages.extend(observation.messages)
+        return observation
+
+    try:
+        first = environment.reset(task)
+        messages.extend(first.messages)
+        take_turns(environment, first, act, step, past_the_end=past_the_end)
         score = environment.score()
     except FAULTS as error:
         return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500])

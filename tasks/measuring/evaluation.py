@@ -9,36 +9,30 @@ owed again, and in no denominator.
 from __future__ import annotations
 
 import json
-import logging
 import time
-from collections.abc import Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from db import Store, TrajectoryRow, row_id
+from db import Store, row_id
 from environments.contract import Prompt, Target, TargetTask, content_hash
 from environments.targets.third_party import MODEL_USER
 from errors import ConfigurationError
-from models.episodes import Episode, Player, Trajectory, trajectory_id
+from models.episodes import Episode
 from models.policy import TokenPolicy
-from models.providers.chat_policy import ChatTurns
 from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
 from tasks.measuring.policy_names import LoadedPolicy
-from tasks.round.progress import track
-from tasks.round.rollouts import Origin, Playground, row_of
+from tasks.round.engine import Engine, Origin, Playground, PlayOptions
 
-logger = logging.getLogger("trace")
-
-FLUSH, FLUSH_SECONDS = 16, 2.0
-# Further calls can only fail in the same way.
-FATAL = ("configuration", "budget")
-# What may go away by itself is played once more in the same run.
-PASSING = ("provider", "environment", "sandbox")
-# So many lost episodes one after another mean that the provider (or the environment) is down.
-LOST_IN_A_ROW = 8
-TRIES = 2
+EVALUATION = PlayOptions(
+    tries=2,
+    # What may go away by itself is played once more in the same run.
+    passing=("provider", "environment", "sandbox"),
+    # Further calls can only fail in the same way.
+    fatal=("configuration", "budget"),
+    # So many lost episodes one after another mean that the provider (or the environment) is down.
+    lost_in_a_row=8,
+)
 
 
 @dataclass(frozen=True)
@@ -109,72 +103,33 @@ def run_evaluation(
 
     `workers` episodes are played at once by a policy that is no token policy; with 0 nothing is played."""
     identity, began = evaluation_id(spec, acting), time.monotonic()
-    where, policy = f"evaluation:{identity}", acting.identity
-    data = spec.target.data_hash
-    episodes = {
-        trajectory_id(data, where, task, spec.seed, trial, policy): Episode("", task, spec.seed, trial, acting.adapter)
-        for task in spec.tasks
-        for trial in range(spec.trials)
-    }
-    run = EvaluationRun(identity, list(episodes), 0)
     run_row = row_id(identity, time.time_ns())
 
     def put_spent() -> None:
         sums = cap.spent or {acting.identity.base: Spent()}
-        store.put("spend", [_spend_row(f"{run_row}-{i}", where, m, s) for i, (m, s) in enumerate(sums.items())],
+        stage = _stage(identity)
+        store.put("spend", [_spend_row(f"{run_row}-{i}", stage, m, s) for i, (m, s) in enumerate(sums.items())],
                   replace=True)  # fmt: skip
 
     put_spent()
+    sampling = acting.sampling
     ground = Playground(
-        spec.target.environment, spec.target.name, "evaluation", acting.sampling.temperature,
-        acting.sampling.max_tokens, _adapter_row(store, acting), identity,
+        spec.target.environment, spec.target.name, "evaluation", sampling.temperature, sampling.max_tokens,
+        _adapter_row(store, acting), identity, scope=f"evaluation:{identity}",
     )  # fmt: skip
-    origin = Origin(spec.target.name, data)
-    stored = store.stored_ids(episodes)
-    run.resumed = len(stored)
-    owed = {i: replace(e, key=i) for i, e in episodes.items() if i not in stored}
-    for attempt in range(TRIES):
-        if not owed or run.stopped or not workers:
-            break
-        if attempt:
-            logger.info("%d episodes were lost to what may pass; playing them once more", len(owed))
-        waiting, lost, again, flushed = list[TrajectoryRow](), 0, list[str](), time.monotonic()
-        playing = _play(acting, spec.target, list(owed.values()), workers)
-        what = f"{acting.name.text} on {spec.target.name} {spec.split}"
-        try:
-            for trajectory, extra in track(playing, what, len(owed), "episodes", lambda: _cost_note(cap)):
-                row = row_of(trajectory, ground, origin)
-                waiting.append(replace(row, **{**extra, "metrics": {**row.metrics, **extra.get("metrics", {})}}))
-                run.played += 1
-                if len(waiting) >= FLUSH or time.monotonic() - flushed >= FLUSH_SECONDS:
-                    store.add_trajectories(waiting)
-                    put_spent()
-                    waiting, flushed = [], time.monotonic()
-                lost = lost + 1 if trajectory.boundary else 0
-                if trajectory.boundary in PASSING:
-                    again.append(trajectory.episode.key)
-                run.stopped = _reason_to_stop(trajectory, lost, workers)
-                if run.stopped:
-                    break
-        finally:  # also when the user stops it: what was played is kept
-            playing.close()
-            store.add_trajectories(waiting)
-            put_spent()
-        owed = {i: owed[i] for i in again}
-    run.complete = len(store.stored_ids(episodes)) == len(episodes)
+    engine = Engine(
+        store, Origin(spec.target.name, spec.target.data_hash), acting.policy, acting.renderer, acting.window,
+        replace(EVALUATION, workers=workers, cap=cap, flushed=put_spent),
+    )  # fmt: skip
+    episodes = [Episode("", task, spec.seed, k, acting.adapter) for task in spec.tasks for k in range(spec.trials)]
+    played = engine.play(ground, episodes, f"{acting.name.text} on {spec.target.name} {spec.split}")
+    ids = list(dict.fromkeys(played.ids))
+    run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
+    run.complete = len(store.stored_ids(ids)) == len(ids)
     cap.settle()
     run.seconds = time.monotonic() - began
     run.answered_by = sorted(acting.chat.answered_by) if acting.chat else []
     return run
-
-
-def _reason_to_stop(trajectory: Trajectory, lost: int, workers: int) -> str:
-    """Why playing on would be in vain, or ""."""
-    if trajectory.boundary in FATAL:
-        return trajectory.error
-    if lost >= max(LOST_IN_A_ROW, 2 * workers) and trajectory.boundary in PASSING:
-        return f"the last {lost} episodes were all lost; the last one to the {trajectory.boundary}: {trajectory.error}"
-    return ""
 
 
 def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
@@ -191,59 +146,6 @@ def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
 
 def _spend_row(key: str, stage: str, model: str, sums: Spent) -> dict[str, Any]:
     return {"id": key, "round_id": None, "stage": stage, "model": model, "seconds": 0.0, **asdict(sums)}
-
-
-def _cost_note(cap: SpendingCap) -> str:
-    if not cap.spent:
-        return ""
-    return f"${cap.dollars:.4f}" + (f" of ${cap.limits.dollars:g}" if cap.limits.dollars is not None else "")
-
-
-Played = tuple[Trajectory, dict[str, Any]]
-
-
-def _play(acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], workers: int) -> Generator[Played]:
-    """Trajectories as they end, each with further columns of its row."""
-    if workers > 1 or acting.chat is not None:
-        yield from _in_threads(acting, target, episodes, workers)
-        return
-    player = Player(target.environment, acting.policy, acting.renderer, acting.sampling, acting.window)
-    for trajectory in player.play(episodes):
-        yield trajectory, {}
-
-
-def _in_threads(acting: LoadedPolicy, target: Target, episodes: Sequence[Episode], workers: int) -> Generator[Played]:
-    """As many episodes at once as there are workers. Closing the generator lets those under way end at their next
-    call."""
-
-    def one(episode: Episode) -> Played:
-        turns = ChatTurns(acting.chat) if acting.chat is not None else acting.policy
-        player = Player(target.environment, turns, None, acting.sampling)
-        (trajectory,) = player.play([episode])
-        if not isinstance(turns, ChatTurns):
-            return trajectory, {}
-        used = turns.usage
-        metrics = {"model_calls": used.calls, "model_seconds": round(turns.seconds, 3), "truncated": used.truncated}
-        return trajectory, {
-            "prompt_tokens": used.prompt_tokens, "sampled_tokens": used.sampled_tokens, "metrics": metrics,
-        }  # fmt: skip
-
-    pool, left, running = ThreadPoolExecutor(workers, "evaluation"), iter(episodes), set[Future[Played]]()
-    try:
-        while True:
-            for episode in left:
-                running.add(pool.submit(one, episode))
-                if len(running) >= workers:
-                    break
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-    finally:
-        if acting.chat is not None and running:
-            acting.chat.stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def check_user(spec: EvaluationSpec, cap: SpendingCap) -> None:

@@ -6,11 +6,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import TypeVar
 
-T = TypeVar("T")
 logger = logging.getLogger("trace")
 EVERY_SECONDS = 15.0
 
@@ -96,11 +93,3 @@ class _Bar:
 def pace(rate: float, unit: str) -> str:
     """A rate as people read it: `2.4 episodes/s`, or `31 s each` where that is slower than one in two seconds."""
     return f"{rate:.1f} {unit}/s" if rate >= 0.5 else f"{1 / max(1e-6, rate):.0f} s each"
-
-
-def track(items: Iterable[T], what: str, total: int, unit: str, note: Callable[[], str] = str) -> Iterator[T]:
-    """Yield `items`, showing how many of `total` are done, and what `note` says (such as the cost so far)."""
-    with Meter(what, total, unit) as meter:
-        for item in items:
-            yield item
-            meter.advance(note())

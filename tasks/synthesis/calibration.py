@@ -15,7 +15,8 @@ from environments.validation.checks import Limits, wilson_interval
 from errors import EnvironmentFault
 from models.episodes import Episode
 from tasks.round.context import Context
-from tasks.round.rollouts import Playground, outcomes, play_owed
+from tasks.round.engine import Playground
+from tasks.round.rollouts import outcomes, play_owed
 
 # Calibration seeds count down from here: training counts up from 0, fresh evaluation from FRESH.
 CALIBRATION_SEED = -1

@@ -148,6 +148,13 @@ def test_playing_by_hand(module):
     assert written[-1] == "reward 1.00, success"
 
 
+def test_by_hand_the_answer_to_the_last_action_is_shown(module):
+    environment, written = module.environment(), []
+    play_by_hand(environment, module.scenario(0), lambda _: "get_order {", written.append)
+    answers = [line for line in written if "could not be parsed" in line]
+    assert len(answers) == environment.max_steps
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -1,0 +1,129 @@
+"""The engine plays what is owed, keeps what was played whatever ends it, and stops or tries again as it is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import Store, open_store
+from environments.contract import Action, Environment, Message, Observation, TargetTask
+from errors import ConfigurationError, EnvironmentFault, ProviderError
+from models.episodes import Episode
+from models.policy import PolicyIdentity
+from models.scripted import OraclePolicy
+from tasks.round import engine as engines
+from tasks.round.engine import Engine, Origin, Playground, PlayOptions
+from tests.tasks.counting_target import TASKS, Counting
+
+EPISODES = [Episode("", task, 3, 0) for task in TASKS]
+GROUND = Playground(Counting, "counting", "diagnosis", 0.7, 16)
+AGAIN = PlayOptions(tries=2, passing=("provider",), fatal=("configuration",))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with open_store(f"sqlite:///{tmp_path / 'trace.db'}") as opened:
+        yield opened
+
+
+class Failing(OraclePolicy):
+    """The oracle, which raises `problems` one after another, each before an episode's first turn; None is none."""
+
+    def __init__(self, *problems: BaseException | None) -> None:
+        self.problems = list(problems)
+        self.turns = 0
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        self.turns += 1
+        if len(messages) == 1 and self.problems and (problem := self.problems.pop(0)):
+            raise problem
+        return super().act(environment, messages, seed)
+
+
+def engine(store: Store, policy: Any = None, options: PlayOptions = engines.ONCE) -> Engine:
+    return Engine(store, Origin("counting", "counting-1"), policy or OraclePolicy(), options=options)
+
+
+def lost(problem: str = "away") -> ProviderError:
+    return ProviderError(problem)
+
+
+def test_ids_are_those_that_earlier_versions_stored(store: Store) -> None:
+    playing = engine(store)
+    assert playing.ids(GROUND, EPISODES[:2]) == ["d8aee13524c144118ca6891e", "51ce2056d7e3c83d6377a3ec"]
+    scoped = Playground(Counting, "counting", "evaluation", 0.0, 0, scope="evaluation:cff87254925b4506")
+    first = [Episode("", task) for task in TASKS[:2]]
+    assert set(playing.ids(scoped, first)) == {"5d1a8b2655d7107cf0f55287", "cae078b59ab03a96ff599671"}
+
+
+def test_what_is_stored_is_not_played_again(store: Store) -> None:
+    first = engine(store).play(GROUND, EPISODES[:3])
+    policy = Failing()
+    run = engine(store, policy).play(GROUND, [*EPISODES, *EPISODES[:3]])
+    assert (first.played, run.resumed, run.played) == (3, 3, 5)
+    assert run.ids[:3] == run.ids[8:] == first.ids
+    assert run.steps == policy.turns == 10
+    assert run.environment_seconds > 0
+    assert store.stored_ids(run.ids) == set(run.ids)
+    row = store.trajectory(run.ids[0])
+    assert (row.target, row.data_hash, row.round_id, row.purpose) == ("counting", "counting-1", None, "diagnosis")
+
+
+def test_whatever_ends_it_keeps_what_was_played(store: Store) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        engine(store, Failing(None, None, KeyboardInterrupt())).play(GROUND, EPISODES)
+    run = engine(store).play(GROUND, EPISODES)
+    assert (run.resumed, run.played) == (2, 6)
+
+
+@pytest.mark.parametrize(("flush", "seconds", "batches"), [(3, 60.0, [3, 3, 2]), (16, 0.0, [1] * 8), (16, 60.0, [8])])
+def test_batches_by_count_and_by_seconds(
+    store: Store, monkeypatch: pytest.MonkeyPatch, flush: int, seconds: float, batches: list[int]
+) -> None:
+    monkeypatch.setattr(engines, "FLUSH", flush)
+    monkeypatch.setattr(engines, "FLUSH_SECONDS", seconds)
+    seen = [0]
+    options = PlayOptions(flushed=lambda: seen.append(len(store.trajectory_frame(None))))
+    engine(store, options=options).play(GROUND, EPISODES)
+    written = [b - a for a, b in pairwise(seen)]
+    assert [n for n in written if n] == batches
+
+
+def test_lost_episodes_are_owed_and_played_again_where_asked(store: Store) -> None:
+    once = engine(store, Failing(lost(), EnvironmentFault("broken"))).play(GROUND, EPISODES[:3])
+    assert (once.played, len(store.stored_ids(once.ids))) == (3, 1)
+    again = engine(store, Failing(lost(), EnvironmentFault("broken")), AGAIN).play(GROUND, EPISODES)
+    assert (again.resumed, again.played) == (1, 8)  # seven owed, and the one that the provider lost once more
+    assert len(store.stored_ids(again.ids)) == 7
+    assert again.stopped == ""
+
+
+def test_a_fatal_boundary_stops_and_so_do_many_lost_in_a_row(store: Store) -> None:
+    refused = engine(store, Failing(None, ConfigurationError("no key")), AGAIN).play(GROUND, EPISODES)
+    assert (refused.played, refused.stopped) == (2, "no key")
+    down = PlayOptions(tries=2, passing=("provider",), lost_in_a_row=3)
+    run = engine(store, Failing(lost(), None, *(lost() for _ in range(9))), down).play(GROUND, EPISODES[2:])
+    assert run.played == 5
+    assert run.stopped == "the last 3 episodes were all lost; the last one to the provider: away"
+    assert engine(store, Failing(), PlayOptions(workers=0)).play(GROUND, EPISODES).played == 0
+
+
+def test_threads_play_at_once_and_store_the_same(store: Store) -> None:
+    meeting = threading.Barrier(4, timeout=20)
+
+    class Meeting(Counting):
+        def reset(self, task: TargetTask) -> Observation:
+            meeting.wait()  # goes on only when four episodes are open
+            return super().reset(task)
+
+    ground = Playground(Meeting, "counting", "diagnosis", 0.7, 16)
+    run = engine(store, options=PlayOptions(workers=4)).play(ground, EPISODES)
+    assert (run.played, run.steps) == (8, 16)
+    assert run.ids == engine(store).ids(GROUND, EPISODES)
+    assert store.stored_ids(run.ids) == set(run.ids)
+    assert {t.policy_id for t in store.trajectories(None)} == {PolicyIdentity("oracle", "1").id}
