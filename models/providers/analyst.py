@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import tenacity
 from pydantic import BaseModel, ValidationError
 
+from db import ReplyRow, SpendRow
 from environments.contract import content_hash
 from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.providers.litellm_client import Completion, complete, price_of
@@ -55,17 +56,17 @@ class AnalystSettings:
 
 
 class ReplyCache(Protocol):
-    """Replies by request hash: {request_hash, model, reply, prompt_tokens, completion_tokens, dollars}."""
+    """Replies by request hash."""
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None: ...
-    def put(self, row: Mapping[str, Any]) -> None: ...
+    def get(self, request_hash: str) -> ReplyRow | None: ...
+    def put(self, row: ReplyRow) -> None: ...
 
 
 class SpendLog(Protocol):
-    """What was spent: {id, round_id, stage, model, calls, prompt_tokens, sampled_tokens, dollars, seconds}."""
+    """What was spent, by round."""
 
     def total(self, round_id: str) -> Mapping[str, float]: ...
-    def add(self, row: Mapping[str, Any]) -> None: ...
+    def add(self, row: SpendRow) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -264,29 +265,29 @@ class Analyst:
             messages.append({"role": "user", "content": f"Answer with one JSON object of this JSON schema:\n{schema}"})
         return messages
 
-    def _spend_row(self, stage: str, bill: _Bill) -> dict[str, Any]:
-        # A payment is unique by having been made: a hash of its content would merge two of them.
-        return {
-            "id": uuid.uuid4().hex[:16],
-            "round_id": self.round_id,
-            "stage": stage,
-            "model": self.settings.model,
-            "calls": bill.calls,
-            "prompt_tokens": bill.prompt_tokens,
-            "sampled_tokens": bill.sampled_tokens,
-            "dollars": bill.dollars,
-            "seconds": time.monotonic() - bill.started,
-        }
+    def _spend_row(self, stage: str, bill: _Bill) -> SpendRow:
+        return SpendRow(
+            # A payment is unique by having been made: a hash of its content would merge two of them.
+            id=uuid.uuid4().hex[:16],
+            round_id=self.round_id,
+            stage=stage,
+            model=self.settings.model,
+            calls=bill.calls,
+            prompt_tokens=bill.prompt_tokens,
+            sampled_tokens=bill.sampled_tokens,
+            dollars=bill.dollars,
+            seconds=time.monotonic() - bill.started,
+        )
 
-    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], bill: _Bill) -> dict[str, Any]:
-        return {
-            "request_hash": request_hash,
-            "model": self.settings.model,
-            "reply": dict(reply),
-            "prompt_tokens": bill.prompt_tokens,
-            "completion_tokens": bill.sampled_tokens,
-            "dollars": bill.dollars,
-        }
+    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], bill: _Bill) -> ReplyRow:
+        return ReplyRow(
+            request_hash=request_hash,
+            model=self.settings.model,
+            reply=reply,
+            prompt_tokens=bill.prompt_tokens,
+            completion_tokens=bill.sampled_tokens,
+            dollars=bill.dollars,
+        )
 
 
 async def _cancel_others() -> None:
@@ -324,10 +325,10 @@ def _wait(first: float) -> Callable[[tenacity.RetryCallState], float]:
     return wait
 
 
-def _kept(question: Question[Reply], row: Mapping[str, Any]) -> Reply | None:
+def _kept(question: Question[Reply], row: ReplyRow) -> Reply | None:
     """The cached reply, or None when today's check of the question would not let it pass."""
     try:
-        return _parse(question, str(row["reply"]["content"]))
+        return _parse(question, str(row.reply["content"]))
     except ValueError:
         return None
 

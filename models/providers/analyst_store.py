@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from db.store import Store
+from db import ReplyRow, SpendRow, Store
 
 
 class StoredReplies:
@@ -14,13 +13,13 @@ class StoredReplies:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None:
+    def get(self, request_hash: str) -> ReplyRow | None:
         """The row of a request, or None."""
-        return self._store.row("replies", request_hash=request_hash)
+        return self._store.row(ReplyRow, request_hash=request_hash)
 
-    def put(self, row: Mapping[str, Any]) -> None:
+    def put(self, row: ReplyRow) -> None:
         """Keep a reply, in place of one that did not pass its check any more."""
-        self._store.put("replies", [row], replace=True)
+        self._store.put([row], replace=True)
 
 
 class StoredSpend:
@@ -33,6 +32,6 @@ class StoredSpend:
         """Sums over the round: calls, prompt_tokens, sampled_tokens, dollars, seconds."""
         return self._store.spent(round_id)
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def add(self, row: SpendRow) -> None:
         """Add one question's cost."""
-        self._store.put("spend", [row])
+        self._store.put([row])
