@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from db import Store, TrajectoryRow, row_id
+from db import AdapterRow, SpendRow, Store, TrajectoryRow, row_id
 from environments.contract import Target, TargetTask, content_hash
 from environments.targets.simulated_user import metered
 from errors import ConfigurationError
@@ -87,7 +87,7 @@ def evaluation_id(spec: EvaluationSpec, acting: LoadedPolicy) -> str:
 def latest(store: Store, spec: EvaluationSpec, acting: LoadedPolicy, fresh: bool) -> EvaluationSpec:
     """The spec with the number of the newest start that is stored, or of the next one when `fresh`."""
     number = 0
-    while store.rows("spend", stage=_stage(evaluation_id(replace(spec, start=number), acting))):
+    while store.rows(SpendRow, stage=_stage(evaluation_id(replace(spec, start=number), acting))):
         number += 1
     return replace(spec, start=number if fresh or not number else number - 1)
 
@@ -121,8 +121,7 @@ def run_evaluation(
 
     def put_spent() -> None:
         sums = purse.spent or {acting.identity.base: Spent()}
-        store.put("spend", [_spend_row(f"{run_row}-{i}", where, m, s) for i, (m, s) in enumerate(sums.items())],
-                  replace=True)  # fmt: skip
+        store.put([_spend_row(f"{run_row}-{i}", where, m, s) for i, (m, s) in enumerate(sums.items())], replace=True)
 
     put_spent()
     ground = Playground(
@@ -184,13 +183,13 @@ def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
     served = acting.adapter or acting.name.adapter
     capability, _, rest = served.partition("@v")
     version = rest.partition("-")[0]
-    rows = store.rows("adapters", registered_version=version) if version else []
-    found = [r["id"] for r in rows if str(r["registered_model"]).endswith(f"-{capability}")]
+    rows = store.rows(AdapterRow, registered_version=version) if version else []
+    found = [r.id for r in rows if str(r.registered_model).endswith(f"-{capability}")]
     return found[0] if len(found) == 1 else served
 
 
-def _spend_row(key: str, stage: str, model: str, sums: Spent) -> dict[str, Any]:
-    return {"id": key, "round_id": None, "stage": stage, "model": model, "seconds": 0.0, **asdict(sums)}
+def _spend_row(key: str, stage: str, model: str, sums: Spent) -> SpendRow:
+    return SpendRow(id=key, stage=stage, model=model, **asdict(sums))
 
 
 def _cost_note(purse: SpendingCap) -> str:

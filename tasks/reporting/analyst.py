@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from db import EnvironmentRow, EnvironmentState, SpendRow
 from environments.sandbox.workers import SandboxLevel
 from tasks.reporting.figures import AnalystFigures, CapabilityFigures, SynthesisVersion
 from tasks.round.context import Context
@@ -18,8 +19,8 @@ def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) 
         return None
     spent, contrast = context.store.spent(context.round.id), results.get("contrast", {})
     stages: dict[str, float] = {}
-    for row in context.store.rows("spend", round_id=context.round.id):
-        stages[row["stage"]] = stages.get(row["stage"], 0.0) + row["dollars"]
+    for row in context.store.rows(SpendRow, round_id=context.round.id):
+        stages[row.stage] = stages.get(row.stage, 0.0) + row.dollars
     return AnalystFigures(
         model=settings.analyst.model,
         calls=int(spent["calls"]),
@@ -36,18 +37,16 @@ def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) 
 
 def versions_of(context: Context, capability_id: str) -> list[SynthesisVersion]:
     """The versions of a capability's environment that a model wrote, in order."""
-    rows = context.store.rows(
-        "synthesized_environments", round_id=context.round.id, capability_id=capability_id, kind="llm"
-    )
+    rows = context.store.rows(EnvironmentRow, round_id=context.round.id, capability_id=capability_id, kind="llm")
     return [
         SynthesisVersion(
-            number=r["version"],
-            accepted=r["state"] in ("accepted", "withdrawn"),
-            code_hash=r["code_hash"][:12],
-            sandbox=r["sandbox_level"],
-            reasons=list(r["spec"].get("reasons", ())),
+            number=r.version,
+            accepted=r.state in (EnvironmentState.ACCEPTED, EnvironmentState.WITHDRAWN),
+            code_hash=r.code_hash[:12],
+            sandbox=r.sandbox_level,
+            reasons=list(r.spec.get("reasons", ())),
         )
-        for r in sorted(rows, key=lambda r: r["version"])
+        for r in sorted(rows, key=lambda r: r.version)
     ]
 
 

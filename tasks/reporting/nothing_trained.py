@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from db import StageRow
 from environments.contract import Generators
 from tasks.round.context import current
 
@@ -18,7 +19,7 @@ def _named(capabilities: Sequence[str]) -> str:
 def nothing_trained(round_id: str, selected: Sequence[str]) -> str:
     """Where the round ended for its capabilities, what the base solved, and what else could be tried."""
     context = current(round_id)
-    results = {r["name"]: r["result"] or {} for r in context.store.rows("stages", round_id=round_id)}
+    results = {stage.name: stage.result or {} for stage in context.store.rows(StageRow, round_id=round_id)}
     rollout = results.get("rollout", {})
     said = ["No capability could be trained."]
     success = rollout.get("success")

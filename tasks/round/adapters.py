@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from db import row_id
+from db import AdapterRow, row_id
 from errors import AdapterError
 from tasks.round.context import Context
 from tasks.round.policies import load_adapter
@@ -15,13 +15,12 @@ def adapter_id(round_id: str, capability: str) -> str:
 
 def load_trained(context: Context, capability: str) -> str:
     """Make a round's trained adapter usable in this process, hash checked. Returns the name to sample with."""
-    row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
+    row = context.store.row(AdapterRow, id=adapter_id(context.round.id, capability))
     assert row is not None
-    folder = context.settings.folder / row["path"]
+    folder = context.settings.folder / row.path
     name, digest = load_adapter(context.policy, context.settings, folder, capability, context.round.id)
-    if digest != row["sha256"]:
+    if digest != row.sha256:
         raise AdapterError(
-            f"adapter {capability!r} has hash {digest[:12]}, stored is {row['sha256'][:12]}; "
-            "train it again with --fresh"
+            f"adapter {capability!r} has hash {digest[:12]}, stored is {row.sha256[:12]}; train it again with --fresh"
         )
     return name

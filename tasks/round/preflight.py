@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from pydantic import BaseModel
 
-from db import Store, open_store
+from db import ReplyRow, SpendRow, Store, open_store
 from environments.contract import Target
 from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
@@ -99,10 +99,10 @@ def _check_caps(settings: Settings, target: Target) -> None:
 class _NoReplies:
     """A cache without memory: a probe that is answered from a cache proves nothing."""
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None:
+    def get(self, request_hash: str) -> ReplyRow | None:
         return None
 
-    def put(self, row: Mapping[str, Any]) -> None:
+    def put(self, row: ReplyRow) -> None:
         return None
 
 
@@ -115,8 +115,8 @@ class _OutsideRounds:
     def total(self, round_id: str) -> Mapping[str, float]:
         return {"calls": 0.0, "prompt_tokens": 0.0, "sampled_tokens": 0.0, "dollars": 0.0, "seconds": 0.0}
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._log.add({**row, "round_id": None})
+    def add(self, row: SpendRow) -> None:
+        self._log.add(replace(row, round_id=None))
 
 
 def _probe(settings: Settings, store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from db import row_id
+from db import EnvironmentRow, row_id
 from environments.contract import Generators
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
@@ -42,7 +42,7 @@ def stored_environment(context: Context, capability: str) -> ComposedEnvironment
     if context.settings.synthesizer.kind == "llm":
         return accepted_environment(context, capability)
     row = context.store.rows(
-        "synthesized_environments", round_id=context.round.id, capability_id=row_id(context.round.id, capability)
+        EnvironmentRow, round_id=context.round.id, capability_id=row_id(context.round.id, capability)
     )[-1]
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"].items()}
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.spec.items()}
     return ComposedEnvironment(context.target, CompositionSpec(**spec))
