@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from db import open_store
+from db import CapabilityRow, SelectionRow, open_store
 
 LIBRARIES = "import torch, transformers; from transformers import AttentionInterface, AutoModelForCausalLM"
 
@@ -65,10 +65,9 @@ def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
 def stored(home: Path) -> tuple[list[str], set[str]]:
     """Selected capabilities and trajectory ids of a home's store."""
     store = open_store(f"sqlite:///{home / 'trace.db'}")
-    names = {r["id"]: r["name"] for r in store.rows("capabilities")}
-    chosen = [
-        names[r["capability_id"]] for r in sorted(store.rows("selections", selected=True), key=lambda r: r["rank"])
-    ]
+    names = {r.id: r.name for r in store.rows(CapabilityRow)}
+    ranked = sorted(store.rows(SelectionRow, selected=True), key=lambda r: r.rank or 0)
+    chosen = [names[r.capability_id] for r in ranked]
     return chosen, set(store.query("SELECT id FROM trajectories")["id"])
 
 

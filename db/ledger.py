@@ -13,23 +13,20 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, and_, or_, select, update
 
 from db.engine import database_time
 from db.ids import row_id
+from db.rows import StageRow, row_from
 from db.schema import TABLES
 from db.states import StageState, is_final, predecessors
 from db.text import clean_text
 from db.writes import insert_rows
 from errors import StoreError, TransitionError
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 _STAGES = TABLES["stages"]
 Door = Callable[[], AbstractContextManager[Connection]]
@@ -38,25 +35,6 @@ Door = Callable[[], AbstractContextManager[Connection]]
 def owner_name() -> str:
     """A name that no other claim has: machine, process and a random part."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-
-
-@dataclass(frozen=True)
-class StageRow:
-    """A row of `stages`. `seconds` are those of all attempts; while one runs, of those before it."""
-
-    id: str
-    round_id: str
-    name: str
-    state: str
-    owner: str | None
-    lease_until: datetime | None
-    heartbeat_at: datetime | None
-    attempt: int
-    started_at: datetime | None
-    finished_at: datetime | None
-    seconds: float | None
-    error: str | None
-    result: Mapping[str, Any] | None
 
 
 class Stage:
@@ -185,13 +163,14 @@ class Stage:
                 raise self._refusal(connection, state)
 
     def _row(self, connection: Connection) -> StageRow:
-        return StageRow(**connection.execute(select(_STAGES).where(_STAGES.c.id == self.id)).mappings().one())
+        found = connection.execute(select(_STAGES).where(_STAGES.c.id == self.id)).mappings().one()
+        return row_from(StageRow, dict(found))
 
     def _refusal(self, connection: Connection, state: StageState) -> TransitionError:
         row = self._row(connection)
         return TransitionError(
             f"stage {self.name!r} of round {self.round_id!r} cannot become {state!s} by {self._owner or 'no owner'}: "
-            f"it is {row.state!r}, owner {row.owner!r}, attempt {row.attempt}; claim it, stop when it is lost"
+            f"it is {str(row.state)!r}, owner {row.owner!r}, attempt {row.attempt}; claim it, stop when it is lost"
         )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, CursorResult, Select, func, select, text
+from sqlalchemy import Connection, CursorResult, Select, Table, func, select, text
 
-from db.rows import BLOBS, Round, TrajectoryRow, trajectory_from
+from db.rows import AdapterRow, CapabilityRow, EnvironmentRow, EvaluationRow, Round, TrajectoryRow, row_from
+from db.rows.contract import AnyRow
+from db.rows.trajectories import BLOBS, trajectory_from
 from db.schema import TABLES
-from db.writes import table_named, where
+from db.writes import table_of, where
 from errors import StoreError
 
 # Pandas takes longer to import than everything else here together, and most processes only write.
@@ -17,13 +19,36 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PAGE = 500
+# The tables whose rows a person looks up by id, in this order.
+_BY_ID = (
+    Round.TABLE,
+    "trajectories",
+    AdapterRow.TABLE,
+    EnvironmentRow.TABLE,
+    CapabilityRow.TABLE,
+    EvaluationRow.TABLE,
+)
 
 
-def rows(connection: Connection, name: str, equals: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All rows of a table with these values, ordered by key."""
-    table = table_named(name)
+def rows(connection: Connection, kind: type[AnyRow], equals: Mapping[str, Any]) -> list[AnyRow]:
+    """All rows of a small table with these values, ordered by key."""
+    return [row_from(kind, values) for values in stored_values(connection, table_of(kind), equals)]
+
+
+def stored_values(connection: Connection, table: Table, equals: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The columns of all rows of a table with these values, ordered by key."""
     query = select(table).where(where(table, equals)).order_by(*table.primary_key)
     return [dict(found) for found in connection.execute(query).mappings()]
+
+
+def row_beginning(connection: Connection, key: str) -> tuple[str, dict[str, Any]] | None:
+    """Table and columns, without blobs, of the row whose id begins with `key`, if a table has only one such row."""
+    for name in _BY_ID:
+        table = TABLES[name]
+        found = connection.execute(select(table).where(table.c.id.like(f"{key}%")).limit(2)).mappings().all()
+        if len(found) == 1:
+            return name, {column: value for column, value in found[0].items() if not isinstance(value, bytes)}
+    return None
 
 
 def round_where(connection: Connection, *conditions: Any) -> Round | None:
@@ -31,7 +56,7 @@ def round_where(connection: Connection, *conditions: Any) -> Round | None:
     table = TABLES["rounds"]
     query = select(table).where(*conditions).order_by(table.c.number.desc()).limit(1)
     found = connection.execute(query).mappings().one_or_none()
-    return None if found is None else Round(**found)
+    return None if found is None else row_from(Round, dict(found))
 
 
 def trajectory_frame(connection: Connection, equals: Mapping[str, Any], with_blobs: bool) -> pd.DataFrame:

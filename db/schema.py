@@ -1,6 +1,7 @@
 """The tables. Whatever is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
-Change a table here, then write a migration (`db/migrations/versions`) and move `HEAD`; the tests compare the two.
+Change a table here and its dataclass in `db/rows`, then write a migration (`db/migrations/versions`) and move `HEAD`;
+the tests compare the three.
 """
 
 from __future__ import annotations

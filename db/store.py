@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import Connection, and_, func, select, update
 
@@ -15,9 +15,10 @@ from db.engine import Engines, database_time, lock_writers, make_engines, parse_
 from db.ids import row_id
 from db.ledger import Stage
 from db.migrate import ensure_schema
-from db.rows import Round, TrajectoryRow, Written
+from db.rows import Round, Row, StageRow, TrajectoryRow, Written
+from db.rows.contract import AnyRow
 from db.schema import TABLES
-from db.states import RoundState, check_transition, is_final, parse_state
+from db.states import AdapterState, EnvironmentState, RoundState, check_transition, is_final, parse_state
 from db.text import dump_json
 from errors import StoreError
 
@@ -46,7 +47,7 @@ class Store:
         """Let go of all connections."""
         self._engines.dispose()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -86,21 +87,20 @@ class Store:
         with self._write() as connection:
             lock_writers(connection)
             number = connection.execute(select(func.coalesce(func.max(_ROUNDS.c.number), 0) + 1)).scalar_one()
-            values = {
-                "id": row_id("round", number, target, data_hash, seed, profile),
-                "number": number,
-                "target": target,
-                "data_hash": data_hash,
-                "seed": seed,
-                "profile": profile,
-                "config": dict(config),
-                "state": RoundState.RUNNING,
-                "code_version": code_version,
-                "started_at": database_time(connection),
-                "reason": "",
-            }
-            writes.put_rows(connection, "rounds", [values], replace=False)
-            return self._round(connection, values["id"])
+            row = Round(
+                id=row_id("round", number, target, data_hash, seed, profile),
+                number=number,
+                target=target,
+                data_hash=data_hash,
+                seed=seed,
+                profile=profile,
+                config=config,
+                state=RoundState.RUNNING,
+                code_version=code_version,
+                started_at=database_time(connection),
+            )
+            writes.put_rows(connection, [row], replace=False)
+            return self._round(connection, row.id)
 
     def open_round(self, target: str, seed: int, profile: str, config: Mapping[str, Any]) -> Round | None:
         """The newest unfinished round of exactly these settings, to resume (an interrupted one runs again), or None."""
@@ -139,7 +139,7 @@ class Store:
             }
             if is_final(state):
                 values["finished_at"] = now
-            self._move(connection, "rounds", round_id, state, values)
+            self._move(connection, Round, round_id, state, values)
             return self._round(connection, round_id)
 
     def _round(self, connection: Connection, round_id: str) -> Round:
@@ -195,47 +195,57 @@ class Store:
         with self._read() as connection:
             return queries.step_frame(connection, _of_round(round_id, equals))
 
-    # All other tables
+    # All other tables, by the dataclass of their rows
 
-    def put(self, table: str, rows: Sequence[Mapping[str, Any]], *, replace: bool = False) -> None:
-        """Insert rows in one transaction. A row whose key is there stays as it is, or with `replace` takes over the
-        given columns (a state only along the transition table)."""
+    def put(self, rows: Sequence[Row], /, *, replace: bool = False) -> None:
+        """Insert rows in one transaction. A row whose key is there stays as it is, or with `replace` takes over every
+        column but `created_at` (a state only along the transition table)."""
         with self._write() as connection:
-            writes.put_rows(connection, table, rows, replace)
+            writes.put_rows(connection, rows, replace)
 
-    def rows(self, table: str, **equals: Any) -> list[dict[str, Any]]:
-        """Rows of a table as dicts, ordered by key. None means IS NULL; a list, tuple or set means IN
+    def rows(self, kind: type[AnyRow], /, **equals: Any) -> list[AnyRow]:
+        """Rows of a table, ordered by key. `equals` are columns: None means IS NULL; a list, tuple or set means IN
         (at most 30,000 values)."""
         with self._read() as connection:
-            return queries.rows(connection, table, equals)
+            return queries.rows(connection, kind, equals)
 
-    def row(self, table: str, **equals: Any) -> dict[str, Any] | None:
+    def row(self, kind: type[AnyRow], /, **equals: Any) -> AnyRow | None:
         """The one row with these values, or None; `StoreError` when there are several."""
-        found = self.rows(table, **equals)
+        found = self.rows(kind, **equals)
         if len(found) > 1:
-            raise StoreError(f"{len(found)} rows of {table!r} have {equals}; give the whole key")
+            raise StoreError(f"{len(found)} rows of {kind.TABLE!r} have {equals}; give the whole key")
         return found[0] if found else None
 
-    def set_state(self, table: str, row_id: str, state: str, **values: Any) -> None:
-        """Move a row of rounds, synthesized_environments or adapters to `state`, with further columns. The same state
-        again is allowed; anything that the transition table does not allow raises `TransitionError`."""
-        if table == "stages":
+    def set_state(
+        self, kind: type[Row], row_id: str, state: RoundState | EnvironmentState | AdapterState, /, **values: Any
+    ) -> None:
+        """Move a round, synthesized environment or adapter to `state`, with further columns. The same state again is
+        allowed; anything that the transition table does not allow raises `TransitionError`."""
+        if kind is StageRow:
             raise StoreError("stages move through their ledger: use store.stage(round_id, name)")
         with self._write() as connection:
-            self._move(connection, table, row_id, parse_state(table, state), values)
+            self._move(connection, kind, row_id, parse_state(kind.TABLE, state), values)
 
-    def _move(self, connection: Connection, name: str, key: str, state: str, values: Mapping[str, Any]) -> None:
+    def row_beginning(self, key: str) -> tuple[str, dict[str, Any]] | None:
+        """Table and columns of the round, trajectory, adapter, environment, capability or evaluation whose id begins
+        with `key`; None when there is none, or several in each of these tables."""
+        with self._read() as connection:
+            return queries.row_beginning(connection, key)
+
+    def _move(self, connection: Connection, kind: type[Row], key: str, state: str, values: Mapping[str, Any]) -> None:
         lock_writers(connection)
-        table = writes.table_named(name)
+        table = writes.table_of(kind)
         present = connection.execute(select(table.c.state).where(table.c.id == key)).scalar_one_or_none()
         if present is None:
-            raise StoreError(f"there is no row {key!r} in {name!r}; store it before its state moves")
-        check_transition(name, key, present, state)
+            raise StoreError(f"there is no row {key!r} in {table.name!r}; store it before its state moves")
+        check_transition(table.name, key, present, state)
         moved = connection.execute(
             update(table).where(table.c.id == key, table.c.state == present).values(state=state, **values)
         )
         if moved.rowcount != 1:
-            raise StoreError(f"{name} row {key!r} left {present!r} while it was being moved; run the command again")
+            raise StoreError(
+                f"{table.name} row {key!r} left {present!r} while it was being moved; run the command again"
+            )
 
     def spent(self, round_id: str | None = None, **equals: Any) -> dict[str, float]:
         """Sums of calls, prompt_tokens, sampled_tokens, dollars and seconds."""

@@ -5,7 +5,7 @@ The ORM's unit of work is five times slower here and not used. Every function wo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, select
@@ -13,15 +13,17 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from db.engine import lock_writers
-from db.rows import TrajectoryRow, Written, check_values, step_values, trajectory_values
+from db.rows import SMALL_TABLES, Row, StageRow, TrajectoryRow, Written, values_of
+from db.rows.trajectories import check_values, step_values, trajectory_values
 from db.schema import TABLES
 from db.states import STATES_OF, check_transition, parse_state
-from db.text import clean_value, dump_json
+from db.text import dump_json
 from errors import StoreError
 
 # SQLite allows 32,766 parameters in a statement, PostgreSQL 65,535.
 CHUNK = 5000
-_OWN_DOOR = dict.fromkeys(("trajectories", "steps", "checks"), "add_trajectories()") | {"stages": "stage()"}
+# When a row was first written: a row that is replaced keeps it.
+WRITTEN_ONCE = frozenset({"created_at"})
 
 
 def chunks(ids: Iterable[str]) -> Iterable[list[str]]:
@@ -31,15 +33,21 @@ def chunks(ids: Iterable[str]) -> Iterable[list[str]]:
         yield given[start : start + CHUNK]
 
 
-def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], replace: bool = False) -> None:
+def insert_rows(
+    connection: Connection,
+    table: Table,
+    rows: Sequence[Mapping[str, Any]],
+    replace: bool = False,
+    kept: Collection[str] = (),
+) -> None:
     """Insert rows that all have the same keys; on a row with the same primary key do nothing, or with `replace` take
-    over the given columns."""
+    over the given columns except those `kept`."""
     if not rows:
         return
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     statement = insert(table)
     key = [column.name for column in table.primary_key]
-    changed = [name for name in rows[0] if name not in key]
+    changed = [name for name in rows[0] if name not in key and name not in kept]
     if replace and changed:
         statement = statement.on_conflict_do_update(
             index_elements=key, set_={name: statement.excluded[name] for name in changed}
@@ -76,30 +84,24 @@ def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str,
         raise DBAPIError.instance(statement, None, error, driver.Error, hide_parameters=True) from error
 
 
-def put_rows(connection: Connection, name: str, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
+def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None:
     """`Store.put` inside a transaction."""
-    table = table_named(name)
-    if name in _OWN_DOOR:
-        raise StoreError(f"rows of {name!r} are written by {_OWN_DOOR[name]}, which keeps their rules")
-    groups: dict[frozenset[str], list[dict[str, Any]]] = {}
-    for row in rows:
-        unknown = set(row) - set(table.columns.keys())
-        if unknown:
-            raise StoreError(
-                f"table {name!r} has no column {sorted(unknown)}; it has {', '.join(table.columns.keys())}"
-            )
-        missing = [column.name for column in table.primary_key if row.get(column.name) is None]
-        if missing:
-            raise StoreError(f"a row for table {name!r} lacks {missing}; every row needs its whole key")
-        cleaned = {key: clean_value(value, "column", key, "of", name) for key, value in row.items()}
-        groups.setdefault(frozenset(row), []).append(cleaned)
-    if name in STATES_OF:
-        _check_states(connection, table, rows, replace)
-    for group in groups.values():
-        insert_rows(connection, table, group, replace)
+    for kind in dict.fromkeys(map(type, rows)):
+        table = table_of(kind)
+        if kind is StageRow:
+            raise StoreError(f"rows of {kind.TABLE!r} are written by stage(), which keeps their rules")
+        group = [values_of(row) for row in rows if type(row) is kind]
+        for values in group:
+            missing = [column.name for column in table.primary_key if values[column.name] is None]
+            if missing:
+                raise StoreError(f"a row for table {table.name!r} lacks {missing}; every row needs its whole key")
+        if table.name in STATES_OF:
+            check_states(connection, table, group, replace)
+        insert_rows(connection, table, group, replace, WRITTEN_ONCE)
 
 
-def _check_states(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
+def check_states(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:
+    """Refuse states that the table does not know and, with `replace`, moves that it does not allow."""
     for row in rows:
         if "state" in row:
             parse_state(table.name, row["state"])
@@ -150,12 +152,14 @@ def _written_out(connection: Connection, rows: Sequence[dict[str, Any]]) -> list
     ]
 
 
-def table_named(name: str) -> Table:
-    """A table of the schema; `StoreError` names them all."""
-    table = TABLES.get(name)
-    if table is None:
-        raise StoreError(f"there is no table {name!r}; there are {', '.join(sorted(TABLES))}")
-    return table
+def table_of(kind: type[Row]) -> Table:
+    """The table of a row class; `StoreError` for a class that is none of `SMALL_TABLES`."""
+    if kind not in SMALL_TABLES:
+        raise StoreError(
+            f"{kind.__name__} is no row of a small table; there are {', '.join(k.__name__ for k in SMALL_TABLES)} "
+            "(trajectories with their steps and checks: add_trajectories() and trajectories())"
+        )
+    return TABLES[kind.TABLE]
 
 
 def where(table: Table, equals: Mapping[str, Any]) -> Any:

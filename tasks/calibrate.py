@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import row_id
+from db import CalibrationRow, EnvironmentRow, EnvironmentState, row_id
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.stage import stage
@@ -17,20 +17,22 @@ from tasks.synthesis.environments import stored_environment
 def calibrate(context: Context, capability: str) -> CalibrateResult:
     """Play the base `samples` times on each of `seeds` scenarios of the capability; decide whether it may train."""
     environment_id = context.result(SynthesizeResult, capability).environment
-    measured = context.store.row("calibrations", id=row_id(environment_id, "calibration"))
+    measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         calibration = measure(
             context,
             stored_environment(context.store, context.round, context.target, capability, context.keep),
             f"calibrate {capability}",
         )
-        context.store.put("calibrations", [calibration.row(environment_id)])
-        measured = context.store.row("calibrations", id=row_id(environment_id, "calibration"))
+        context.store.put([calibration.row(environment_id)])
+        measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     assert measured is not None
-    accepted, reason = bool(measured["accepted"]), str(measured["reason"])
-    figures = {name: float(measured[name]) for name in FIGURES}
-    if context.store.row("synthesized_environments", id=environment_id)["state"] == "checked":  # type: ignore[index]
-        context.store.set_state("synthesized_environments", environment_id, "accepted" if accepted else "rejected")
+    accepted, reason = measured.accepted, measured.reason
+    figures = {name: float(getattr(measured, name)) for name in FIGURES}
+    stored = context.store.row(EnvironmentRow, id=environment_id)
+    if stored is not None and stored.state == EnvironmentState.CHECKED:
+        judged = EnvironmentState.ACCEPTED if accepted else EnvironmentState.REJECTED
+        context.store.set_state(EnvironmentRow, environment_id, judged)
     create_markdown_artifact(
         key=f"calibration-{capability.replace('_', '-')}",
         description=f"How the base model does in the environment made for {capability}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from db import row_id
+from db import CapabilityRow, LabelRow, row_id
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.llm_analyst import contrast_by_model
 from tasks.round.context import Context
@@ -31,32 +31,30 @@ def _contrast_by_checks(context: Context, frame: pd.DataFrame) -> ContrastResult
     candidates = discover_candidates(checks, frame)
     known = {c.name for c in candidates}
     store.put(
-        "capabilities",
         [
-            {
-                "id": row_id(round_id, c.name),
-                "round_id": round_id,
-                "name": c.name,
-                "definition": c.definition,
-                "analyst": "checks",
-                "examples": {"failed": list(c.failed_examples), "passed": list(c.passed_examples)},
-            }
+            CapabilityRow(
+                id=row_id(round_id, c.name),
+                round_id=round_id,
+                name=c.name,
+                definition=c.definition,
+                analyst="checks",
+                examples={"failed": list(c.failed_examples), "passed": list(c.passed_examples)},
+            )
             for c in candidates
         ],
     )
     labels = bootstrap_labels(checks, frame, context.settings.selection.runs, context.settings.seed)
     labels = labels[labels["capability"].isin(known)]
     store.put(
-        "labels",
         [
-            {
-                "round_id": round_id,
-                "run": int(r.run),
-                "trajectory_id": r.trajectory_id,
-                "capability_id": row_id(round_id, r.capability),
-                "label": r.label,
-                "weight": int(r.weight),
-            }
+            LabelRow(
+                round_id=round_id,
+                run=int(r.run),
+                trajectory_id=r.trajectory_id,
+                capability_id=row_id(round_id, r.capability),
+                label=r.label,
+                weight=int(r.weight),
+            )
             for r in labels.itertuples()
         ],
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from db import row_id
+from db import EvaluationRow, RouteRow, row_id
 from models.episodes import Episode
 from models.router.router import RouteDecision, Router
 from models.scripted import NoopPolicy
@@ -88,18 +88,17 @@ def _store_routes(context: Context, decisions: dict[str, RouteDecision]) -> None
     """Keep the decisions, by trajectory id."""
     version = Router.load(context.folder / "router").version
     context.store.put(
-        "routes",
         [
-            {
-                "trajectory_id": i,
-                "round_id": context.round.id,
-                "router_version": version,
-                "capability": d.capability,
-                "adapter_id": adapter_id(context.round.id, d.capability) if d.capability else None,
-                "probabilities": {k or "none": v for k, v in d.probabilities.items()},
-                "neighbours": list(d.neighbours),
-                "milliseconds": d.milliseconds,
-            }
+            RouteRow(
+                trajectory_id=i,
+                round_id=context.round.id,
+                router_version=version,
+                capability=d.capability,
+                adapter_id=adapter_id(context.round.id, d.capability) if d.capability else None,
+                probabilities={k or "none": v for k, v in d.probabilities.items()},
+                neighbours=list(d.neighbours),
+                milliseconds=d.milliseconds,
+            )
             for i, d in decisions.items()
         ],
         replace=True,
@@ -114,18 +113,17 @@ def _store_evaluation(
     interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)
     context.store.put(
-        "evaluations",
         [
-            {
-                "id": row_id(context.round.id, split, subject),
-                "round_id": context.round.id,
-                "split": split,
-                "subject": subject,
-                "n_tasks": sizes[0],
-                "trials": sizes[1],
+            EvaluationRow(
+                id=row_id(context.round.id, split, subject),
+                round_id=context.round.id,
+                split=split,
+                subject=subject,
+                n_tasks=sizes[0],
+                trials=sizes[1],
                 **rate.model_dump(),
-                "detail": frame.groupby("family")["success"].mean().to_dict(),
-            }
+                detail=frame.groupby("family")["success"].mean().to_dict(),
+            )
         ],
         replace=True,
     )

@@ -7,7 +7,7 @@ import pandas as pd
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
-from db import row_id
+from db import AdapterRow, AdapterState, RouteRow, VerdictRow, row_id
 from tasks.measuring.gate_rules import GateRules
 from tasks.measuring.gate_rules import gate as gate_by_rules
 from tasks.measuring.statistics import align
@@ -27,9 +27,7 @@ def gate(context: Context) -> GateResult:
         return GateResult(skipped=evaluated.skipped)
     base = outcomes(context.store, evaluated.base_ids)
     routed = outcomes(context.store, evaluated.routed_ids)
-    chosen = {
-        r["trajectory_id"]: r["capability"] for r in context.store.rows("routes", trajectory_id=evaluated.routed_ids)
-    }
+    chosen = {r.trajectory_id: r.capability for r in context.store.rows(RouteRow, trajectory_id=evaluated.routed_ids)}
     by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
     pairs, own = {}, {}
     for capability in registered(context):
@@ -44,19 +42,18 @@ def gate(context: Context) -> GateResult:
     promoted = []
     for capability, decision in decisions.items():
         context.store.put(
-            "verdicts",
             [
-                {
-                    "round_id": round_id,
-                    "subject": capability,
-                    "capability_id": row_id(round_id, capability),
-                    "verdict": str(decision.verdict),
-                    "points": decision.difference.points,
-                    "p": decision.difference.p,
-                    "p_holm": decision.adjusted_p,
-                    "mde": decision.mde,
-                    "reasons": list(decision.reasons),
-                }
+                VerdictRow(
+                    round_id=round_id,
+                    subject=capability,
+                    capability_id=row_id(round_id, capability),
+                    verdict=str(decision.verdict),
+                    points=decision.difference.points,
+                    p=decision.difference.p,
+                    p_holm=decision.adjusted_p,
+                    mde=decision.mde,
+                    reasons=list(decision.reasons),
+                )
             ],
             replace=True,
         )
@@ -83,21 +80,22 @@ def gate(context: Context) -> GateResult:
 def _apply(context: Context, capability: str, verdict: str, promoted: bool) -> None:
     """Carry a verdict into store and registry. Done again it changes nothing."""
     identity = adapter_id(context.round.id, capability)
-    row = context.store.row("adapters", id=identity)
+    row = context.store.row(AdapterRow, id=identity)
     assert row is not None
-    version = row["registered_version"]
+    assert row.registered_version is not None, "only registered adapters are gated"
+    version = row.registered_version
     context.registry.set_gate(capability, version, verdict)
     if promoted:
         champion = context.registry.champion(capability)
         if champion is None or str(champion.version) != version:
             context.registry.promote(capability, version)
-        for other in context.store.rows("adapters", registered_model=row["registered_model"], state="champion"):
-            if other["id"] != identity:
-                context.store.set_state("adapters", other["id"], "retired")
+        for other in context.store.rows(AdapterRow, registered_model=row.registered_model, state=AdapterState.CHAMPION):
+            if other.id != identity:
+                context.store.set_state(AdapterRow, other.id, AdapterState.RETIRED)
         emit_event(
             "trace.adapter.promoted",
             resource={"prefect.resource.id": f"trace.adapter.{capability}"},
             payload={"version": version},
         )
-    if row["state"] == "registered":
-        context.store.set_state("adapters", identity, "champion" if promoted else "rejected")
+    if row.state == AdapterState.REGISTERED:
+        context.store.set_state(AdapterRow, identity, AdapterState.CHAMPION if promoted else AdapterState.REJECTED)

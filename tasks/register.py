@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from prefect.artifacts import create_link_artifact
 
+from db import AdapterRow, AdapterState
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.adapters.loading import fingerprint_on
@@ -53,17 +54,17 @@ def register(context: Context, capability: str) -> RegisterResult:
         side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
         for side, f in sides.items()
     }
-    row = context.store.row("adapters", id=identity)
+    row = context.store.row(AdapterRow, id=identity)
     assert row is not None
     record = AdapterRecord(
         capability,
         context.base.identity.base,
         context.base.identity.revision,
         context.round.id,
-        {k: str(v) for k, v in row["config"].items()},
+        {k: str(v) for k, v in row.config.items()},
         {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
     )
-    folder = context.settings.folder / row["path"]
+    folder = context.settings.folder / row.path
     registered = context.registry.register(record, folder, run)
     frame = sides["adapter"][["task", "family", "success", "reward"]]
     metrics = {
@@ -74,9 +75,9 @@ def register(context: Context, capability: str) -> RegisterResult:
     context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
     context.registry.end_run(run)
     context.store.set_state(
-        "adapters",
+        AdapterRow,
         identity,
-        "registered",
+        AdapterState.REGISTERED,
         registered_model=registered.name,
         registered_version=str(registered.version),
         base_success=rates["base"].rate,

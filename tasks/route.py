@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from db import CapabilityRow, LabelRow
 from environments.contract import Generators, Message, Prompt, TargetTask
 from models.router.first_observation import Opening, embed_openings, opening_of, openings
 from models.router.router import RouteDecision, Router
@@ -74,8 +75,8 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
 
 def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
     """What the router is fitted on: the class of trajectories, by their ids."""
-    names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=context.round.id)}
-    labels = pd.DataFrame(context.store.rows("labels", round_id=context.round.id))
+    names = {r.id: r.name for r in context.store.rows(CapabilityRow, round_id=context.round.id)}
+    labels = pd.DataFrame(context.store.rows(LabelRow, round_id=context.round.id))
     labels["capability"] = labels["capability_id"].map(names)
     found = diagnosed(outcomes(context.store, context.result(RolloutResult).trajectories), labels, capabilities)
     for capability in capabilities:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pandas as pd
 from prefect.artifacts import create_table_artifact
 
-from db import row_id
+from db import CapabilityRow, LabelRow, SelectionRow, row_id
 from tasks.mining.llm_analyst import judge_fits
 from tasks.mining.selection import select as select_by_rule
 from tasks.round.context import Context
@@ -21,10 +21,10 @@ def select(context: Context) -> SelectResult:
     environment could train."""
     round_id = context.round.id
     rule = context.settings.selection
-    names = {r["id"]: r["name"] for r in context.store.rows("capabilities", round_id=round_id)}
+    names = {r.id: r.name for r in context.store.rows(CapabilityRow, round_id=round_id)}
     if not names:
         return SelectResult(selected=[])
-    stored = pd.DataFrame(context.store.rows("labels", round_id=round_id))
+    stored = pd.DataFrame(context.store.rows(LabelRow, round_id=round_id))
     frame = outcomes(context.store, context.result(RolloutResult).trajectories).set_index("id")["success"]
     stored["capability"] = stored["capability_id"].map(names)
     stored["passed"] = stored["trajectory_id"].map(frame).astype(bool)
@@ -33,23 +33,22 @@ def select(context: Context) -> SelectResult:
     unfit = judge_fits(context, chosen, frame.to_dict()) if context.settings.analyst.kind == "llm" else {}
     rank = {c.name: i for i, c in enumerate([c for c in chosen if c.selected])}
     context.store.put(
-        "selections",
         [
-            {
-                "round_id": round_id,
-                "capability_id": row_id(round_id, c.name),
-                "selected": c.selected,
-                "rank": rank.get(c.name),
-                "mean_cov": c.mean_cov,
-                "std_cov": c.std_cov,
-                "mean_delta": c.mean_delta,
-                "std_delta": c.std_delta,
-                "runs_passed": c.runs_passed,
-                "runs": rule.runs,
-                "kappa": kappas.get(c.name),
-                "evidence": [{"id": i, "votes": v} for i, v in c.evidence[:20]],
-                "reason": c.reason,
-            }
+            SelectionRow(
+                round_id=round_id,
+                capability_id=row_id(round_id, c.name),
+                selected=c.selected,
+                rank=rank.get(c.name),
+                mean_cov=c.mean_cov,
+                std_cov=c.std_cov,
+                mean_delta=c.mean_delta,
+                std_delta=c.std_delta,
+                runs_passed=c.runs_passed,
+                runs=rule.runs,
+                kappa=kappas.get(c.name),
+                evidence=[{"id": i, "votes": v} for i, v in c.evidence[:20]],
+                reason=c.reason,
+            )
             for c in chosen
         ],
     )

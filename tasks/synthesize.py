@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from db import row_id
+from db import EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators
 from environments.validation.checks import validate_environment
 from tasks.round.context import Context
@@ -43,22 +43,23 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     with context.environment:
         verdict = validate_environment(environment.environment, environment.scenario, limits_of(context))
     context.store.put(
-        "synthesized_environments",
         [
-            {
-                "id": identity,
-                "round_id": round_id,
-                "capability_id": row_id(round_id, capability),
-                "version": spec.version,
-                "kind": "generators",
-                "spec": asdict(spec),
-                "code_hash": spec.id,
-                "state": "draft",
-                "sandbox_level": "none",
-                "verdicts": verdict.as_dict(),
-            }
+            EnvironmentRow(
+                id=identity,
+                round_id=round_id,
+                capability_id=row_id(round_id, capability),
+                version=spec.version,
+                kind="generators",
+                spec=asdict(spec),
+                code_hash=spec.id,
+                state=EnvironmentState.DRAFT,
+                sandbox_level="none",
+                verdicts=verdict.as_dict(),
+            )
         ],
     )
-    if context.store.row("synthesized_environments", id=identity)["state"] == "draft":  # type: ignore[index]
-        context.store.set_state("synthesized_environments", identity, "checked" if verdict.accepted else "rejected")
+    stored = context.store.row(EnvironmentRow, id=identity)
+    if stored is not None and stored.state == EnvironmentState.DRAFT:
+        judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
+        context.store.set_state(EnvironmentRow, identity, judged)
     return SynthesizeResult(accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict
 
-from db import row_id
+from db import AdapterRow, AdapterState, TrainingStepRow, row_id
 from models.adapters.files import adapter_digest, export_adapter
 from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingSettings, train_adapter
@@ -49,18 +49,17 @@ def train(context: Context, capability: str) -> TrainResult:
     settings = training_settings(context.settings)
     identity = adapter_id(round_id, capability)
     context.store.put(
-        "adapters",
         [
-            {
-                "id": identity,
-                "round_id": round_id,
-                "capability_id": row_id(round_id, capability),
-                "environment_id": context.result(SynthesizeResult, capability).environment,
-                "base": context.base.identity.base,
-                "base_revision": context.base.identity.revision,
-                "state": "training",
-                "config": asdict(settings),
-            }
+            AdapterRow(
+                id=identity,
+                round_id=round_id,
+                capability_id=row_id(round_id, capability),
+                environment_id=context.result(SynthesizeResult, capability).environment,
+                base=context.base.identity.base,
+                base_revision=context.base.identity.revision,
+                state=AdapterState.TRAINING,
+                config=asdict(settings),
+            )
         ],
     )
     output = context.folder / "training" / capability
@@ -78,7 +77,7 @@ def train(context: Context, capability: str) -> TrainResult:
 
     def on_step(record: StepRecord) -> None:
         with storing:
-            context.store.put("training_steps", [{"adapter_id": identity, **asdict(record)}], replace=True)
+            context.store.put([TrainingStepRow(adapter_id=identity, **asdict(record))], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
             meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
 
@@ -87,7 +86,7 @@ def train(context: Context, capability: str) -> TrainResult:
             rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
             context.store.add_trajectories(rows)
 
-    done = len(context.store.rows("training_steps", adapter_id=identity))
+    done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
     with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
         actor = context.backend.actor(context.probe.ids, f"{capability}@{round_id}")
         result = train_adapter(environment, actor, context.base.renderer, settings, output, on_step, on_trajectories)
@@ -98,7 +97,7 @@ def train(context: Context, capability: str) -> TrainResult:
     export_adapter(result.folder, folder)
     digest = adapter_digest(folder)
     context.store.set_state(
-        "adapters", identity, "trained", sha256=digest, path=str(folder.relative_to(context.settings.folder))
+        AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=str(folder.relative_to(context.settings.folder))
     )
     return TrainResult(adapter=identity, sha256=digest, verdict=result.verdict, steps=len(result.records), run=run)
 

@@ -149,13 +149,14 @@ def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = N
 @app.command()
 def rounds(home: Home = None, as_json: AsJson = False) -> None:
     """All rounds."""
+    from db import Round
+
     _, store = _store(home)
-    rows = sorted(store.rows("rounds"), key=lambda r: r["number"])
+    rows = sorted(store.rows(Round), key=lambda r: r.number)
     keep = ("number", "id", "target", "seed", "profile", "state", "seconds", "reason")
-    table = [{k: r[k] for k in keep} for r in rows]
+    table = [{name: getattr(r, name) for name in keep} for r in rows]
     lines = [
-        f"{r['number']:>4}  {r['id'][:12]}  {r['target']:<14} seed {r['seed']:<5} {r['profile']:<8} "
-        f"{r['state']:<12} {r['reason'][:60]}"
+        f"{r.number:>4}  {r.id[:12]}  {r.target:<14} seed {r.seed:<5} {r.profile:<8} {r.state:<12} {r.reason[:60]}"
         for r in rows
     ]
     _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")

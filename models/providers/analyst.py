@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import tenacity
 from pydantic import BaseModel, ValidationError
 
+from db import ReplyRow
 from environments.contract import content_hash
 from errors import ConfigurationError, ProviderError
 from models.providers.client import ModelClient
@@ -60,10 +61,10 @@ class AnalystSettings:
 
 
 class ReplyCache(Protocol):
-    """Replies by request hash: {request_hash, model, reply, prompt_tokens, completion_tokens, dollars}."""
+    """Replies by request hash."""
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None: ...
-    def put(self, row: Mapping[str, Any]) -> None: ...
+    def get(self, request_hash: str) -> ReplyRow | None: ...
+    def put(self, row: ReplyRow) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -229,15 +230,15 @@ class Analyst:
             messages.append({"role": "user", "content": f"Answer with one JSON object of this JSON schema:\n{schema}"})
         return messages
 
-    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], cost: Spent) -> dict[str, Any]:
-        return {
-            "request_hash": request_hash,
-            "model": self.settings.model,
-            "reply": dict(reply),
-            "prompt_tokens": cost.prompt_tokens,
-            "completion_tokens": cost.sampled_tokens,
-            "dollars": cost.dollars,
-        }
+    def _reply_row(self, request_hash: str, reply: Mapping[str, Any], cost: Spent) -> ReplyRow:
+        return ReplyRow(
+            request_hash=request_hash,
+            model=self.settings.model,
+            reply=dict(reply),
+            prompt_tokens=cost.prompt_tokens,
+            completion_tokens=cost.sampled_tokens,
+            dollars=cost.dollars,
+        )
 
 
 _SCHEMAS: dict[type[BaseModel], dict[str, Any]] = {}
@@ -282,10 +283,10 @@ def _wait(first: float) -> Callable[[tenacity.RetryCallState], float]:
     return wait
 
 
-def _kept(question: Question[Reply], row: Mapping[str, Any]) -> Reply | None:
+def _kept(question: Question[Reply], row: ReplyRow) -> Reply | None:
     """The cached reply, or None when today's check of the question would not let it pass."""
     try:
-        return _parse(question, str(row["reply"]["content"]))
+        return _parse(question, str(row.reply["content"]))
     except ValueError:
         return None
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from db.store import Store
+from db import ReplyRow, SpendRow, Store
 from models.providers.spending import Spent
 
 
@@ -17,13 +15,13 @@ class StoredReplies:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None:
+    def get(self, request_hash: str) -> ReplyRow | None:
         """The row of a request, or None."""
-        return self._store.row("replies", request_hash=request_hash)
+        return self._store.row(ReplyRow, request_hash=request_hash)
 
-    def put(self, row: Mapping[str, Any]) -> None:
+    def put(self, row: ReplyRow) -> None:
         """Keep a reply, in place of one that did not pass its check any more."""
-        self._store.put("replies", [row], replace=True)
+        self._store.put([row], replace=True)
 
 
 class StoredSpend:
@@ -44,5 +42,6 @@ class StoredSpend:
     def add(self, purpose: str, model: str, cost: Spent, seconds: float) -> None:
         """Add one call's cost; `purpose` is kept as the stage."""
         # A payment is unique by having been made: a hash of its content would merge two of them.
-        row = {"id": uuid.uuid4().hex[:16], "round_id": self.round_id, "stage": purpose, "model": model}
-        self._store.put("spend", [{**row, **asdict(cost), "seconds": seconds}])
+        identity = uuid.uuid4().hex[:16]
+        row = SpendRow(id=identity, round_id=self.round_id, stage=purpose, model=model, seconds=seconds, **asdict(cost))
+        self._store.put([row])

@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
-from db import Store, row_id
+from db import AdapterRow, SpendRow, Store, row_id
 from environments.contract import Prompt, Target, TargetTask, content_hash
 from environments.targets.third_party import MODEL_USER
 from errors import ConfigurationError
@@ -81,7 +80,7 @@ def evaluation_id(spec: EvaluationSpec, acting: LoadedPolicy) -> str:
 def latest(store: Store, spec: EvaluationSpec, acting: LoadedPolicy, fresh: bool) -> EvaluationSpec:
     """The spec with the number of the newest start that is stored, or of the next one when `fresh`."""
     number = 0
-    while store.rows("spend", stage=_stage(evaluation_id(replace(spec, start=number), acting))):
+    while store.rows(SpendRow, stage=_stage(evaluation_id(replace(spec, start=number), acting))):
         number += 1
     return replace(spec, start=number if fresh or not number else number - 1)
 
@@ -108,7 +107,7 @@ def run_evaluation(
     def put_spent() -> None:
         sums = cap.spent or {acting.identity.base: Spent()}
         stage = _stage(identity)
-        store.put("spend", [_spend_row(f"{run_row}-{i}", stage, m, s) for i, (m, s) in enumerate(sums.items())],
+        store.put([_spend_row(f"{run_row}-{i}", stage, m, s) for i, (m, s) in enumerate(sums.items())],
                   replace=True)  # fmt: skip
 
     put_spent()
@@ -139,13 +138,13 @@ def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
     served = acting.adapter or acting.name.adapter
     capability, _, rest = served.partition("@v")
     version = rest.partition("-")[0]
-    rows = store.rows("adapters", registered_version=version) if version else []
-    found = [r["id"] for r in rows if str(r["registered_model"]).endswith(f"-{capability}")]
+    rows = store.rows(AdapterRow, registered_version=version) if version else []
+    found = [r.id for r in rows if str(r.registered_model).endswith(f"-{capability}")]
     return found[0] if len(found) == 1 else served
 
 
-def _spend_row(key: str, stage: str, model: str, sums: Spent) -> dict[str, Any]:
-    return {"id": key, "round_id": None, "stage": stage, "model": model, "seconds": 0.0, **asdict(sums)}
+def _spend_row(key: str, stage: str, model: str, sums: Spent) -> SpendRow:
+    return SpendRow(id=key, stage=stage, model=model, **asdict(sums))
 
 
 def check_user(spec: EvaluationSpec, cap: SpendingCap) -> None:

@@ -7,11 +7,12 @@ Replies are kept as they come, so a stage that was killed asks only what is stil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from db import row_id
+from db import CapabilityRow, LabelRow, row_id
 from errors import LabelError, ProviderError
 from tasks.mining.agreement import agreement
 from tasks.mining.labelling import Labelling, MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
@@ -100,15 +101,15 @@ def judge_fits(
     text = context_text(context.target)
     unfit: dict[str, str] = {}
     for selection in selections:
-        row = context.store.row("capabilities", round_id=context.round.id, name=selection.name)
+        row = context.store.row(CapabilityRow, round_id=context.round.id, name=selection.name)
         if not selection.selected or row is None:
             continue
         evidence = [trajectory for trajectory, _ in selection.evidence[:5]]
         transcripts, _ = transcripts_of(context, {i: passed[i] for i in evidence})
-        found = MinedCapability(selection.name, row["definition"], (), (), "")
+        found = MinedCapability(selection.name, row.definition, (), (), "")
         fit = judge_fit(analyst, found, evidence, transcripts, text, settings)
         note = fit.reason if fit.trainable else f"{fit.cause.replace('_', ' ')}: {fit.reason}"
-        context.store.put("capabilities", [row | {"trainable": fit.trainable, "note": note}], replace=True)
+        context.store.put([replace(row, trainable=fit.trainable, note=note)], replace=True)
         if not fit.trainable:
             unfit[selection.name] = f"No environment could train it ({note})"
     return unfit
@@ -117,41 +118,39 @@ def judge_fits(
 def _store_candidates(context: Context, candidates: Sequence[MinedCapability]) -> None:
     round_id = context.round.id
     context.store.put(
-        "capabilities",
         [
-            {
-                "id": row_id(round_id, c.name),
-                "round_id": round_id,
-                "name": c.name,
-                "definition": c.definition,
-                "analyst": NAME,
-                "examples": {
+            CapabilityRow(
+                id=row_id(round_id, c.name),
+                round_id=round_id,
+                name=c.name,
+                definition=c.definition,
+                analyst=NAME,
+                examples={
                     "failed": list(c.failed_examples),
                     "passed": list(c.passed_examples),
                     "request": c.request_hash,
                 },
-            }
+            )
             for c in candidates
-        ],
+        ]
     )
 
 
 def _store_labels(context: Context, labelling: Labelling) -> None:
     round_id = context.round.id
     context.store.put(
-        "labels",
         [
-            {
-                "round_id": round_id,
-                "run": int(r.run),
-                "trajectory_id": r.trajectory_id,
-                "capability_id": row_id(round_id, r.capability),
-                "label": r.label,
-                "weight": int(r.weight),
-                "request_hash": r.request_hash,
-            }
+            LabelRow(
+                round_id=round_id,
+                run=int(r.run),
+                trajectory_id=r.trajectory_id,
+                capability_id=row_id(round_id, r.capability),
+                label=r.label,
+                weight=int(r.weight),
+                request_hash=r.request_hash,
+            )
             for r in labelling.labels.itertuples()
-        ],
+        ]
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from db import Store
+from db import EnvironmentRow, EnvironmentState, SpendRow, Store
 from environments.sandbox.workers import SandboxLevel
 from settings import Settings
 from tasks.reporting.figures import AnalystFigures, CapabilityFigures, SynthesisVersion
@@ -16,15 +16,15 @@ def analyst_figures(
     settings: Settings, store: Store, round_id: str, contrast: ContrastResult | None
 ) -> AnalystFigures | None:
     """The models, their cost, and how labelling ended; None on a round that asks none."""
-    rows = store.rows("spend", round_id=round_id)
+    rows = store.rows(SpendRow, round_id=round_id)
     if not (settings.asks_a_model or rows):
         return None
     spent = store.spent(round_id)
     stages: dict[str, float] = {}
     for row in rows:
-        stages[row["stage"]] = stages.get(row["stage"], 0.0) + row["dollars"]
+        stages[row.stage] = stages.get(row.stage, 0.0) + row.dollars
     return AnalystFigures(
-        model=", ".join(sorted({row["model"] for row in rows})) or settings.analyst.model,
+        model=", ".join(sorted({row.model for row in rows})) or settings.analyst.model,
         calls=int(spent["calls"]),
         prompt_tokens=int(spent["prompt_tokens"]),
         sampled_tokens=int(spent["sampled_tokens"]),
@@ -39,16 +39,16 @@ def analyst_figures(
 
 def versions_of(store: Store, round_id: str, capability_id: str) -> list[SynthesisVersion]:
     """The versions of a capability's environment that a model wrote, in order."""
-    rows = store.rows("synthesized_environments", round_id=round_id, capability_id=capability_id, kind="llm")
+    rows = store.rows(EnvironmentRow, round_id=round_id, capability_id=capability_id, kind="llm")
     return [
         SynthesisVersion(
-            number=r["version"],
-            accepted=r["state"] in ("accepted", "withdrawn"),
-            code_hash=r["code_hash"][:12],
-            sandbox=r["sandbox_level"],
-            reasons=list(r["spec"].get("reasons", ())),
+            number=r.version,
+            accepted=r.state in (EnvironmentState.ACCEPTED, EnvironmentState.WITHDRAWN),
+            code_hash=r.code_hash[:12],
+            sandbox=r.sandbox_level,
+            reasons=list(r.spec.get("reasons", ())),
         )
-        for r in sorted(rows, key=lambda r: r["version"])
+        for r in sorted(rows, key=lambda r: r.version)
     ]
 
 

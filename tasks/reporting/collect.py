@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from db import AdapterRow, CapabilityRow, RouteRow, SelectionRow, StageRow, TrainingStepRow, VerdictRow
 from environments.contract import Generators
 from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
 from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
@@ -51,11 +52,11 @@ class _Cost(BaseModel):
 def figures_of(context: Context, stopped: str = "") -> RoundFigures:
     """Everything the report shows, from the store."""
     store, current_round, settings = context.store, context.round, context.settings
-    stages = {r["name"]: r for r in store.rows("stages", round_id=current_round.id)}
-    costs = [_Cost.model_validate(r["result"] or {}) for r in stages.values()]
+    stages = {r.name: r for r in store.rows(StageRow, round_id=current_round.id)}
+    costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
     test, contrast = context.found(TestResult), context.found(ContrastResult)
     sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
-    seconds = {name: round(r["seconds"], 2) for name, r in stages.items() if r["seconds"] is not None}
+    seconds = {name: round(r.seconds, 2) for name, r in stages.items() if r.seconds is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
     work = {
         "model": round(sum(c.model_seconds for c in costs), 2),
@@ -137,53 +138,51 @@ def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
 
 def _capabilities(context: Context) -> list[CapabilityFigures]:
     store, round_id = context.store, context.round.id
-    rows = {r["id"]: r for r in store.rows("capabilities", round_id=round_id)}
-    verdicts = {r["subject"]: r for r in store.rows("verdicts", round_id=round_id)}
-    adapters = {r["capability_id"]: r for r in store.rows("adapters", round_id=round_id)}
+    rows = {r.id: r for r in store.rows(CapabilityRow, round_id=round_id)}
+    verdicts = {r.subject: r for r in store.rows(VerdictRow, round_id=round_id)}
+    adapters = {r.capability_id: r for r in store.rows(AdapterRow, round_id=round_id)}
     figures = []
     for s in sorted(
-        store.rows("selections", round_id=round_id), key=lambda r: (r["rank"] is None, r["rank"], -r["mean_delta"])
+        store.rows(SelectionRow, round_id=round_id), key=lambda r: (r.rank is None, r.rank, -(r.mean_delta or 0.0))
     ):
-        name, adapter = rows[s["capability_id"]]["name"], adapters.get(s["capability_id"])
+        name, adapter = rows[s.capability_id].name, adapters.get(s.capability_id)
         registered = context.found(RegisterResult, name)
         verdict, reasons = _last_word(context, name, s, verdicts.get(name))
-        steps = store.rows("training_steps", adapter_id=adapter["id"]) if adapter else []
+        steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
             CapabilityFigures(
                 name=name,
-                mean_cov=s["mean_cov"],
-                mean_delta=s["mean_delta"],
-                runs_passed=s["runs_passed"],
-                base_success=adapter["base_success"] if adapter else None,
-                adapter_success=adapter["adapter_success"] if adapter else None,
+                mean_cov=s.mean_cov,
+                mean_delta=s.mean_delta,
+                runs_passed=s.runs_passed,
+                base_success=adapter.base_success if adapter else None,
+                adapter_success=adapter.adapter_success if adapter else None,
                 adapter=registered.served_name if registered else None,
                 verdict=verdict,
-                selected=s["selected"],
-                definition=rows[s["capability_id"]]["definition"],
+                selected=s.selected,
+                definition=rows[s.capability_id].definition,
                 reasons=reasons,
                 steps=[
-                    TrainingStep(step=r["step"], reward=r["reward"], success=r["success"])
-                    for r in sorted(steps, key=lambda r: r["step"])
+                    TrainingStep(step=r.step, reward=r.reward, success=r.success)
+                    for r in sorted(steps, key=lambda r: r.step)
                 ],
                 calibration=_calibration(context, name),
-                points=verdicts[name]["points"] if name in verdicts else None,
-                adjusted_p=verdicts[name]["p_holm"] if name in verdicts else None,
+                points=verdicts[name].points if name in verdicts else None,
+                adjusted_p=verdicts[name].p_holm if name in verdicts else None,
                 version=registered.version if registered else None,
-                kappa=s["kappa"],
-                versions=versions_of(store, round_id, s["capability_id"]),
+                kappa=s.kappa,
+                versions=versions_of(store, round_id, s.capability_id),
             )
         )
     return figures
 
 
-def _last_word(
-    context: Context, name: str, selection: dict[str, Any], gated: dict[str, Any] | None
-) -> tuple[str, list[str]]:
+def _last_word(context: Context, name: str, selection: SelectionRow, gated: VerdictRow | None) -> tuple[str, list[str]]:
     """The verdict that stands last on a capability, with its reasons."""
     if gated is not None:
-        return gated["verdict"], list(gated["reasons"])
-    if not selection["selected"]:
-        return "not-selected", [selection["reason"]]
+        return gated.verdict, list(gated.reasons)
+    if not selection.selected:
+        return "not-selected", [selection.reason]
     selected = context.found(SelectResult)
     if selected and name in selected.unfit:
         return "not-trainable", [selected.unfit[name]]
@@ -218,7 +217,7 @@ def _calibration(context: Context, name: str) -> Calibration | None:
 
 def _router(context: Context, test: TestResult, served: list[str]) -> RouterFigures | None:
     """Decisions against the capability that a task's family is known to need (of those that are served)."""
-    routes = {r["trajectory_id"]: r for r in context.store.rows("routes", trajectory_id=test.routed_ids)}
+    routes = {r.trajectory_id: r for r in context.store.rows(RouteRow, trajectory_id=test.routed_ids)}
     if not routes or not isinstance(context.target, Generators):
         return None
     families = context.target.families()
@@ -226,10 +225,10 @@ def _router(context: Context, test: TestResult, served: list[str]) -> RouterFigu
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():
         truth = next((c for c in served if c in families.get(r.family, ())), "")
-        pairs[truth, routes[r.id]["capability"]] += 1
+        pairs[truth, routes[r.id].capability] += 1
     labels = [*served, ""]
     right = sum(n for (truth, chosen), n in pairs.items() if truth == chosen)
-    times = sorted(r["milliseconds"] for r in routes.values())
+    times = sorted(r.milliseconds for r in routes.values())
     return RouterFigures(
         accuracy=right / max(1, sum(pairs.values())),
         labels=[label or "none" for label in labels],

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from db import Store
-from db.rows import Round
+from db import Round, StageRow, Store
 from errors import StoreError
 from settings import Settings
 from tasks.reporting.figures import Provenance, RoundFigures
-
-TABLES = ("rounds", "trajectories", "adapters", "synthesized_environments", "capabilities", "evaluations")
 
 
 def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
@@ -19,13 +16,13 @@ def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
     path = home / row.id / "figures.json"
     if path.is_file():
         return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
-    stages = {r["name"]: r for r in store.rows("stages", round_id=row.id)}
+    stages = store.rows(StageRow, round_id=row.id)
     return RoundFigures(
         round=row.id,
         target=row.target,
         data_hash=row.data_hash,
         seed=row.seed,
-        seconds={n: r["seconds"] for n, r in stages.items() if r["seconds"] is not None},
+        seconds={stage.name: stage.seconds for stage in stages if stage.seconds is not None},
         stopped=row.reason or f"the round is {row.state}",
         provenance=Provenance(profile=row.profile, code_version=row.code_version),
     )
@@ -36,24 +33,18 @@ def figures_by_key(settings: Settings, store: Store, key: str | None = None) -> 
 
     Raises `StoreError` when no round, or more than one, is meant.
     """
-    rounds = store.rows("rounds")
+    rounds = store.rows(Round)
     if not rounds:
         raise StoreError(f"there is no round in {store.url}; run 'trace-agent improve' first")
     if key:
-        chosen = [r for r in rounds if key == str(r["number"]) or r["id"].startswith(key)]
+        chosen = [r for r in rounds if key == str(r.number) or r.id.startswith(key)]
     else:
-        chosen = [max(rounds, key=lambda r: r["number"])]
+        chosen = [max(rounds, key=lambda r: r.number)]
     if len(chosen) != 1:
         raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
-    return stored_figures(store, store.round(chosen[0]["id"]), settings.folder)
+    return stored_figures(store, store.round(chosen[0].id), settings.folder)
 
 
 def find_row(store: Store, key: str) -> tuple[str, dict[str, Any]] | None:
     """Table and row whose id is `key` or, if only one does, begins with it. Blobs are left out."""
-    for table in TABLES:
-        found = store.query(f"SELECT id FROM {table} WHERE id LIKE :k LIMIT 2", k=f"{key}%")  # a fixed list of names
-        if len(found) == 1:
-            row = store.row(table, id=found["id"].iloc[0])
-            assert row is not None
-            return table, {k: v for k, v in row.items() if not isinstance(v, bytes)}
-    return None
+    return store.row_beginning(key)

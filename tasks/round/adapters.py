@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from db import row_id
+from db import AdapterRow, row_id
 from models.adapters.loading import load_folder
 from tasks.round.context import Context
 from tasks.round.results import RegisterResult, SelectResult
@@ -20,7 +20,7 @@ def registered(context: Context) -> list[str]:
 
 def load_trained(context: Context, capability: str) -> str:
     """Make a round's trained adapter usable in this process, hash checked. Returns the name to sample with."""
-    row = context.store.row("adapters", id=adapter_id(context.round.id, capability))
+    row = context.store.row(AdapterRow, id=adapter_id(context.round.id, capability))
     assert row is not None
-    folder = context.settings.folder / row["path"]
-    return load_folder(context.policy, folder, capability, context.round.id, row["sha256"])
+    folder = context.settings.folder / row.path
+    return load_folder(context.policy, folder, capability, context.round.id, row.sha256)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from db import Round, StageState, Store
+from db import Round, StageRow, StageState, Store
 from db.states import is_final
 from environments.contract import Target, TargetTask
 from errors import StoreError
@@ -146,11 +146,11 @@ class Context:
         Raises `StoreError` for a result that another version of the project has stored in another form.
         """
         name = ":".join([kind.stage, *of])
-        row = next(iter(self.store.rows("stages", round_id=self.round.id, name=name)), None)
-        if row is None or not is_final(StageState(row["state"])):
+        row = next(iter(self.store.rows(StageRow, round_id=self.round.id, name=name)), None)
+        if row is None or not is_final(StageState(row.state)):
             return None
-        stored = dict(row["result"] or {})
-        if row["state"] == StageState.SKIPPED:
+        stored = dict(row.result or {})
+        if row.state == StageState.SKIPPED:
             stored = {"skipped": stored["reason"]}
         try:
             return kind.model_validate(stored)

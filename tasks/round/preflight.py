@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from contextlib import closing
-from typing import Any
 
 from pydantic import BaseModel
 
-from db import Store, open_store
+from db import ReplyRow, Store, open_store
 from environments.contract import Target
 from environments.sandbox.workers import choose_level
 from errors import ConfigurationError, ProviderError
@@ -99,10 +97,10 @@ def _check_caps(settings: Settings, target: Target) -> None:
 class _NoReplies:
     """A cache without memory: a probe that is answered from a cache proves nothing."""
 
-    def get(self, request_hash: str) -> Mapping[str, Any] | None:
+    def get(self, request_hash: str) -> ReplyRow | None:
         return None
 
-    def put(self, row: Mapping[str, Any]) -> None:
+    def put(self, row: ReplyRow) -> None:
         return None
 
 

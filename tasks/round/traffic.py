@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from db import CheckRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
+from db import CheckRow, ConversationRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
 from environments.contract import Message, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
 from environments.targets.simulated_user import UserModel
@@ -36,14 +36,14 @@ class TrafficTarget:
 
     def __init__(self, store: Store) -> None:
         # Those that say whether they were a success: only from them can be learnt.
-        self.conversations = [row for row in store.rows("conversations") if row["success"] is not None]
+        self.conversations = [row for row in store.rows(ConversationRow) if row.success is not None]
         # Changes with every conversation, turn and word of feedback.
-        self.data_hash = content_hash([[r["id"], r["turns"], r["success"], r["reward"]] for r in self.conversations])
+        self.data_hash = content_hash([[r.id, r.turns, r.success, r.reward] for r in self.conversations])
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
         if split != "diagnosis":
             return []
-        return [TargetTask(r["id"], split, family(r), 0) for r in self.conversations]
+        return [TargetTask(r.id, split, family(r), 0) for r in self.conversations]
 
     def environment(self) -> Any:
         raise TargetError(
@@ -52,9 +52,9 @@ class TrafficTarget:
         )
 
 
-def family(row: Mapping[str, Any]) -> str:
+def family(row: ConversationRow) -> str:
     """What conversations are grouped by: the capability that they were routed to."""
-    return row["capability"] or "base"
+    return row.capability or "base"
 
 
 def check_stage(target: str, stage: str) -> None:
@@ -79,30 +79,30 @@ def import_conversations(store: Store, current: Round, target: TrafficTarget) ->
     return sorted(row.id for row in rows)
 
 
-def trajectory_of(row: Mapping[str, Any], current: Round) -> TrajectoryRow:
+def trajectory_of(row: ConversationRow, current: Round) -> TrajectoryRow:
     """A stored conversation as a trajectory. It has no token ids: a client may have changed what was sampled."""
-    messages = to_messages([m | {"content": m.get("content") or ""} for m in row["messages"]])
+    messages = to_messages([{**m, "content": m.get("content") or ""} for m in row.messages])
     return TrajectoryRow(
-        id=row_id(TRAFFIC, current.id, row["id"]),
+        id=row_id(TRAFFIC, current.id, row.id),
         round_id=current.id,
         purpose="diagnosis",
         target=TRAFFIC,
         data_hash=current.data_hash,
-        environment=row["target"],
-        task_id=row["id"],
+        environment=row.target,
+        task_id=row.id,
         family=family(row),
         split="diagnosis",
         seed=0,
         trial=0,
-        policy_id=row["policy_id"],
-        base=row["base"],
+        policy_id=row.policy_id,
+        base=row.base,
         termination=str(Termination.DONE),
-        reward=row["reward"],
-        success=row["success"],
-        adapter_id=row["adapter"] or None,
-        prompt_tokens=row["prompt_tokens"],
-        sampled_tokens=row["sampled_tokens"],
-        seconds=row["seconds"],
+        reward=row.reward,
+        success=row.success,
+        adapter_id=row.adapter or None,
+        prompt_tokens=row.prompt_tokens,
+        sampled_tokens=row.sampled_tokens,
+        seconds=row.seconds,
         messages=[m.as_dict() for m in messages],
         steps=_steps(messages),
         checks=checks_of(row, messages),
@@ -119,7 +119,7 @@ def _steps(messages: Sequence[Message]) -> list[StepRow]:
     ]
 
 
-def checks_of(row: Mapping[str, Any], messages: Sequence[Message]) -> list[CheckRow]:
+def checks_of(row: ConversationRow, messages: Sequence[Message]) -> list[CheckRow]:
     """What a program sees of a conversation: which tools were called and did not answer with an error, whether the user
     was answered in words; and whether the capability that it was routed to succeeded, as the feedback says."""
     names = {call.id: call.name for m in messages for call in m.tool_calls}
@@ -130,9 +130,9 @@ def checks_of(row: Mapping[str, Any], messages: Sequence[Message]) -> list[Check
     checks = [CheckRow(f"tool:{n}", f"call_{_snake(n)}", True, not bad, n) for n, bad in sorted(failed.items())]
     last = messages[-1]
     answered = last.role == "assistant" and bool(last.content.strip())
-    checks.append(CheckRow("answered", ANSWERED, True, answered, str(row["comment"])))
-    if row["capability"]:
-        checks.append(CheckRow("routed", row["capability"], True, bool(row["success"]), str(row["comment"])))
+    checks.append(CheckRow("answered", ANSWERED, True, answered, row.comment))
+    if row.capability:
+        checks.append(CheckRow("routed", row.capability, True, bool(row.success), row.comment))
     return checks
 
 

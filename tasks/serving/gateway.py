@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from db import Store, open_store
+from db import Round, Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
@@ -55,19 +55,19 @@ def serving_settings(home: Path | None, target: str | None) -> tuple[Settings, S
     """The settings of the home's newest round (of `target`), and its store: what was trained is what is served."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
-    served = [r for r in store.rows("rounds") if r["target"] == target or (not target and r["target"] != TRAFFIC)]
-    row = max(served, key=lambda r: r["number"], default=None)
+    served = [r for r in store.rows(Round) if r.target == target or (not target and r.target != TRAFFIC)]
+    row = max(served, key=lambda r: r.number, default=None)
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
         raise ConfigurationError(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
-    return load_settings(**{**row["config"], **where}), store
+    return load_settings(**{**row.config, **where}), store
 
 
 def stored_router(settings: Settings, store: Store) -> Router | None:
     """The router of the newest round of the target that fitted one; None when there is none."""
-    for row in sorted(store.rows("rounds", target=settings.target), key=lambda r: -r["number"]):
-        folder = settings.folder / row["id"] / "router"
+    for row in sorted(store.rows(Round, target=settings.target), key=lambda r: -r.number):
+        folder = settings.folder / row.id / "router"
         if (folder / "router.json").is_file():
             return Router.load(folder)
     return None

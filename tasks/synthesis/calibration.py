@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from db import row_id
+from db import CalibrationRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits, wilson_interval
@@ -36,19 +36,19 @@ class Calibration:
     policy_id: str
     families: Mapping[str, float]
 
-    def row(self, environment_id: str) -> dict[str, Any]:
+    def row(self, environment_id: str) -> CalibrationRow:
         """What the store keeps of it."""
-        return {
-            "id": row_id(environment_id, "calibration"),
-            "environment_id": environment_id,
-            "policy_id": self.policy_id,
-            "seeds": self.seeds,
-            "samples": self.samples,
+        return CalibrationRow(
+            id=row_id(environment_id, "calibration"),
+            environment_id=environment_id,
+            policy_id=self.policy_id,
+            seeds=self.seeds,
+            samples=self.samples,
             **{name: self.figures[name] for name in FIGURES},
-            "accepted": self.accepted,
-            "reason": self.reason,
-            "detail": {"families": dict(self.families)},
-        }
+            accepted=self.accepted,
+            reason=self.reason,
+            detail={"families": dict(self.families)},
+        )
 
 
 def limits_of(context: Context) -> Limits:

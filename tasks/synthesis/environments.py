@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from db import Round, Store, row_id
+from db import EnvironmentRow, Round, Store, row_id
 from environments.contract import Generators, Target
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
@@ -44,8 +44,8 @@ def stored_environment(
     store: Store, at: Round, target: Target, capability: str, keep: Keeper
 ) -> ComposedEnvironment | WrittenEnvironment:
     """The environment of a capability as it was stored by the stage `synthesize`."""
-    rows = store.rows("synthesized_environments", round_id=at.id, capability_id=row_id(at.id, capability))
-    if any(row["kind"] == "llm" for row in rows):
+    rows = store.rows(EnvironmentRow, round_id=at.id, capability_id=row_id(at.id, capability))
+    if any(row.kind == "llm" for row in rows):
         return accepted_environment(store, at, target, capability, keep)
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in rows[-1]["spec"].items()}
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in rows[-1].spec.items()}
     return ComposedEnvironment(target, CompositionSpec(**spec))

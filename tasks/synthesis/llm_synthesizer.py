@@ -13,7 +13,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import Round, Store, row_id
+from db import CapabilityRow, EnvironmentRow, EnvironmentState, LabelRow, Round, SelectionRow, Store, row_id
 from environments.contract import Generators, Target
 from environments.sandbox.workers import SandboxLevel
 from environments.synthesized.module_files import save_module
@@ -86,19 +86,19 @@ def write_environment(context: Context, capability: str) -> SynthesizeResult:
 
 def brief_of(context: Context, capability: str) -> Brief:
     """What the model is told of a capability: definition, evidence, the target's policy, tools and result shapes."""
-    row = context.store.row("capabilities", id=row_id(context.round.id, capability))
+    row = context.store.row(CapabilityRow, id=row_id(context.round.id, capability))
     if row is None:
         raise StoreError(f"round {context.round.id!r} has no capability {capability!r}; run the stage select first")
-    chosen = context.store.row("selections", round_id=context.round.id, capability_id=row["id"])
+    chosen = context.store.row(SelectionRow, round_id=context.round.id, capability_id=row.id)
     frame = outcomes(context.store, context.result(RolloutResult).trajectories).set_index("id")["success"]
-    evidence = [e["id"] for e in (chosen or {}).get("evidence", ())][:EVIDENCE]
+    evidence = [e["id"] for e in (chosen.evidence if chosen else ())][:EVIDENCE]
     shown, _ = transcripts_of(context, {i: bool(frame[i]) for i in evidence})
     budget = context.settings.analyst.trajectory_tokens
     prompt = target_prompt(context.target)
     conversations = [t.messages for t in context.store.trajectories(None, id=list(frame.index))]
     return Brief(
         capability,
-        row["definition"],
+        row.definition,
         [compact(t.messages, budget, t.id) for t in shown],
         prompt.tools,
         prompt.instructions,
@@ -114,18 +114,18 @@ def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
     solved diagnosis tasks whose labels do not call the capability lacking.
     """
     frame = outcomes(context.store, context.result(RolloutResult).trajectories)
-    given = context.store.rows("labels", round_id=context.round.id, capability_id=row_id(context.round.id, capability))
+    given = context.store.rows(LabelRow, round_id=context.round.id, capability_id=row_id(context.round.id, capability))
     family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
     weight: dict[str, float] = {}
     needed: dict[str, float] = {}
     lacking: dict[str, float] = {}
     for label in given:
-        if label["trajectory_id"] not in family:
+        if label.trajectory_id not in family:
             continue
-        name, at, n = family[label["trajectory_id"]], task[label["trajectory_id"]], float(label["weight"])
+        name, at, n = family[label.trajectory_id], task[label.trajectory_id], float(label.weight)
         weight[name] = weight.get(name, 0.0) + n
-        needed[name] = needed.get(name, 0.0) + n * (label["label"] != "NA")
-        lacking[at] = lacking.get(at, 0.0) + n * (1.0 if label["label"] == "LACKING" else -1.0)
+        needed[name] = needed.get(name, 0.0) + n * (label.label != "NA")
+        lacking[at] = lacking.get(at, 0.0) + n * (1.0 if label.label == "LACKING" else -1.0)
     shares = {name: needed[name] / weight[name] for name in sorted(weight) if weight[name]}
     own = {n for n, share in shares.items() if share >= NEEDED} or {max(shares, key=lambda n: shares[n])}
     success = frame.groupby("family")["success"].mean().to_dict()
@@ -154,17 +154,17 @@ def version_id(context: Context, capability: str, number: int) -> str:
 def stored_versions(context: Context, capability: str) -> list[Version]:
     """The versions of a capability that were judged to the end, in order."""
     rows = _rows(context.store, context.round.id, capability)
-    judged = [r for r in rows if r["state"] in ("accepted", "rejected")]
+    judged = [r for r in rows if r.state in (EnvironmentState.ACCEPTED, EnvironmentState.REJECTED)]
     return [
         Version(
-            r["version"],
-            r["code"] or "",
-            r["code_hash"],
-            r["state"] == "accepted",
-            tuple(r["spec"]["reasons"]),
-            r["verdicts"],
-            r["sandbox_level"],
-            r["spec"]["request_hash"],
+            r.version,
+            r.code or "",
+            r.code_hash,
+            r.state == EnvironmentState.ACCEPTED,
+            tuple(r.spec["reasons"]),
+            r.verdicts,
+            r.sandbox_level,
+            r.spec["request_hash"],
         )
         for r in judged
     ]
@@ -174,53 +174,48 @@ def accepted_environment(
     store: Store, at: Round, target: Target, capability: str, keep: Callable[..., WrittenEnvironment]
 ) -> WrittenEnvironment:
     """The accepted version, its module open until the round is closed (`keep` is `Context.keep`)."""
-    accepted = [r for r in _rows(store, at.id, capability) if r["state"] == "accepted"]
+    accepted = [r for r in _rows(store, at.id, capability) if r.state == EnvironmentState.ACCEPTED]
     if not accepted:
         raise StoreError(f"round {at.id!r} has no accepted environment for {capability!r}; synthesize first")
-    row = accepted[-1]
-    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["spec"]["environment"].items()}
+    row, code = accepted[-1], accepted[-1].code or ""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.spec["environment"].items()}
     spec = WrittenSpec(**fields)
     # In the level of sandbox that works and is allowed here and now, not in the one that it was judged in: a user who
     # allowed `process` once may have taken that back.
-    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(row["code"])))
+    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code)))
 
 
-def _rows(store: Store, round_id: str, capability: str) -> list[dict[str, Any]]:
-    found = store.rows(
-        "synthesized_environments", round_id=round_id, capability_id=row_id(round_id, capability), kind="llm"
-    )
-    return sorted(found, key=lambda r: r["version"])
+def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
+    found = store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability), kind="llm")
+    return sorted(found, key=lambda r: r.version)
 
 
 def _store(context: Context, capability: str, version: Version, calibration: Calibration | None) -> None:
     """Keep a version. Its state says last how it ended, so one that is cut off here is judged again."""
     identity = version_id(context, capability, version.number)
-    context.store.put(
-        "synthesized_environments",
-        [
-            {
-                "id": identity,
-                "round_id": context.round.id,
-                "capability_id": row_id(context.round.id, capability),
-                "version": version.number,
-                "kind": "llm",
-                "spec": {
-                    "request_hash": version.request_hash,
-                    "reasons": list(version.reasons),
-                    "environment": asdict(spec_of(context, capability, version.code_hash)),
-                },
-                "code": version.source or None,
-                "code_hash": version.code_hash,
-                "state": "draft",
-                "sandbox_level": version.sandbox_level,
-                "verdicts": dict(version.verdicts),
-            }
-        ],
+    row = EnvironmentRow(
+        id=identity,
+        round_id=context.round.id,
+        capability_id=row_id(context.round.id, capability),
+        version=version.number,
+        kind="llm",
+        spec={
+            "request_hash": version.request_hash,
+            "reasons": list(version.reasons),
+            "environment": asdict(spec_of(context, capability, version.code_hash)),
+        },
+        code=version.source or None,
+        code_hash=version.code_hash,
+        state=EnvironmentState.DRAFT,
+        sandbox_level=version.sandbox_level,
+        verdicts=version.verdicts,
     )
+    context.store.put([row])
     if calibration is not None:
-        context.store.put("calibrations", [calibration.row(identity)])
-        context.store.set_state("synthesized_environments", identity, "checked")
-    context.store.set_state("synthesized_environments", identity, "accepted" if version.accepted else "rejected")
+        context.store.put([calibration.row(identity)])
+        context.store.set_state(EnvironmentRow, identity, EnvironmentState.CHECKED)
+    end = EnvironmentState.ACCEPTED if version.accepted else EnvironmentState.REJECTED
+    context.store.set_state(EnvironmentRow, identity, end)
 
 
 def show_versions(synthesis: Synthesis) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import text
 
-from db import CheckRow, StepRow, TrajectoryRow, open_store
+from db import CheckRow, Round, StepRow, TrajectoryRow, open_store
 
 
 def trajectory(round_id: str | None, name: str = "t1", **changes: Any) -> TrajectoryRow:
@@ -91,7 +91,7 @@ def start_rounds(url: str, times: str) -> None:
 
 def open_only(url: str) -> None:
     with open_store(url) as store:
-        print(len(store.rows("rounds")))
+        print(len(store.rows(Round)))
 
 
 def claim(url: str, round_id: str, at: str) -> None:

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_examples import failure, trajectory
 
-from db import Round, RoundState, Store
+from db import (
+    AdapterRow,
+    AdapterState,
+    CalibrationRow,
+    CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
+    LabelRow,
+    Round,
+    RoundState,
+    SelectionRow,
+    SpendRow,
+    Store,
+    TrainingStepRow,
+    VerdictRow,
+)
 from db.schema import TABLES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "2-database.md").read_text()
@@ -34,7 +50,7 @@ EXPECTED: list[tuple[list[str], list[list[object]]]] = [
 
 @pytest.fixture
 def filled(store: Store, round_: Round) -> Store:
-    r = {"round_id": round_.id}
+    r: dict[str, Any] = {"round_id": round_.id}
     store.add_trajectories(
         [trajectory(round_.id, f"t{i}", success=i == 0, reward=float(i == 0)) for i in range(4)]
         + [failure(round_.id, "e1")]
@@ -44,42 +60,39 @@ def filled(store: Store, round_: Round) -> Store:
             )
         ]
     )
-    store.put(
-        "capabilities", [r | {"id": n[0], "name": n, "analyst": "checks"} for n in ("cancel_order", "refund_order")]
-    )
+    capabilities = [CapabilityRow(id=n[0], name=n, analyst="checks", **r) for n in ("cancel_order", "refund_order")]
     labels = [("t1", 0, "LACKING", 1), ("t2", 0, "LACKING", 2), ("t2", 1, "LACKING", 1), ("t0", 0, "PRESENT", 5)]
-    store.put(
-        "labels",
-        [r | {"trajectory_id": t, "run": n, "capability_id": "c", "label": v, "weight": w} for t, n, v, w in labels],
+    selections = [
+        SelectionRow(capability_id="c", selected=True, rank=1, mean_delta=0.5, runs_passed=9, runs=10, **r),
+        SelectionRow(capability_id="r", selected=False, mean_delta=0.1, runs_passed=2, runs=10, **r),
+    ]
+    environments = [
+        EnvironmentRow(id=f"env{v}", capability_id="c", kind="generators", version=v, state=EnvironmentState(s), **r)
+        for v, s in ((1, "rejected"), (2, "accepted"))
+    ]
+    k: dict[str, Any] = {"policy_id": "base1", "seeds": 100, "samples": 16}
+    calibrations = [
+        CalibrationRow(id="k1", environment_id="env1", accepted=False, reason="too hard", **k),
+        CalibrationRow(id="k2", environment_id="env2", accepted=True, reason="ok", success_rate=0.4, **k),
+    ]
+    adapter = AdapterRow(
+        id="a1", capability_id="c", environment_id="env2", base="small", state=AdapterState.CHAMPION, **r
     )
-    store.put(
-        "selections",
-        [
-            r | {"capability_id": "c", "selected": True, "rank": 1, "mean_delta": 0.5, "runs_passed": 9, "runs": 10},
-            r | {"capability_id": "r", "selected": False, "mean_delta": 0.1, "runs_passed": 2, "runs": 10},
-        ],
-    )
-    environment = r | {"capability_id": "c", "kind": "generators"}
-    store.put(
-        "synthesized_environments",
-        [environment | {"id": f"env{v}", "version": v, "state": s} for v, s in ((1, "rejected"), (2, "accepted"))],
-    )
-    calibration = {"policy_id": "base1", "seeds": 100, "samples": 16}
-    store.put(
-        "calibrations",
-        [
-            calibration | {"id": "k1", "environment_id": "env1", "accepted": False, "reason": "too hard"},
-            calibration | {"id": "k2", "environment_id": "env2", "accepted": True, "reason": "ok", "success_rate": 0.4},
-        ],
-    )
-    adapter = r | {"id": "a1", "capability_id": "c", "environment_id": "env2", "base": "small", "state": "champion"}
-    store.put("adapters", [adapter])
-    store.put("training_steps", [{"adapter_id": "a1", "step": n, "reward": w} for n, w in ((1, 0.6), (0, 0.2))])
-    store.put(
-        "verdicts", [r | {"subject": "a1", "capability_id": "c", "verdict": "promote", "points": 12.0, "mde": 5.0}]
-    )
+    verdict = VerdictRow(subject="a1", capability_id="c", verdict="promote", points=12.0, mde=5.0, **r)
     spend = [("1", "contrast", 1, 0.25), ("2", "contrast", 2, 0.5), ("3", "train", 1, 0.0)]
-    store.put("spend", [r | {"id": i, "stage": s, "model": "m", "calls": c, "dollars": d} for i, s, c, d in spend])
+    store.put(
+        [
+            *capabilities,
+            *(LabelRow(trajectory_id=t, run=n, capability_id="c", label=v, weight=w, **r) for t, n, v, w in labels),
+            *selections,
+            *environments,
+            *calibrations,
+            adapter,
+            *(TrainingStepRow(adapter_id="a1", step=n, reward=w) for n, w in ((1, 0.6), (0, 0.2))),
+            verdict,
+            *(SpendRow(id=i, stage=s, model="m", calls=c, dollars=d, **r) for i, s, c, d in spend),
+        ]
+    )
     store.finish_round(round_.id, RoundState.DONE, "promoted 1")
     return store
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from sqlalchemy import text
 
-from db import Round, Store, row_id
+from db import Round, StageRow, StageState, Store, row_id
 from errors import StoreError, TransitionError
 
 
@@ -151,4 +151,4 @@ def test_wrong_stages_are_refused(store: Store, round_: Round) -> None:
     with pytest.raises(StoreError, match="lease of 0"):
         store.stage(round_.id, "train").claim(lease_seconds=0)
     with pytest.raises(StoreError, match="ledger"):
-        store.set_state("stages", row_id(round_.id, "train"), "done")
+        store.set_state(StageRow, row_id(round_.id, "train"), StageState.DONE)

@@ -17,7 +17,7 @@ import pytest
 from postgres_server import PASSWORD, QUOTED_PASSWORD, free_port
 from store_examples import trajectory
 
-from db import open_store
+from db import Round, open_store
 from errors import ConfigurationError, StoreError
 
 NOBODY = 65534
@@ -96,7 +96,7 @@ def test_a_password_with_every_odd_sign_and_other_spellings_of_the_url(postgres_
         with open_store(url) as store:
             assert PASSWORD not in store.url
             assert QUOTED_PASSWORD not in store.url
-            assert store.rows("rounds") == []
+            assert store.rows(Round) == []
 
 
 def test_read_only_folder() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from store_examples import trajectory
 
-from db import Round, Store, open_store
+from db import Round, RoundState, SpendRow, Store, open_store
 
 ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).with_name("store_examples.py")
@@ -35,14 +35,14 @@ def outputs(processes: list[subprocess.Popen[str]]) -> list[str]:
 
 
 def test_reading_and_then_writing_loses_no_update(store: Store, round_: Round, database_url: str) -> None:
-    store.set_state("rounds", round_.id, "running", peak_gib=0.0)
+    store.set_state(Round, round_.id, RoundState.RUNNING, peak_gib=0.0)
     outputs([start("count_up", database_url, "150") for _ in range(3)])
     assert store.round(round_.id).peak_gib == 450
 
 
 def test_rounds_started_at_once_have_different_numbers(store: Store, database_url: str) -> None:
     outputs([start("start_rounds", database_url, "20") for _ in range(3)])
-    assert sorted(row["number"] for row in store.rows("rounds")) == list(range(1, 61))
+    assert sorted(row.number for row in store.rows(Round)) == list(range(1, 61))
 
 
 def test_a_fresh_database_may_be_opened_by_several_at_once(database_url: str) -> None:
@@ -94,11 +94,11 @@ def test_the_stage_of_a_killed_process_is_taken_over(store: Store, round_: Round
 def test_a_forked_child_has_connections_of_its_own(store: Store, round_: Round) -> None:
     child = os.fork()
     if child == 0:
-        store.put("spend", [{"id": "child", "round_id": round_.id, "stage": "s", "model": "m"}])
+        store.put([SpendRow(id="child", round_id=round_.id, stage="s", model="m")])
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    store.put("spend", [{"id": "parent", "round_id": round_.id, "stage": "s", "model": "m"}])
-    assert [row["id"] for row in store.rows("spend")] == ["child", "parent"]
+    store.put([SpendRow(id="parent", round_id=round_.id, stage="s", model="m")])
+    assert [row.id for row in store.rows(SpendRow)] == ["child", "parent"]
 
 
 @pytest.mark.parametrize("threads", [8])

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
+from store_examples import trajectory
 
-from db import AdapterState, Round, RoundState, Store, open_store, row_id
+from db import (
+    AdapterRow,
+    AdapterState,
+    CapabilityRow,
+    EnvironmentState,
+    LabelRow,
+    ReplyRow,
+    Round,
+    RoundState,
+    SpendRow,
+    StageRow,
+    StepRow,
+    Store,
+    TrainingStepRow,
+    TrajectoryRow,
+    open_store,
+    row_id,
+)
+from db.columns import utc_now
 from environments.contract import content_hash
 from errors import StoreError, TransitionError
 
 
 def add_capability(store: Store, round_: Round, name: str = "cancel_order") -> str:
     key = row_id(round_.id, name)
-    store.put("capabilities", [{"id": key, "round_id": round_.id, "name": name, "analyst": "checks"}])
+    store.put([CapabilityRow(id=key, round_id=round_.id, name=name, analyst="checks")])
     return key
 
 
-def add_adapter(store: Store, round_: Round, **values: object) -> None:
-    store.put("adapters", [{"id": "a1", "round_id": round_.id, "base": "small", "state": "training"} | values])
+def add_adapter(store: Store, round_: Round, **values: Any) -> AdapterRow:
+    row = AdapterRow(id="a1", round_id=round_.id, base="small", state=AdapterState.TRAINING, **values)
+    store.put([row])
+    return row
 
 
 def test_rounds_are_numbered_and_found(store: Store, round_: Round) -> None:
@@ -59,41 +83,74 @@ def test_a_final_round_stays_as_it_is(store: Store, round_: Round) -> None:
 
 def test_put_twice_changes_nothing_and_replace_changes_what_is_given(store: Store, round_: Round) -> None:
     add_adapter(store, round_, path="first", config={"r": 16})
-    before = store.row("adapters", id="a1")
-    add_adapter(store, round_, path="second")
-    assert store.row("adapters", id="a1") == before
-    store.put("adapters", [{"id": "a1", "round_id": round_.id, "base": "small", "state": "trained"}], replace=True)
-    after = store.row("adapters", id="a1")
+    before = store.row(AdapterRow, id="a1")
     assert before is not None
-    assert after == before | {"state": "trained"}
-    assert after["created_at"].utcoffset() is not None
+    add_adapter(store, round_, path="second")
+    assert store.row(AdapterRow, id="a1") == before
+    store.put([replace(before, state=AdapterState.TRAINED)], replace=True)
+    after = store.row(AdapterRow, id="a1")
+    assert after == replace(before, state=AdapterState.TRAINED)
+    assert after.created_at.utcoffset() is not None
+
+
+def test_a_row_comes_back_as_it_was_put(store: Store, round_: Round) -> None:
+    put = add_adapter(store, round_, path="first", config={"r": 16}, base_success=0.25)
+    found = store.row(AdapterRow, id="a1")
+    assert found == put
+    assert isinstance(found.state, AdapterState)
+    assert isinstance(store.round(round_.id).state, RoundState)
+    assert store.row(AdapterRow, id="a2") is None
+    assert store.row(Round, id=round_.id) == round_ == store.rows(Round)[0]
+
+
+def test_replacing_takes_over_every_column_but_the_moment_of_writing(store: Store) -> None:
+    first = ReplyRow(request_hash="h", model="m", reply={"content": "1"}, dollars=0.5, created_at=utc_now())
+    later = first.created_at + timedelta(hours=1)
+    store.put([first])
+    store.put([ReplyRow(request_hash="h", model="m2", reply={"content": "2"}, created_at=later)], replace=True)
+    assert store.rows(ReplyRow) == [replace(first, model="m2", reply={"content": "2"}, dollars=0.0)]
+
+
+def test_rows_of_several_tables_in_one_put_are_stored_together(store: Store, round_: Round) -> None:
+    capability = CapabilityRow(id="c1", round_id=round_.id, name="cancel_order", analyst="checks")
+    adapter = AdapterRow(
+        id="a1", round_id=round_.id, capability_id="c1", base="small", state=AdapterState.TRAINING, config={"r": 8}
+    )
+    lost = LabelRow(round_id=round_.id, run=0, trajectory_id="nowhere", capability_id="c1", label="NA")
+    with pytest.raises(StoreError, match="rule of the schema"):
+        store.put([capability, adapter, lost])
+    assert store.rows(CapabilityRow) == store.rows(AdapterRow) == []
+    store.put([capability, adapter])
+    assert (store.rows(CapabilityRow), store.rows(AdapterRow)) == ([capability], [adapter])
 
 
 def test_states_move_along_the_table_only(store: Store, round_: Round) -> None:
     add_adapter(store, round_)
-    for state in ("trained", "registered", "champion", "retired", "champion"):
-        store.set_state("adapters", "a1", state, path=state)
-    store.set_state("adapters", "a1", AdapterState.CHAMPION)
+    for name in ("trained", "registered", "champion", "retired", "champion"):
+        store.set_state(AdapterRow, "a1", AdapterState(name), path=name)
+    store.set_state(AdapterRow, "a1", AdapterState.CHAMPION)
     with pytest.raises(TransitionError, match=r"champion.*training.*retired"):
-        store.set_state("adapters", "a1", "training")
+        store.set_state(AdapterRow, "a1", AdapterState.TRAINING)
     with pytest.raises(TransitionError, match=r"champion.*rejected"):
-        store.put("adapters", [{"id": "a1", "round_id": round_.id, "base": "small", "state": "rejected"}], replace=True)
+        store.put([AdapterRow(id="a1", round_id=round_.id, base="small", state=AdapterState.REJECTED)], replace=True)
     with pytest.raises(StoreError, match=r"'winner'.*champion"):
-        store.set_state("adapters", "a1", "winner")
+        store.set_state(AdapterRow, "a1", "winner")
+    with pytest.raises(StoreError, match=r"draft.*champion"):
+        store.set_state(AdapterRow, "a1", EnvironmentState.DRAFT)
     with pytest.raises(StoreError, match="no row 'a2'"):
-        store.set_state("adapters", "a2", "trained")
-    assert store.rows("adapters", state="champion", path="champion")[0]["id"] == "a1"
+        store.set_state(AdapterRow, "a2", AdapterState.TRAINED)
+    assert store.rows(AdapterRow, state=AdapterState.CHAMPION, path="champion")[0].id == "a1"
 
 
 def test_rows_filter_by_null_list_and_value(store: Store, round_: Round) -> None:
     rows = [
-        {"id": str(i), "round_id": round_.id if i else None, "stage": f"s{i}", "model": "m", "calls": i, "dollars": 0.5}
+        SpendRow(id=str(i), round_id=round_.id if i else None, stage=f"s{i}", model="m", calls=i, dollars=0.5)
         for i in range(4)
     ]
-    store.put("spend", rows)
-    assert [r["id"] for r in store.rows("spend", stage=["s1", "s3"])] == ["1", "3"]
-    assert [r["id"] for r in store.rows("spend", round_id=None)] == ["0"]
-    assert store.rows("spend", stage=[]) == []
+    store.put(rows)
+    assert [r.id for r in store.rows(SpendRow, stage=["s1", "s3"])] == ["1", "3"]
+    assert [r.id for r in store.rows(SpendRow, round_id=None)] == ["0"]
+    assert store.rows(SpendRow, stage=[]) == []
     assert store.spent(round_.id) == {
         "calls": 6.0,
         "prompt_tokens": 0.0,
@@ -106,10 +163,8 @@ def test_rows_filter_by_null_list_and_value(store: Store, round_: Round) -> None
 
 def test_rows_with_different_columns_in_one_put(store: Store, round_: Round) -> None:
     add_adapter(store, round_)
-    store.put(
-        "training_steps", [{"adapter_id": "a1", "step": 0, "loss": 1.0}, {"adapter_id": "a1", "step": 1, "kl": 0.5}]
-    )
-    assert [(r["loss"], r["kl"], r["metrics"]) for r in store.rows("training_steps")] == [
+    store.put([TrainingStepRow(adapter_id="a1", step=0, loss=1.0), TrainingStepRow(adapter_id="a1", step=1, kl=0.5)])
+    assert [(r.loss, r.kl, r.metrics) for r in store.rows(TrainingStepRow)] == [
         (1.0, None, {}),
         (None, 0.5, {}),
     ]
@@ -117,50 +172,65 @@ def test_rows_with_different_columns_in_one_put(store: Store, round_: Round) -> 
 
 def test_numpy_values_are_stored_as_numbers(store: Store, round_: Round) -> None:
     add_adapter(store, round_)
-    step = {"adapter_id": "a1", "step": np.int64(3), "reward": np.float32(0.5), "metrics": {"n": np.int64(2)}}
-    store.put("training_steps", [step])
-    found = store.rows("training_steps", step=3)[0]
-    assert (found["reward"], found["metrics"]) == (0.5, {"n": 2})
+    step = TrainingStepRow(adapter_id="a1", step=np.int64(3), reward=np.float32(0.5), metrics={"n": np.int64(2)})
+    store.put([step])
+    found = store.rows(TrainingStepRow, step=3)[0]
+    assert (found.reward, found.metrics) == (0.5, {"n": 2})
 
 
 def test_what_a_database_would_garble_is_cleaned_or_refused(store: Store, round_: Round) -> None:
     capability = add_capability(store, round_)
-    note = {"id": capability, "round_id": round_.id, "name": "cancel_order", "analyst": "llm"}
+    note = CapabilityRow(id=capability, round_id=round_.id, name="cancel_order", analyst="llm")
     odd = {"note": "nul \x00 half \ud83d", "examples": [{"k\x00": "\x00", "path": "C:\\u0000", "smile": "🙂"}]}
-    store.put("capabilities", [note | odd], replace=True)
-    found = store.row("capabilities", id=capability)
+    store.put([replace(note, **odd)], replace=True)
+    found = store.row(CapabilityRow, id=capability)
     assert found is not None
-    assert found["note"] == "nul \ufffd half \ufffd"
-    assert found["examples"] == [{"k\ufffd": "\ufffd", "path": "C:\\u0000", "smile": "🙂"}]
+    assert found.note == "nul \ufffd half \ufffd"
+    assert found.examples == [{"k\ufffd": "\ufffd", "path": "C:\\u0000", "smile": "🙂"}]
     add_adapter(store, round_)
     with pytest.raises(StoreError, match=r"column loss of training_steps is nan"):
-        store.put("training_steps", [{"adapter_id": "a1", "step": 0, "loss": math.nan}])
+        store.put([TrainingStepRow(adapter_id="a1", step=0, loss=math.nan)])
     with pytest.raises(StoreError, match="finite"):
-        store.put("training_steps", [{"adapter_id": "a1", "step": 0, "metrics": {"loss": math.nan}}])
-    assert store.rows("training_steps") == []
+        store.put([TrainingStepRow(adapter_id="a1", step=0, metrics={"loss": math.nan})])
+    assert store.rows(TrainingStepRow) == []
 
 
 def test_wrong_rows_are_refused_whole(store: Store, round_: Round) -> None:
-    with pytest.raises(StoreError, match=r"no table 'adaptors'.*adapters"):
-        store.put("adaptors", [])
+    with pytest.raises(TypeError, match="colour"):
+        SpendRow(id="1", stage="x", model="m", colour=1)
     with pytest.raises(StoreError, match=r"no column \['colour'\]"):
-        store.put("spend", [{"id": "1", "colour": 1}])
-    with pytest.raises(StoreError, match=r"no column \['colour'\]"):
-        store.rows("spend", colour=1)
+        store.rows(SpendRow, colour=1)
     with pytest.raises(StoreError, match=r"lacks \['id'\]"):
-        store.put("spend", [{"stage": "x", "model": "m"}])
-    with pytest.raises(StoreError, match="add_trajectories"):
-        store.put("steps", [])
+        store.put([SpendRow(id=None, stage="x", model="m")])
+    with pytest.raises(StoreError, match=r"StepRow is no row of a small table; there are Round.*add_trajectories"):
+        store.put([StepRow({}, [])])
+    with pytest.raises(StoreError, match=r"TrajectoryRow is no row.*trajectories\(\)"):
+        store.rows(TrajectoryRow)
     with pytest.raises(StoreError, match=r"stage\(\)"):
-        store.put("stages", [])
-    good = {"id": "1", "round_id": round_.id, "stage": "x", "model": "m"}
+        store.put([StageRow(id="s1", round_id=round_.id, name="train")])
+    good = SpendRow(id="1", round_id=round_.id, stage="x", model="m")
     with pytest.raises(StoreError, match="rule of the schema"):
-        store.put("spend", [good, good | {"id": "2", "round_id": "nowhere"}])
-    assert store.rows("spend") == []
+        store.put([good, replace(good, id="2", round_id="nowhere")])
+    assert store.rows(SpendRow) == []
     capability = add_capability(store, round_)
-    label = {"round_id": round_.id, "run": 0, "trajectory_id": "none", "capability_id": capability, "label": "NA"}
+    label = LabelRow(round_id=round_.id, run=0, trajectory_id="none", capability_id=capability, label="NA")
     with pytest.raises(StoreError, match="rule of the schema"):
-        store.put("labels", [label])
+        store.put([label])
+
+
+def test_a_row_is_looked_up_by_the_beginning_of_its_id(store: Store, round_: Round) -> None:
+    add_adapter(store, round_)
+    store.put([CapabilityRow(id=f"c{i}", round_id=round_.id, name=f"n{i}", analyst="checks") for i in range(2)])
+    store.add_trajectories([trajectory(round_.id, "t1")])
+    table, found = store.row_beginning("t") or ("", {})
+    assert (table, found["id"], found["n_steps"], found["success"]) == ("trajectories", "t1", 2, False)
+    assert not {"token_ids", "logprobs"} & set(found), "blobs are left out"
+    table, found = store.row_beginning(round_.id[:8]) or ("", {})
+    assert (table, found["id"], found["state"]) == ("rounds", round_.id, "running")
+    assert (store.row_beginning("a1") or ("", {}))[0] == "adapters"
+    assert (store.row_beginning("c1") or ("", {}))[0] == "capabilities"
+    assert store.row_beginning("c") is None, "two begin so"
+    assert store.row_beginning("nothing") is None
 
 
 def test_queries_of_the_user_cannot_write(store: Store, round_: Round) -> None:

@@ -32,7 +32,7 @@ def test_a_round_on_retail_ends_and_says_why_nothing_was_trained(tmp_path: Path)
         assert told["stopped"].count("no generators") == 1
         assert "TRACE_SYNTHESIZER__KIND=llm" in told["stopped"]
     # Labels come from tau2's own checks on what the model really did with retail's own policy and tools.
-    from db import open_store
+    from db import CapabilityRow, open_store
 
     with open_store(f"sqlite:///{tmp_path / 'home' / 'trace.db'}") as store:
         rows = list(store.trajectories(None, purpose="diagnosis"))
@@ -40,4 +40,4 @@ def test_a_round_on_retail_ends_and_says_why_nothing_was_trained(tmp_path: Path)
         assert all(row.prompt_tokens > 1500 and row.checks for row in rows)
         kinds = {check.kind for row in rows for check in row.checks}
         assert kinds & {"finish_the_conversation", "give_valid_arguments", "communicate_required_facts"}
-        assert {r["name"] for r in store.rows("capabilities")} <= kinds
+        assert {r.name for r in store.rows(CapabilityRow)} <= kinds

@@ -11,10 +11,10 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from db import Store, row_id
+from db import ConversationRow, Store, row_id
 from db.columns import utc_now
 from errors import StoreError
 from models.policy import PolicyIdentity
@@ -85,7 +85,7 @@ class TrafficLog:
         """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404)."""
         self.flush()
         key = conversation_id(owner, feedback.conversation)
-        row = self._store.row("conversations", id=key)
+        row = self._store.row(ConversationRow, id=key)
         if row is None:
             raise ApiError(
                 404,
@@ -95,15 +95,15 @@ class TrafficLog:
                 param="conversation",
             )
         said: dict[str, Any] = {
-            "reward": feedback.reward if feedback.reward is not None else row["reward"],
-            "success": feedback.success if feedback.success is not None else row["success"],
-            "comment": feedback.comment or row["comment"],
+            "reward": feedback.reward if feedback.reward is not None else row.reward,
+            "success": feedback.success if feedback.success is not None else row.success,
+            "comment": feedback.comment or row.comment,
         }
         if said["success"] is None and said["reward"] is not None:
             said["success"] = said["reward"] >= 0.5
         if said["reward"] is None and said["success"] is not None:
             said["reward"] = float(said["success"])
-        self._store.put("conversations", [row | said | {"feedback_at": utc_now()}], replace=True)
+        self._store.put([replace(row, **said, feedback_at=utc_now())], replace=True)
         return {"conversation": feedback.conversation, **said}
 
     def _run(self) -> None:
@@ -128,31 +128,33 @@ class TrafficLog:
         said = [dict(m) | {"role": ROLES[m["role"]]} for m in asked.messages]
         if not asked.chat:
             said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
-        before = self._store.row("conversations", id=key)
+        before = self._store.row(ConversationRow, id=key)
         prompt = turn.prompt
-        row = {
-            "id": key,
-            "conversation": routed.name,
-            "target": self._target,
-            "base": self._identity.base,
-            "policy_id": self._identity.id,
-            "capability": decision.capability,
-            "adapter": adapter.name if adapter else "",
-            "mode": decision.mode,
-            "router_version": routed.router,
-            "probabilities": {k or "none": v for k, v in decision.probabilities.items()},
-            "routing_milliseconds": decision.milliseconds,
-            "messages": [*said, turn.heard.message],
-            "tools": [t["function"]["name"] for t in (asked.tools or (prompt.tools if prompt else ()))],
-            "turns": routed.turns,
-            "prompt_tokens": turn.heard.usage.prompt + (before["prompt_tokens"] if before else 0),
-            "sampled_tokens": turn.heard.usage.completion + (before["sampled_tokens"] if before else 0),
-            "seconds": spoken.seconds + (before["seconds"] if before else 0.0),
-            "updated_at": utc_now(),
-        }
-        self._store.put(
-            "conversations", [{"comment": "", "created_at": utc_now()} | (before or {}) | row], replace=True
+        row = ConversationRow(
+            id=key,
+            conversation=routed.name,
+            target=self._target,
+            base=self._identity.base,
+            policy_id=self._identity.id,
+            capability=decision.capability,
+            adapter=adapter.name if adapter else "",
+            mode=decision.mode,
+            router_version=routed.router,
+            probabilities={k or "none": v for k, v in decision.probabilities.items()},
+            routing_milliseconds=decision.milliseconds,
+            messages=[*said, turn.heard.message],
+            tools=[t["function"]["name"] for t in (asked.tools or (prompt.tools if prompt else ()))],
+            turns=routed.turns,
+            prompt_tokens=turn.heard.usage.prompt + (before.prompt_tokens if before else 0),
+            sampled_tokens=turn.heard.usage.completion + (before.sampled_tokens if before else 0),
+            seconds=spoken.seconds + (before.seconds if before else 0.0),
+            # Feedback stays when the conversation goes on.
+            reward=before.reward if before else None,
+            success=before.success if before else None,
+            comment=before.comment if before else "",
+            feedback_at=before.feedback_at if before else None,
         )
+        self._store.put([row], replace=True)
 
 
 def conversation_id(owner: str, conversation: str) -> str:

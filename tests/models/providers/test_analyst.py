@@ -6,7 +6,7 @@ import time
 import pytest
 from pydantic import BaseModel
 
-from db import open_store
+from db import ReplyRow, Round, open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.analyst_store import StoredReplies, StoredSpend
@@ -40,7 +40,7 @@ def ask(tmp_path):
 
     def start(script, round_id="r1", path="trace.db", **settings):
         store = open_store(f"sqlite:///{tmp_path / path}")
-        if store.rows("rounds", id=round_id) == []:
+        if store.rows(Round, id=round_id) == []:
             round_id = store.start_round("shop", "hash", 0, round_id, {}).id
         server = ScriptedAnalyst(script).__enter__()
         base = {"model": "hosted_vllm/scripted", "api_base": server.api_base, "backoff_seconds": 0.02, "max_tokens": 64}
@@ -70,7 +70,7 @@ def test_a_good_reply_is_parsed_paid_for_and_never_paid_for_again(ask):
     spent = store.spent(analyst.client.log.round_id)
     assert (spent["calls"], spent["prompt_tokens"], spent["sampled_tokens"]) == (1, 10, 5)
     assert spent["dollars"] == pytest.approx((10 * 1.0 + 5 * 2.0) / 1e6)
-    assert store.row("replies", request_hash=first.request_hash)["completion_tokens"] == 5
+    assert store.row(ReplyRow, request_hash=first.request_hash).completion_tokens == 5
 
 
 def test_a_model_that_takes_no_temperature_is_sent_none(ask):
@@ -104,7 +104,7 @@ def test_after_the_repair_it_is_an_error_and_nothing_is_cached(ask, bad):
         analyst.ask(question())
     assert not found.value.transient
     assert len(server.requests) == 2
-    assert store.rows("replies") == []
+    assert store.rows(ReplyRow) == []
     assert store.spent(analyst.client.log.round_id)["calls"] == 2
 
 
@@ -233,7 +233,7 @@ def test_caps_stop_before_the_call_that_would_pass_them_and_nothing_is_lost(ask,
     assert 1 <= asked <= 2
     spent = store.spent(analyst.client.log.round_id)
     assert spent["calls"] == asked
-    assert len(store.rows("replies")) == asked
+    assert len(store.rows(ReplyRow)) == asked
     assert spent["prompt_tokens"] + spent["sampled_tokens"] <= cap.get("max_total_tokens", 1e9)
     assert spent["dollars"] <= cap.get("max_dollars", 1e9)
     # The same round without the cap goes on where it stopped: only the rest is asked.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from db import open_store
+from db import SpendRow, open_store
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
@@ -161,8 +161,8 @@ def test_the_money_cap_holds_for_policy_and_simulated_user_together(monkeypatch:
         whole, noop = evaluate("my-model", options, target="talk", max_cost=1.0)
         assert (whole.owed, noop.owed) == (0, 0)
     with open_store(f"sqlite:///{Path('runs').resolve() / 'trace.db'}") as store:
-        rows = store.rows("spend", stage=f"evaluation:{whole.evaluation}")
-    assert {r["model"] for r in rows} == {"openai/my-model", MODEL}
+        rows = store.rows(SpendRow, stage=f"evaluation:{whole.evaluation}")
+    assert {r.model for r in rows} == {"openai/my-model", MODEL}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from db import SpendRow
 from environments.targets.catalogue import load_target
 from environments.targets.tau2 import describe
 from errors import BudgetExceeded, ConfigurationError
@@ -52,8 +53,8 @@ def test_the_cap_stops_a_users_call_before_it_is_made_and_what_was_spent_is_stor
     with pytest.raises(BudgetExceeded, match=r"round's calls to 6, over the cap of 5.*raise the cap and run again"):
         play(context)
     assert len(server.requests) == 5
-    rows = context.store.rows("spend")
-    assert {(r["round_id"], r["stage"], r["model"]) for r in rows} == {(context.round.id, "simulated_user", MODEL)}
+    rows = context.store.rows(SpendRow)
+    assert {(r.round_id, r.stage, r.model) for r in rows} == {(context.round.id, "simulated_user", MODEL)}
     spent = context.spent()
     assert (spent["calls"], spent["prompt_tokens"], spent["sampled_tokens"]) == (5, 500, 50)
     assert spent["dollars"] == pytest.approx(5 * 280e-6)
@@ -85,7 +86,7 @@ def test_analyst_and_user_are_under_one_cap(server: ScriptedAnalyst) -> None:
         play(context)
     spent = context.spent()["dollars"]
     assert before < spent <= 0.0095
-    assert {r["stage"] for r in context.store.rows("spend", round_id=context.round.id)} == {
+    assert {r.stage for r in context.store.rows(SpendRow, round_id=context.round.id)} == {
         "contrast", "simulated_user",
     }  # fmt: skip
     forget(context.round.id)

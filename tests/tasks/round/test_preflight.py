@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from db import Store, open_store
+from db import Round, SpendRow, Store, open_store
 from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
@@ -34,7 +34,7 @@ def with_model(api_base: str = "http://127.0.0.1:9/v1", **analyst: Any) -> Setti
 
 def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store) -> None:
     check_analyst(load_settings(), target(), store)
-    assert store.rows("spend") == []
+    assert store.rows(SpendRow) == []
 
 
 @pytest.mark.parametrize("part", ["analyst", "synthesizer"])
@@ -68,7 +68,7 @@ def test_caps_that_cannot_hold_a_round(settings_folder: Path, store: Store) -> N
         check_analyst(with_model(max_dollars=1.0, prompt_price=None, sampled_price=None), target(), store)
     with pytest.raises(BudgetExceeded, match="dollars"):  # one reply alone may pass it
         check_analyst(with_model(max_dollars=0.02, prompt_price=0.0, sampled_price=9.0), target(), store)
-    assert store.rows("spend") == []
+    assert store.rows(SpendRow) == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_probe_finds_what_does_not_work(
 ) -> None:
     with ScriptedAnalyst(in_turn(step)) as server, pytest.raises(kind, match=said):
         check_analyst(with_model(server.api_base), target(), store)
-    assert store.rows("rounds") == []
+    assert store.rows(Round) == []
 
 
 def test_a_server_that_is_not_there(settings_folder: Path, store: Store) -> None:
@@ -103,8 +103,8 @@ def test_a_model_that_works_is_probed_once_and_the_round_remembers_no_address(
         preflight(settings)
         context = open_context(settings)
         assert len(server.requests) == 1
-        (spent,) = context.store.rows("spend")
-        assert (spent["stage"], spent["round_id"], spent["calls"]) == ("probe", None, 1)
+        (spent,) = context.store.rows(SpendRow)
+        assert (spent.stage, spent.round_id, spent.calls) == ("probe", None, 1)
         config = context.round.config["analyst"]
         assert config["model"] == "hosted_vllm/scripted"
         assert not {"api_base", "api_key_variable", "max_calls"} & set(config)

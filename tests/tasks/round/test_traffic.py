@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import Store, open_store
+from db import ConversationRow, Store, open_store
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
 from models.router.router import RouteDecision
@@ -59,12 +59,12 @@ def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, cou
     log.add(spoken("c", "pending"))
     log.add(spoken("c", "shipped", turns=2))
     log.flush()
-    (row,) = store.rows("conversations")
-    assert (row["conversation"], row["turns"], row["prompt_tokens"], row["seconds"]) == ("c", 2, 100, 1.0)
-    assert row["messages"][-1] == {"role": "assistant", "content": "It is shipped."}
-    assert row["messages"][0]["role"] == "system"
-    assert row["probabilities"] == {"refund_payment": 0.75, "none": 0.25}
-    assert (row["tools"], row["success"], counts) == (["findOrder"], None, ["stored", "stored"])
+    (row,) = store.rows(ConversationRow)
+    assert (row.conversation, row.turns, row.prompt_tokens, row.seconds) == ("c", 2, 100, 1.0)
+    assert row.messages[-1] == {"role": "assistant", "content": "It is shipped."}
+    assert row.messages[0]["role"] == "system"
+    assert row.probabilities == {"refund_payment": 0.75, "none": 0.25}
+    assert (row.tools, row.success, counts) == (["findOrder"], None, ["stored", "stored"])
 
 
 def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: TrafficLog) -> None:
@@ -75,11 +75,11 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     with pytest.raises(ApiError, match="not stored") as missing:
         log.say("bert", Feedback("c", success=False))
     assert missing.value.status == 404
-    assert store.rows("conversations")[0]["success"] is True
+    assert store.rows(ConversationRow)[0].success is True
     # What is said stays when the conversation goes on.
     log.add(spoken("c", "ok", owner="anna", turns=2))
     log.flush()
-    assert store.rows("conversations")[0]["comment"] == "after all"
+    assert store.rows(ConversationRow)[0].comment == "after all"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import openai
 import pytest
 import torch
 
+from db import ConversationRow
 from environments.contract import Message
 from environments.targets.shop.target import target
 from errors import AdapterError, ConfigurationError
@@ -113,8 +114,8 @@ def test_a_home_is_served_and_follows_its_registry(home: Home) -> None:
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model=first, messages=[{"role": "user", "content": "x"}])
         app.gateway.log.flush()
-        rows = app.gateway.log._store.rows("conversations")
-        assert [(r["conversation"], r["turns"], r["adapter"]) for r in rows] == [("c", 2, second)]
+        rows = app.gateway.log._store.rows(ConversationRow)
+        assert [(r.conversation, r.turns, r.adapter) for r in rows] == [("c", 2, second)]
 
 
 def test_the_stored_router_decides_as_it_does_in_a_round(home: Home) -> None:

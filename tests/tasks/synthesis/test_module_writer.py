@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from db import open_store
+from db import ReplyRow, open_store
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.validation.checks import Limits, ValidationVerdict
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
@@ -177,7 +177,7 @@ def test_caps_stop_it_with_what_was_answered_kept(run, tmp_path):
     with pytest.raises(BudgetExceeded, match="calls"):
         run(in_turn(module(LEAKY)), max_calls=2)
     store = open_store(f"sqlite:///{tmp_path / 'trace.db'}")
-    assert len(store.rows("replies")) == 2
+    assert len(store.rows(ReplyRow)) == 2
     store.close()
 
 

@@ -1,4 +1,4 @@
-"""What the store takes and gives: a round, a trajectory with its steps and checks, and what a write did."""
+"""A trajectory with its steps and checks, its way into columns and back, and the counts of a write."""
 
 from __future__ import annotations
 
@@ -17,26 +17,6 @@ from errors import StoreError
 
 PURPOSES = ("diagnosis", "calibration", "training", "evaluation", "traffic")
 BLOBS = ("token_ids", "sampled_mask", "logprobs")
-
-
-@dataclass(frozen=True)
-class Round:
-    """A row of `rounds`."""
-
-    id: str
-    number: int
-    target: str
-    data_hash: str
-    seed: int
-    profile: str
-    config: Mapping[str, Any]
-    state: str
-    reason: str
-    code_version: str
-    started_at: datetime
-    finished_at: datetime | None
-    peak_gib: float | None
-    seconds: float | None
 
 
 @dataclass(frozen=True)

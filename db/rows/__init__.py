@@ -1,0 +1,53 @@
+"""The rows that the store takes and gives: one frozen dataclass per table, its fields the table's columns."""
+
+from db.rows.adapters import AdapterRow, EvaluationRow, RouteRow, TrainingStepRow, VerdictRow
+from db.rows.capabilities import CalibrationRow, CapabilityRow, EnvironmentRow, LabelRow, SelectionRow
+from db.rows.contract import Row, row_from, values_of
+from db.rows.conversations import ConversationRow, ReplyRow
+from db.rows.rounds import Round, SpendRow, StageRow
+from db.rows.trajectories import CheckRow, StepRow, TrajectoryRow, Written
+
+# Every table but trajectories, steps and checks, which are read and written together.
+SMALL_TABLES: tuple[type[Row], ...] = (
+    Round,
+    StageRow,
+    CapabilityRow,
+    LabelRow,
+    SelectionRow,
+    EnvironmentRow,
+    CalibrationRow,
+    AdapterRow,
+    TrainingStepRow,
+    EvaluationRow,
+    VerdictRow,
+    RouteRow,
+    ConversationRow,
+    ReplyRow,
+    SpendRow,
+)
+
+__all__ = [
+    "SMALL_TABLES",
+    "AdapterRow",
+    "CalibrationRow",
+    "CapabilityRow",
+    "CheckRow",
+    "ConversationRow",
+    "EnvironmentRow",
+    "EvaluationRow",
+    "LabelRow",
+    "ReplyRow",
+    "Round",
+    "RouteRow",
+    "Row",
+    "SelectionRow",
+    "SpendRow",
+    "StageRow",
+    "StepRow",
+    "TrainingStepRow",
+    "TrajectoryRow",
+    "VerdictRow",
+    "Written",
+    "row_from",
+    "values_of",
+]
