@@ -16,6 +16,7 @@ from pathlib import Path
 
 from environments.sandbox.seccomp import outer_filter
 from errors import SandboxError
+from settings import machine_settings
 
 WORKER = Path(__file__).with_name("worker_process.py")
 
@@ -122,7 +123,7 @@ def bubblewrap_command(filter_descriptor: int) -> list[str]:
 
 
 def _container_command(name: str) -> list[str]:
-    image = os.environ["TRACE_SANDBOX_IMAGE"]
+    image = machine_settings().sandbox_image
     command = ["docker", "run", "--rm", "--interactive", "--name", name, "--network", "none", "--read-only"]
     command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "16", "--memory", "1g"]
     command += ["--user", "65534:65534", "--ipc", "none", "--tmpfs", "/home:size=1m", "--workdir", "/home"]

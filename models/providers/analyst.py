@@ -297,6 +297,7 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
+# A memory of the process is right here: a class has one schema, whatever round asks for it.
 _SCHEMAS: dict[type[BaseModel], dict[str, Any]] = {}
 
 

@@ -195,11 +195,11 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
     from models.local.base import check_base, load_base
     from tasks.round.policies import check_policy, open_policy
 
-    check_base(name.model)
+    check_base(name.model, settings.cache)
     check_policy(settings)
     found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
     rollout = settings.rollout
-    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
+    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows, settings.cache)
     policy = open_policy(settings, base)
     temperature = rollout.temperature if options.temperature is None else options.temperature
     acting = LoadedPolicy(

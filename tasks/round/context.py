@@ -74,7 +74,7 @@ class Context:
     @cached_property
     def base(self) -> BaseModel:
         s = self.settings
-        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
+        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache)
 
     @cached_property
     def policy(self) -> LocalPolicy | VllmPolicy:

@@ -28,6 +28,9 @@ from tasks.round.traffic import target_named
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
+# Settings with which a probe succeeded in this process. A command checks twice (`preflight`, then `open_context`) and a
+# worker starts many flow runs, while a probe costs a paid call: it proves something about model, address and key, which
+# are the same for all of them. Only settings are remembered, nothing of a round, and a probe that failed is repeated.
 _PROBED: set[AnalystSettings] = set()
 
 
@@ -54,7 +57,7 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
             "put the key there, or name another"
         )
     if settings.synthesizer.kind == "llm":
-        choose_level()
+        choose_level(settings.sandbox)
     _check_caps(settings, target)
     _probe(settings, store)
 
@@ -146,6 +149,6 @@ def preflight(settings: Settings) -> None:
     writable_folder(settings.folder)
     with open_store(settings.database_url) as store:
         target = target_named(settings.target, store)
-        check_base(settings.base_model)
+        check_base(settings.base_model, settings.cache)
         check_analyst(settings, target, store)
         check_policy(settings)

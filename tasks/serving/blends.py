@@ -48,7 +48,8 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
     name, quarters = blend_name(weights), blend_parts(weights)
     if name in champions and name in quarters:
         raise ConfigurationError(f"{list(parts)} rounds to {name!r} alone, which is served already; give two or more")
-    base, preset = load_base(settings.base_model, settings.dtype, settings.calls, 1), preset_of(settings)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, 1, settings.cache)
+    preset = preset_of(settings)
     with tempfile.TemporaryDirectory() as scratch:
         folders = {
             registry.download(champions[c], settings.folder / "served"): q / QUARTERS for c, q in quarters.items()

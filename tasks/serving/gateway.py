@@ -104,7 +104,7 @@ def build_gateway(
 ) -> GatewayApp:
     """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns."""
     router, preset = chosen_router(settings, store, serving), preset_of(settings)
-    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache)
     base.policy.context = min(base.policy.context, CONTEXT)
     registry = Registry(settings.tracking_uri, registry_name(settings.target), settings.folder / "mlartifacts")
     engine = LocalEngine(base.policy)
