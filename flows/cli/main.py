@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Makes an agent better at one environment by itself.",
 )
-stage_app = typer.Typer(no_args_is_help=True, help="Run one stage of the latest unfinished round.")
+stage_app = typer.Typer(no_args_is_help=True, help="Run a round up to one stage.")
 app.add_typer(stage_app, name="stage")
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
@@ -253,7 +253,7 @@ STAGES = (
 
 
 def _stage_command(name: str) -> None:
-    @stage_app.command(name, help=f"Do the stage {name} (and whatever it still needs) of the round, then stop.")
+    @stage_app.command(name, help=f"Run the round up to the stage {name}, then stop.")
     def run(
         target: TargetName = None,
         profile: Profile = None,

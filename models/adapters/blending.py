@@ -17,7 +17,6 @@ from models.adapters.files import CONFIG, export_adapter, order_config
 
 # Weights are told in quarters: few enough that all that is asked for can be published beforehand.
 QUARTERS = 4
-NONE = "none"
 
 
 def blend_name(weights: Mapping[str, float]) -> str:

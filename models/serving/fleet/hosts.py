@@ -1,14 +1,14 @@
-"""What holds adapters for a fleet: a vLLM server, or the model in this process. Both load, score and unload by name."""
+"""What holds adapters for a fleet. A host loads, scores and unloads adapters by name.
+
+A host is a vLLM server, or the model in this process (`EngineHost` in `models/serving/upstreams/local_engine.py`).
+"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from models.adapters.deltas import folder_deltas
-from models.local.policy import LocalPolicy
 from models.vllm.server import VllmServer
 
 
@@ -41,31 +41,3 @@ class VllmHost:
 
     def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
         return self.server.score(ids, count, adapter)
-
-
-class LocalHost:
-    """The model in this process. Whoever samples from `policy` holds `lock` while turns are in flight."""
-
-    address = ""
-
-    def __init__(self, policy: LocalPolicy, lock: threading.RLock | None = None) -> None:
-        self.policy, self.lock = policy, lock or threading.RLock()
-
-    def names(self) -> set[str]:
-        with self.lock:
-            return set(self.policy.adapters)
-
-    def load(self, name: str, digest: str, folder: Path) -> None:
-        found, deltas = folder_deltas(folder)
-        assert found == digest  # check_limits gave it, from the same folder
-        with self.lock:
-            self.policy.load_adapter(name, digest, deltas)
-
-    def unload(self, name: str) -> None:
-        with self.lock:
-            if name in self.policy.adapters:
-                self.policy.unload_adapter(name)
-
-    def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
-        with self.lock:
-            return self.policy.score(ids, count, adapter)

@@ -3,8 +3,8 @@
 With httpx, four fifths of a request's processor time went into its client (`benchmarks/serving.py` has both).
 
 `HttpUpstream` passes a request on as it came, with the model's name replaced: the server's own chat template and tool
-parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `LocalUpstream` instead:
-the gateway renders, the server completes token ids (vLLM's `return_token_ids`), and the gateway reads the calls.
+parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `RenderedUpstream`: the
+gateway renders, the server completes token ids (vLLM's `return_token_ids`), and the gateway reads the calls.
 """
 
 from __future__ import annotations
