@@ -119,8 +119,8 @@ class PolicySettings(_Part):
 class AnalystSettings(_Part):
     """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
 
-    The N runs and K are `selection.runs` and `selection.required`, whoever labels. A cap of 0 is no cap; caps hold for
-    the round. The key is named, never given: `api_key_variable` is the name of an environment variable.
+    The N runs and K are `selection.runs` and `selection.required`, with either analyst. A cap of 0 is no cap; caps hold
+    for the round. The key is named, never given: `api_key_variable` is the name of an environment variable.
     """
 
     kind: Literal["checks", "llm"] = "checks"
@@ -286,7 +286,7 @@ class Settings(MachineSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Settings with `given` on top (None values are left out); one clear `ConfigurationError` for whatever is wrong."""
+    """Settings with `given` on top (None values are left out); one clear `ConfigurationError` for what is wrong."""
     settings = _read(Settings, **{k: v for k, v in given.items() if v is not None})
     if settings.selection.required > settings.selection.runs:
         raise ConfigurationError(
@@ -307,7 +307,7 @@ def machine_settings() -> MachineSettings:
 
 
 def _read(kind: type[Read], **given: Any) -> Read:
-    """Settings of a kind; one `ConfigurationError` for whatever is wrong, which shows no key."""
+    """Settings of a kind; one `ConfigurationError` for what is wrong, which shows no key."""
     try:
         return kind(**given)
     except ValidationError as problem:

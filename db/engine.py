@@ -38,7 +38,7 @@ class Engines:
     read: Engine
 
     def dispose(self, *, close: bool = True) -> None:
-        """Let go of all connections (`close=False` in a forked child, where they belong to the parent)."""
+        """Drop all connections (`close=False` in a forked child, where they belong to the parent)."""
         self.write.dispose(close=close)
         self.read.dispose(close=close)
 

@@ -122,7 +122,7 @@ class Stage:
         return True
 
     def heartbeat(self) -> bool:
-        """Prolong the lease. False when the stage is no longer ours (then `lost` is set)."""
+        """Prolong the lease. False when this process no longer holds the stage (then `lost` is set)."""
         with self._write() as connection:
             now = database_time(connection)
             values = {"heartbeat_at": now, "lease_until": now + self._lease}
@@ -132,15 +132,15 @@ class Stage:
         return held
 
     def finish(self, result: Mapping[str, Any] | None = None) -> None:
-        """Done, with what came of it. `TransitionError` when the stage is not ours (any more)."""
+        """Mark the stage as done and store its result. Raises `TransitionError` when this process does not hold it."""
         self._end(StageState.DONE, {"result": None if result is None else dict(result)})
 
     def fail(self, error: str) -> None:
-        """Failed, with why; it may be claimed again."""
+        """Mark the stage as failed and store why; it may be claimed again."""
         self._end(StageState.FAILED, {"error": clean_text(error)})
 
     def skip(self, reason: str) -> None:
-        """Nothing to do, for good: `reason` says why. Works with and without a claim."""
+        """Mark the stage as skipped for good; `reason` says why. It works with and without a claim."""
         with self._write() as connection:
             now = database_time(connection)
             unclaimed = predecessors(StageState.SKIPPED) - {StageState.RUNNING}

@@ -1,4 +1,4 @@
-"""The tables. Whatever is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
+"""The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
 Change a table here, then write a migration (`db/migrations/versions`) and move `HEAD`; the tests compare the two.
 """
@@ -39,7 +39,7 @@ class Round(Base):
 
 
 class Stage(Base):
-    """One stage of a round: who works on it, until when the lease holds, and what came of it."""
+    """One stage of a round: who works on it, until when the lease holds, and its result."""
 
     __tablename__ = "stages"
     __table_args__ = (UniqueConstraint("round_id", "name"),)

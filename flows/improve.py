@@ -60,7 +60,7 @@ def code_version() -> str:
 
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
-    """A round that is open; whatever ends it is stored with its reason, and what is stored stays usable."""
+    """Open a round. The reason for its end is stored, whatever ends it, and stored results stay usable."""
     context = open_context(settings, fresh, code_version())
     try:
         yield context
@@ -77,7 +77,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
 
 
 def run_name() -> str:
-    """What a run is called in Prefect's UI: the target, profile and seed that its parameters come to."""
+    """What a run is called in Prefect's UI: the target, profile and seed that follow from its parameters."""
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
     values.pop("fresh", None)
@@ -129,7 +129,7 @@ def run_round(round_id: str) -> dict[str, Any]:
 
 
 def prepare_all(round_id: str, selected: list[str]) -> list[str]:
-    """The first capabilities, in order, that come through to a registered adapter; at most `selection.most`."""
+    """The first capabilities, in order, that reach a registered adapter; at most `selection.most`."""
     most, trained = current(round_id).settings.selection.most, list[str]()
     for capability in selected:
         if len(trained) < most and prepared(round_id, capability):
@@ -138,7 +138,7 @@ def prepare_all(round_id: str, selected: list[str]) -> list[str]:
 
 
 def prepared(round_id: str, capability: str) -> bool:
-    """Synthesize, calibrate, train and register one capability; False when it falls out on the way."""
+    """Synthesize, calibrate, train and register one capability; False when it fails on the way."""
     made = synthesize(round_id, capability)
     if not made["accepted"]:
         return False

@@ -1,4 +1,4 @@
-"""Flows that end after one stage: the same tasks in the same order, for whoever wants to look in between."""
+"""Flows that end after one stage: the same tasks in the same order, so that results can be looked at in between."""
 
 from __future__ import annotations
 

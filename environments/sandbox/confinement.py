@@ -38,7 +38,7 @@ class _Spawner:
     """Starts workers from one thread that lives as long as the process.
 
     Bubblewrap's --die-with-parent means the *thread* that started it: from a short-lived thread the worker would die
-    in the middle of somebody's episode.
+    in the middle of an episode.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ Levels, strongest first; the setting `sandbox` (TRACE_SANDBOX) may name one:
 
 - `container` (1): a container without network, read-only, no capabilities (a daemon and TRACE_SANDBOX_IMAGE);
 - `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, a read-only system, no file of the host;
-- `process` (3): a plain process. Only when the user asks for it, and it says so.
+- `process` (3): a plain process. It is used only when the user asks for it, with a warning.
 
 At every level the worker also limits its own memory, files and processes and puts a system-call filter around the
 module that opens, executes, forks and signals nothing. Covered and not covered: docs/5-synthesis.md.

@@ -151,7 +151,7 @@ def status(
 
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Where the report of a round is; written again from its figures when the page is gone."""
+    """Where the report of a round is. A page that is gone is written again from its figures."""
     from tasks.reporting.page import render
 
     settings, store = _store(home)
@@ -184,7 +184,7 @@ def show(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whatever has this id."""
+    """The row that has this id."""
     from errors import StoreError
     from tasks.reporting.lookup import find_row
 

@@ -98,7 +98,7 @@ class VllmActor:
         return name
 
     def rest(self) -> None:
-        """The memory is the servers'."""
+        """Nothing to do: the memory belongs to the servers."""
 
     def retire(self) -> None:
         self._forget(self._served)

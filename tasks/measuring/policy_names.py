@@ -135,7 +135,7 @@ def _known_to_litellm(name: str) -> bool:
 def load_policy(
     name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, purse: SpendingCap
 ) -> LoadedPolicy:
-    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
+    """The policy, after its files, adapter or server were checked. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
@@ -152,8 +152,8 @@ def load_policy(
 
 
 def served_policy(name: PolicyName, options: PolicyOptions, purse: SpendingCap) -> LoadedPolicy:
-    """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
-    model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
+    """Any model that a vLLM server serves, as users of the server meet it: by the chat protocol, with the server's own
+    template and tool parser. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
     served = _served_models(name)
     asked = name.adapter or name.model
     if name.model not in served or asked not in served:

@@ -90,7 +90,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
 
 
 def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
-    """Try each API model once; "" or why the money does not even allow that. What is stored is shown all the same."""
+    """Try each API model once; return "", or the reason why the cap on money does not allow it. Stored results
+    are shown all the same."""
     try:
         for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():
             chat.check()

@@ -179,5 +179,5 @@ def _show(candidates: Sequence[MinedCapability], result: Mapping[str, Any]) -> N
 
 
 def kappa_text(kappa: float | None) -> str:
-    """A kappa to two digits; where it is not defined, that."""
+    """A kappa to two digits, or the words that say it is undefined."""
     return "undefined" if kappa is None else f"{kappa:.2f}"

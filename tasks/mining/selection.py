@@ -1,8 +1,9 @@
-"""Stages 2 and 3 of the method on tables: the `checks` analyst (candidates and labels from the verifier's own checks)
-and the selection of capabilities by coverage and contrast over N labelling runs.
+"""Stage 3 of the method: the selection of capabilities by coverage and contrast over N labelling runs.
 
-Tables are pandas frames; ids and names may be strings or categoricals. Categoricals are much the lighter for large
-tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` returns them."""
+Tables are pandas frames; ids and names may be strings or categoricals. Categoricals take much less memory for large
+tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` of
+`tasks/mining/checks_analyst.py` returns them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def select(
 
     `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the
     trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks
-    a capability counts as not passed and is left out of its means. Votes count a run's label whatever the weight.
+    a capability counts as not passed and is left out of its means. Votes count a run's label once, with any weight.
     Raises LabelError when a run does not label every pair of a trajectory and a capability once, or there are more
     than `n` runs."""
     table = _encode(labels)

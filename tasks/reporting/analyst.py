@@ -12,7 +12,7 @@ from tasks.synthesis.llm_synthesizer import UNCONFINED
 
 
 def analyst_figures(context: Context, results: Mapping[str, Mapping[str, Any]]) -> AnalystFigures | None:
-    """The model, its cost, and what came of labelling; None on a round that asks none."""
+    """The model, its cost and the result of labelling; None on a round that asks no model."""
     settings = context.settings
     if not settings.asks_a_model:
         return None

@@ -158,7 +158,7 @@ def _capabilities(context: Context, results: dict[str, Any]) -> list[CapabilityF
 def _last_word(
     name: str, selection: dict[str, Any], results: dict[str, Any], verdicts: dict[str, Any], over: bool
 ) -> tuple[str, list[str]]:
-    """The verdict that stands last on a capability, with its reasons."""
+    """The final verdict on a capability, with its reasons."""
     if name in verdicts:
         return verdicts[name]["verdict"], list(verdicts[name]["reasons"])
     if not selection["selected"]:

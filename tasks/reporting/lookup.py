@@ -13,7 +13,7 @@ TABLES = ("rounds", "trajectories", "adapters", "synthesized_environments", "cap
 
 
 def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
-    """The figures that the round's report was made of; of an unfinished round, what is known of it."""
+    """The figures that the round's report was made of; for an unfinished round, the figures known so far."""
     path = home / row.id / "figures.json"
     if path.is_file():
         return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))

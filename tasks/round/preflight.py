@@ -63,7 +63,7 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
 
 
 def least_calls(settings: Settings, target: Target) -> int:
-    """The fewest calls that the stages of a round can come to: discovery and every labelling run, or one module."""
+    """The fewest calls that the stages of a round can need: discovery and every labelling run, or one module."""
     calls = 0
     if settings.analyst.kind == "llm":
         tasks = len(target.tasks("diagnosis"))

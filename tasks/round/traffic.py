@@ -1,4 +1,4 @@
-"""The target `traffic`: conversations of the gateway that somebody gave feedback on, as diagnosis data of a round.
+"""The target `traffic`: conversations of the gateway that users gave feedback on, as diagnosis data of a round.
 
 They were played already, by users: a round on them imports instead of rolling out, contrasts and selects. They cannot
 be played again, so there is nothing to synthesize from, to train on or to evaluate with: what is found lacking is

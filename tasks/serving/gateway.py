@@ -40,7 +40,7 @@ LOCAL_RANK = 512
 
 @dataclass(frozen=True)
 class Serving:
-    """What `trace-agent serve` is told. `servers` answer with their models (empty: those of the policy settings when
+    """The options of `trace-agent serve`. `servers` answer with their models (empty: those of the policy settings when
     their backend is vllm, else the model in this process). `rendered`: servers get token ids rendered as in training;
     else they get the request as it came. `plain`: requests without instructions are not put behind the target's own."""
 

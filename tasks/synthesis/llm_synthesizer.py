@@ -106,7 +106,7 @@ def brief_of(context: Context, capability: str) -> Brief:
 
 
 def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
-    """The environment of a module: which families it is about, and what keeps the rest from being forgotten.
+    """The environment of a module: which families it is about, and its retention scenarios.
 
     A family needs the capability when most labels of its trajectories do (at least the one with the most); retention
     comes from all other families that the base has any success in, or, on a target without generators, from the
@@ -170,7 +170,7 @@ def stored_versions(context: Context, capability: str) -> list[Version]:
 
 
 def accepted_environment(context: Context, capability: str) -> WrittenEnvironment:
-    """The accepted version, its module open until the round is let go of."""
+    """The accepted version; its module stays open until the round is closed."""
     accepted = [r for r in _rows(context, capability) if r["state"] == "accepted"]
     if not accepted:
         raise StoreError(f"round {context.round.id!r} has no accepted environment for {capability!r}; synthesize first")
@@ -197,7 +197,7 @@ def _rows(context: Context, capability: str) -> list[dict[str, Any]]:
 
 
 def _store(context: Context, capability: str, version: Version, calibration: Calibration | None) -> None:
-    """Keep a version. Its state says last how it ended, so one that is cut off here is judged again."""
+    """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
     identity = version_id(context, capability, version.number)
     context.store.put(
         "synthesized_environments",

@@ -166,7 +166,7 @@ class ToolSandboxEnvironment:
         return () if reply is None else (Message("user", reply),)
 
     def oracle(self) -> Action | None:
-        """What the next milestone needs (see oracle.py); then a word until the user leaves."""
+        """What the next milestone needs (see oracle.py); then a short message until the user leaves."""
         episode = self._running()
         if self._done:
             return None

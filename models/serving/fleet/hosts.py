@@ -13,7 +13,7 @@ from models.vllm.server import VllmServer
 
 
 class Host(Protocol):
-    """`address` is "" for the model in this process. `names` raises `ServerAway` when nobody answers."""
+    """`address` is "" for the model in this process. `names` raises `ServerAway` when no server answers."""
 
     address: str
 

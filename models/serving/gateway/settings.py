@@ -1,4 +1,4 @@
-"""What the gateway is told: names, limits, keys, and what to do when an adapter is missing."""
+"""The gateway's settings: names, limits, keys, and what happens when an adapter is missing."""
 
 from __future__ import annotations
 
