@@ -1,7 +1,7 @@
 """All settings in one object, read from `trace.toml`, then the environment (`TRACE_...`), then what the caller gives.
 
 A profile (`profiles/NAME.toml`) gives the defaults of a kind of machine; later sources override it. One dial, `budget`
-(rollouts of a round), derives how much is trained.
+(rollouts of a round), derives how much is trained. `docs/1-running.md` lists the few variables that are not settings.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -25,6 +25,7 @@ from errors import ConfigurationError
 
 SCRIPTED_USER = "scripted"
 PROFILES = Path(__file__).parent / "profiles"
+Read = TypeVar("Read", bound=BaseSettings)
 
 
 class _Part(BaseModel):
@@ -119,9 +120,9 @@ class PolicySettings(_Part):
 class AnalystSettings(_Part):
     """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
 
-    The N runs and K are `selection.runs` and `selection.required`, whoever labels. A cap of 0 is no cap; caps hold for
-    the round, the calls of a simulated user included. The key is named, never given: `api_key_variable` is the name of
-    an environment variable.
+    The N runs and K are `selection.runs` and `selection.required`, with either analyst. A cap of 0 is no cap; caps hold
+    for the round, the calls of a simulated user included. The key is named, never given: `api_key_variable` is the name
+    of an environment variable.
     """
 
     kind: Literal["checks", "llm"] = "checks"
@@ -161,10 +162,41 @@ _TRANSPORT = (
 )  # fmt: skip
 
 
-class Settings(BaseSettings):
-    """Everything a round depends on. `settings.plan()` is what the budget derives."""
+class MachineSettings(BaseSettings):
+    """What belongs to a machine and not to a round: where models and data lie, how generated code is confined, who may
+    call the gateway. None of it is part of a round's identity, and profiles do not set it.
 
-    model_config = SettingsConfigDict(env_prefix="TRACE_", env_nested_delimiter="__", extra="forbid", frozen=True)
+    `Settings` has all of these fields. Code below the stages that is called without `Settings` uses
+    `machine_settings()`, which reads the same variables and the same `trace.toml`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="TRACE_", env_nested_delimiter="__", extra="ignore", frozen=True)
+
+    sandbox: Literal["", "container", "bubblewrap", "process"] = Field(
+        "", description="level that confines generated code; empty: the strongest that works here"
+    )
+    sandbox_image: str = Field("", description="image with python3 for the level container")
+    cache: str = Field("", description="folder for converted models; empty: trace-agent in the user's cache folder")
+    gateway_keys: SecretStr = Field(SecretStr(""), description="keys of the gateway, commas between")
+    toolsandbox: str = Field("", description="a checkout of ToolSandbox; empty: the installed package")
+    tau2_tasks: str = Field("", description="a folder with other task files of tau2; empty: the package's own")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path("trace.toml"))
+
+
+class Settings(MachineSettings):
+    """Everything a round depends on, and what `MachineSettings` adds. `training_steps` is what the budget derives."""
+
+    model_config = SettingsConfigDict(extra="forbid")
 
     target: str = "shop"
     target_user: str = Field(SCRIPTED_USER, description="who plays the simulated user: scripted, or litellm:MODEL")
@@ -252,7 +284,9 @@ class Settings(BaseSettings):
     def identity(self) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
         reached, and what it may cost."""
-        given = self.model_dump(mode="json", exclude={"home", "database", "tracking", "policy"})
+        given = self.model_dump(
+            mode="json", exclude={"home", "database", "tracking", "policy", *MachineSettings.model_fields}
+        )
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
@@ -263,19 +297,8 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """Settings with `given` on top (None values are left out); one clear `ConfigurationError` for whatever is wrong."""
-    try:
-        settings = Settings(**{k: v for k, v in given.items() if v is not None})
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise ConfigurationError(
-            f"setting {where} = {first.get('input')!r}: {first['msg']}; correct it and start again"
-        ) from None
-    except SettingsError as problem:
-        raise ConfigurationError(f"{problem}; correct that variable and start again") from None
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
+    """Settings with `given` on top (None values are left out); one clear `ConfigurationError` for what is wrong."""
+    settings = _read(Settings, **{k: v for k, v in given.items() if v is not None})
     if settings.selection.required > settings.selection.runs:
         raise ConfigurationError(
             f"selection.required = {settings.selection.required} of only {settings.selection.runs} runs; lower it"
@@ -287,6 +310,26 @@ def load_settings(**given: Any) -> Settings:
         )
     settings.training_steps()
     return settings
+
+
+def machine_settings() -> MachineSettings:
+    """The machine's settings, for code that is called without `Settings`. Raises `ConfigurationError`."""
+    return _read(MachineSettings)
+
+
+def _read(kind: type[Read], **given: Any) -> Read:
+    """Settings of a kind; one `ConfigurationError` for what is wrong, which shows no key."""
+    try:
+        return kind(**given)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        value = "(not shown)" if "key" in where.lower() else repr(first.get("input"))
+        raise ConfigurationError(f"setting {where} = {value}: {first['msg']}; correct it and start again") from None
+    except SettingsError as problem:
+        raise ConfigurationError(f"{problem}; correct that variable and start again") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
 
 
 def writable_folder(folder: Path) -> Path:

@@ -46,7 +46,7 @@ def main() -> None:
     given = arguments.parse_args()
     shop, settings = target(), load_settings()
     splits = SPLITS if given.split == "all" else (given.split,)
-    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows, settings.cache)
     rollout = settings.rollout
     player = Player(
         shop.environment,

@@ -1,6 +1,5 @@
 """What happened: the SQL record of rounds, trajectories, labels, environments, adapters and verdicts."""
 
-from db.ids import row_id
 from db.ledger import Stage
 from db.rows import (
     AdapterRow,
@@ -23,8 +22,9 @@ from db.rows import (
     VerdictRow,
     Written,
 )
-from db.states import AdapterState, EnvironmentState, RoundState, StageState
 from db.store import Store, open_store
+from db.values.ids import row_id
+from db.values.states import AdapterState, EnvironmentState, RoundState, StageState
 
 __all__ = [
     "AdapterRow",

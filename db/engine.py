@@ -19,8 +19,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool
 
-from db.columns import utc_now
-from db.text import dump_json
+from db.values.text import dump_json
+from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
 
 BUSY_MS = 30_000
@@ -38,7 +38,7 @@ class Engines:
     read: Engine
 
     def dispose(self, *, close: bool = True) -> None:
-        """Let go of all connections (`close=False` in a forked child, where they belong to the parent)."""
+        """Drop all connections (`close=False` in a forked child, where they belong to the parent)."""
         self.write.dispose(close=close)
         self.read.dispose(close=close)
 

@@ -20,11 +20,11 @@ from typing import Any
 from sqlalchemy import Connection, and_, or_, select, update
 
 from db.engine import database_time
-from db.ids import row_id
 from db.rows import StageRow, row_from
 from db.schema import TABLES
-from db.states import StageState, is_final, predecessors
-from db.text import clean_text
+from db.values.ids import row_id
+from db.values.states import StageState, is_final, predecessors
+from db.values.text import clean_text
 from db.writes import insert_rows
 from errors import StoreError, TransitionError
 
@@ -100,7 +100,7 @@ class Stage:
         return True
 
     def heartbeat(self) -> bool:
-        """Prolong the lease. False when the stage is no longer ours (then `lost` is set)."""
+        """Prolong the lease. False when this process no longer holds the stage (then `lost` is set)."""
         with self._write() as connection:
             now = database_time(connection)
             values = {"heartbeat_at": now, "lease_until": now + self._lease}
@@ -110,15 +110,15 @@ class Stage:
         return held
 
     def finish(self, result: Mapping[str, Any] | None = None) -> None:
-        """Done, with what came of it. `TransitionError` when the stage is not ours (any more)."""
+        """Mark the stage as done and store its result. Raises `TransitionError` when this process does not hold it."""
         self._end(StageState.DONE, {"result": None if result is None else dict(result)})
 
     def fail(self, error: str) -> None:
-        """Failed, with why; it may be claimed again."""
+        """Mark the stage as failed and store why; it may be claimed again."""
         self._end(StageState.FAILED, {"error": clean_text(error)})
 
     def skip(self, reason: str) -> None:
-        """Nothing to do, for good: `reason` says why. Works with and without a claim."""
+        """Mark the stage as skipped for good; `reason` says why. It works with and without a claim."""
         with self._write() as connection:
             now = database_time(connection)
             unclaimed = predecessors(StageState.SKIPPED) - {StageState.RUNNING}

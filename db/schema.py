@@ -1,4 +1,4 @@
-"""The tables. Whatever is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
+"""The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
 Change a table here and its dataclass in `db/rows`, then write a migration (`db/migrations/versions`) and move `HEAD`;
 the tests compare the three.
@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.columns import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
+from db.values.types import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
 
 HEAD = "0002"
 VERSION_TABLE = "trace_alembic_version"
@@ -40,7 +40,7 @@ class Round(Base):
 
 
 class Stage(Base):
-    """One stage of a round: who works on it, until when the lease holds, and what came of it."""
+    """One stage of a round: who works on it, until when the lease holds, and its result."""
 
     __tablename__ = "stages"
     __table_args__ = (UniqueConstraint("round_id", "name"),)

@@ -12,14 +12,14 @@ from sqlalchemy import Connection, and_, func, select, update
 
 from db import queries, writes
 from db.engine import Engines, database_time, lock_writers, make_engines, parse_url, show, speaking
-from db.ids import row_id
 from db.ledger import Stage
 from db.migrate import ensure_schema
 from db.rows import Round, Row, StageRow, TrajectoryRow, Written
 from db.rows.contract import AnyRow
 from db.schema import TABLES
-from db.states import AdapterState, EnvironmentState, RoundState, check_transition, is_final, parse_state
-from db.text import dump_json
+from db.values.ids import row_id
+from db.values.states import AdapterState, EnvironmentState, RoundState, check_transition, is_final, parse_state
+from db.values.text import dump_json
 from errors import StoreError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from db.engine import lock_writers
 from db.rows import SMALL_TABLES, Row, StageRow, TrajectoryRow, Written, values_of
 from db.rows.trajectories import check_values, step_values, trajectory_values
 from db.schema import TABLES
-from db.states import STATES_OF, check_transition, parse_state
-from db.text import dump_json
+from db.values.states import STATES_OF, check_transition, parse_state
+from db.values.text import dump_json
 from errors import StoreError
 
 # SQLite allows 32,766 parameters in a statement, PostgreSQL 65,535.

@@ -96,7 +96,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
 
 
 def run_name() -> str:
-    """What a run is called in Prefect's UI: the target, profile and seed that its parameters come to."""
+    """What a run is called in Prefect's UI: the target, profile and seed that follow from its parameters."""
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
     values.pop("fresh", None)

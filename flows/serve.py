@@ -11,7 +11,7 @@ import uvicorn
 from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
 from tasks.serving.gateway import Serving, build_gateway, serving_settings
 
-# Requests that are being answered when the gateway is told to stop have this long.
+# How long requests that are being answered may go on after the gateway was told to stop.
 DRAIN_SECONDS = 30
 
 

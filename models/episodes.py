@@ -205,7 +205,7 @@ class Player:
             ) from problem
 
     def _close(self, environment: Environment) -> None:
-        """Let go of an environment. Its episode is over and scored, so a failure here is only logged."""
+        """Close an environment. Its episode is over and scored, so a failure here is only logged."""
         try:
             self._guarded("close", environment.close)
         except TraceError as problem:

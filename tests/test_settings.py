@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from errors import ConfigurationError
-from settings import PROFILES, Settings, load_settings, writable_folder
+from settings import PROFILES, MachineSettings, Settings, load_settings, machine_settings, writable_folder
 
 
 def test_defaults_are_the_laptop_profile(settings_folder: Path) -> None:
@@ -56,7 +58,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"selection": {"required": 9, "runs": 3}}, "required = 9 of only 3"),
     ({"analyst": {"kind": "oracle"}}, "analyst.kind = 'oracle'"),
     ({"analyst": {"temperature": 0}}, "analyst.temperature = 0"),
-    ({"analyst": {"api_key": "secret"}}, "analyst.api_key"),
+    ({"analyst": {"api_key": "secret"}}, r"analyst\.api_key = \(not shown\)"),
+    ({"sandbox": "chroot"}, "sandbox = 'chroot'"),
     ({"synthesizer": {"versions": 6}}, "synthesizer.versions = 6"),
 ]
 
@@ -104,6 +107,66 @@ def test_who_plays_the_user_is_part_of_a_round(settings_folder: Path, monkeypatc
     assert load_settings().target_user == "litellm:openai/gpt-4.1"
     assert load_settings().identity() == scripted | {"target_user": "litellm:openai/gpt-4.1"}
     assert load_settings(**load_settings().identity()).target_user == "litellm:openai/gpt-4.1"
+
+
+@pytest.mark.parametrize(
+    ("given", "digest"),
+    [
+        ({}, "3cce8b50945a3aec"),
+        ({"profile": "dry"}, "26200b1fc4a728ab"),
+        ({"profile": "gpu"}, "2a0e3e685cf10f44"),
+    ],
+)
+def test_identity_is_byte_for_byte_what_stored_rounds_have(
+    settings_folder: Path, given: dict[str, Any], digest: str
+) -> None:
+    """Another identity is another round: what was begun could not go on."""
+    machine = {"sandbox": "process", "sandbox_image": "python:3.11", "cache": "/m", "gateway_keys": "k" * 20}
+    for settings in (load_settings(**given), load_settings(**given, **machine, toolsandbox="/x", tau2_tasks="/y")):
+        assert hashlib.sha256(json.dumps(settings.identity()).encode()).hexdigest()[:16] == digest
+
+
+def test_every_knob_of_the_machine_is_a_setting_and_read_by_either_name(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "sandbox": "process",
+        "sandbox_image": "python:3.11",
+        "cache": "/m",
+        "toolsandbox": "/t",
+        "tau2_tasks": "/u",
+    }
+    assert {*given, "gateway_keys"} == set(MachineSettings.model_fields) <= set(Settings.model_fields)
+    monkeypatch.delenv("TRACE_CACHE", raising=False)
+    Path("trace.toml").write_text('budget = 2000\ncache = "/file"\nsandbox = "bubblewrap"\n')
+    assert (machine_settings().cache, machine_settings().sandbox) == ("/file", "bubblewrap")
+    for name, value in given.items():
+        monkeypatch.setenv(f"TRACE_{name.upper()}", value)
+    for settings in (load_settings(), machine_settings()):
+        assert {name: getattr(settings, name) for name in given} == given
+    monkeypatch.setenv("TRACE_SANDBOX", "chroot")
+    with pytest.raises(ConfigurationError, match="sandbox = 'chroot'"):
+        machine_settings()
+
+
+def test_no_key_is_ever_printed(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "a-key-that-nobody-may-read"
+    monkeypatch.setenv("TRACE_GATEWAY_KEYS", key)
+    settings = load_settings()
+    assert settings.gateway_keys.get_secret_value() == key
+    shown = [
+        repr(settings),
+        str(settings),
+        settings.model_dump_json(),
+        repr(settings.model_dump()),
+        repr(vars(settings)),
+    ]
+    assert all(key not in text for text in [*shown, json.dumps(settings.identity())])
+    monkeypatch.delenv("TRACE_GATEWAY_KEYS")
+    Path("trace.toml").write_text(f'gateway_keys = ["{key}"]\n')
+    with pytest.raises(ConfigurationError, match="gateway_keys") as raised:
+        load_settings()
+    assert key not in str(raised.value)
 
 
 def test_folders_that_cannot_be_written(tmp_path: Path) -> None:

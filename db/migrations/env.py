@@ -8,9 +8,9 @@ from alembic import context
 from sqlalchemy import Connection, make_url
 
 import db.schema  # noqa: F401  (fills the metadata)
-from db.columns import Base, Utc
 from db.engine import migration_engine
 from db.schema import VERSION_TABLE
+from db.values.types import Base, Utc
 
 
 def render_item(kind: str, item: Any, _context: Any) -> str | Literal[False]:

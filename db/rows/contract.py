@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from db.states import STATES_OF, parse_state
-from db.text import clean_value
+from db.values.states import STATES_OF, parse_state
+from db.values.text import clean_value
 
 
 class Row(Protocol):

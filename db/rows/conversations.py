@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar
 
-from db.columns import utc_now
+from db.values.types import utc_now
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from db.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
-from db.columns import utc_now
-from db.text import clean_text, clean_value, dump_json
+from db.values.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
+from db.values.text import clean_text, clean_value, dump_json
+from db.values.types import utc_now
 from errors import StoreError
 
 PURPOSES = ("diagnosis", "calibration", "training", "evaluation", "traffic")

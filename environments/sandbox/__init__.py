@@ -1,1 +1,1 @@
-"""Where generated code runs: confined worker processes, and nothing else of it anywhere else."""
+"""Where generated code runs: in confined worker processes, and nowhere else."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from environments.sandbox.seccomp import outer_filter
 from errors import SandboxError
+from settings import machine_settings
 
 WORKER = Path(__file__).with_name("worker_process.py")
 
@@ -37,7 +38,7 @@ class _Spawner:
     """Starts workers from one thread that lives as long as the process.
 
     Bubblewrap's --die-with-parent means the *thread* that started it: from a short-lived thread the worker would die
-    in the middle of somebody's episode.
+    in the middle of an episode.
     """
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ def bubblewrap_command(filter_descriptor: int) -> list[str]:
 
 
 def _container_command(name: str) -> list[str]:
-    image = os.environ["TRACE_SANDBOX_IMAGE"]
+    image = machine_settings().sandbox_image
     command = ["docker", "run", "--rm", "--interactive", "--name", name, "--network", "none", "--read-only"]
     command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "16", "--memory", "1g"]
     command += ["--user", "65534:65534", "--ipc", "none", "--tmpfs", "/home:size=1m", "--workdir", "/home"]

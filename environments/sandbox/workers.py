@@ -1,10 +1,10 @@
 """Where generated modules run: one worker process per module, confined, with a deadline for every call.
 
-Levels, strongest first; `TRACE_SANDBOX` may name one:
+Levels, strongest first; the setting `sandbox` (TRACE_SANDBOX) may name one:
 
-- `container` (1): a container without network, read-only, no capabilities (a daemon and `TRACE_SANDBOX_IMAGE`);
+- `container` (1): a container without network, read-only, no capabilities (a daemon and TRACE_SANDBOX_IMAGE);
 - `bubblewrap` (2): own user, pid, network, ipc, uts and mount namespaces, a read-only system, no file of the host;
-- `process` (3): a plain process. Only when the user asks for it, and it says so.
+- `process` (3): a plain process. It is used only when the user asks for it, with a warning.
 
 At every level the worker also limits its own memory, files and processes and puts a system-call filter around the
 module that opens, executes, forks and signals nothing. Covered and not covered: docs/5-synthesis.md.
@@ -29,6 +29,7 @@ from typing import Any
 from environments.sandbox.confinement import SPAWNER, SandboxLevel, describe_exit
 from environments.sandbox.seccomp import inner_filter
 from errors import ConfigurationError, SandboxError
+from settings import machine_settings
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +69,14 @@ class WorkerDied(SandboxError):
 
 
 def choose_level(wanted: str | None = None) -> SandboxLevel:
-    """The level to use: `wanted`, else `TRACE_SANDBOX`, else the strongest that works here.
+    """The level to use: `wanted`, else the machine's setting `sandbox`, else the strongest that works here.
 
     Raises `ConfigurationError` on an unknown name and `SandboxError` where neither a container nor bubblewrap works.
     """
-    name = os.environ.get("TRACE_SANDBOX", "") if wanted is None else wanted
+    name = machine_settings().sandbox if wanted is None else wanted
     if name and name not in set(SandboxLevel):
         raise ConfigurationError(
-            f"TRACE_SANDBOX is {name!r}; it may be one of {[str(v) for v in SandboxLevel]} or unset"
+            f"the sandbox level is {name!r}; it may be one of {[str(v) for v in SandboxLevel]} or unset"
         )
     if name == SandboxLevel.PROCESS:
         logger.warning(
@@ -267,7 +268,7 @@ class WorkerPool:
 def _why_not(level: SandboxLevel) -> str:
     """Empty when the level works here (a worker was started and answered), else the reason. Asked once a process."""
     if level is SandboxLevel.CONTAINER:
-        if not os.environ.get("TRACE_SANDBOX_IMAGE"):
+        if not machine_settings().sandbox_image:
             return "TRACE_SANDBOX_IMAGE names no image"
         if shutil.which("docker") is None:
             return "there is no docker command"

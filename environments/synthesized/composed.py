@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from environments.contract import (
@@ -47,13 +47,6 @@ class CompositionSpec:
     def id(self) -> str:
         """Hash of all fields."""
         return content_hash(asdict(self))
-
-
-@dataclass
-class _Reference:
-    """The reference solution of one scenario, played once in an environment of its own."""
-
-    calls: list[ToolCall] = field(default_factory=list)
 
 
 class DenseEnvironment:

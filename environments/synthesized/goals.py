@@ -31,7 +31,7 @@ def plain_json(value: Any, what: str = "the value") -> Any:
     """`value` itself when it is bounded plain JSON, so that it can be compared, hashed and stored.
 
     Raises `ValueError` saying what is wrong: depth over 32, more than 20,000 parts or 200,000 characters, numbers that
-    are not finite or beyond 64 bits, lone surrogates, or a type that JSON has not.
+    are not finite or beyond 64 bits, lone surrogates, or a type that JSON does not have.
     """
     nodes = characters = 0
     pending: list[tuple[Any, int]] = [(value, 0)]

@@ -82,7 +82,7 @@ def suggested_policy(function: str) -> SimplePolicy:
 
 
 def tool_faults(tools: Sequence[Mapping[str, Any]], target_tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Tools that the target has not, or has with another signature: what is learnt on them would not carry over."""
+    """Tools that the target lacks, or has with another signature: what is learnt on them would not carry over."""
     known = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in target_tools}
     faults = []
     for tool in tools:

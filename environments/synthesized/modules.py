@@ -50,7 +50,7 @@ class SandboxedModule:
         return self._pool.restarts
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """A function of the module, its answer checked to be bounded plain JSON. Raises `SandboxError`."""
+        """A function of the module, with its answer checked to be bounded plain JSON. Raises `SandboxError`."""
         answer = self._pool.call(function, arguments)
         try:
             return plain_json(answer, f"what {function} gave")
@@ -171,7 +171,7 @@ class SandboxedEnvironment:
         return _action(self.module.call(function, scenario, self._state, self._log), function, len(self._log))
 
     def close(self) -> None:
-        """Nothing to free: the module is closed by who opened it."""
+        """There is nothing to free: the caller that opened the module closes it."""
         self._scenario = None
 
     def _started(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall, content_hash
-from environments.targets.third_party import (
+from environments.targets.third_party.adapter import (
     TOOL_ERRORS,
     TargetInfo,
     capability,

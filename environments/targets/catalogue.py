@@ -15,8 +15,8 @@ from typing import Any
 from environments.contract import SPLITS, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
-from environments.targets.simulated_user import UserModel
-from environments.targets.third_party import TargetInfo, user_name
+from environments.targets.third_party.adapter import TargetInfo, user_name
+from environments.targets.third_party.simulated_user import UserModel
 from errors import TargetError
 
 ENTRY_POINTS = "trace_agent.environments"

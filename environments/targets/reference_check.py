@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from environments.contract import SPLITS, Action, Environment, Score, Target, TargetTask
 from environments.playing import take_turns
-from environments.targets.third_party import NO_OP_REPLY
+from environments.targets.third_party.adapter import NO_OP_REPLY
 
 Player = Callable[[Environment], Action | None]
 

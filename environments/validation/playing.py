@@ -11,7 +11,7 @@ from environments.contract import Action, Environment, Message, Observation, Sco
 from environments.playing import take_turns
 from errors import TraceError
 
-# What code that nobody of this project wrote may raise on purpose or by mistake. A fault is a finding here: it is kept.
+# What code from outside this project may raise, on purpose or by mistake. A fault is a finding here and is kept.
 FAULTS = (
     TraceError, ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, NameError, OSError,
     RuntimeError, StopIteration, TypeError, ValueError,
@@ -19,7 +19,7 @@ FAULTS = (
 # A reward this high counts as a win whatever `success` says: training follows the reward.
 FULL_REWARD = 0.95
 
-# So many faults settle that an environment is broken: more would only cost a deadline each.
+# After this many faults an environment counts as broken; each further fault would only cost a deadline.
 ENOUGH_FAULTS = 3
 
 # Environment (oracles only may ask it), messages so far, random numbers -> action, or None to stop.

@@ -235,24 +235,15 @@ def play_attack(environment: Environment, task: TargetTask, attack: Attack) -> P
     return play(environment, task, policy, past_the_end=attack.name == "after_the_end")
 
 
-def run_red_team(
-    make_environment: Callable[[], Environment], tasks: Sequence[TargetTask], attacks: Sequence[Attack] = ATTACKS
-) -> list[tuple[str, int, int]]:
-    """(attack, successes, errors) over `tasks`, in the order of `attacks`.
-
-    A success is a score that says so or a reward of at least `playing.FULL_REWARD`; an error is a fault that
-    the attack provoked in the environment, which the contract forbids. After `MAX_FAULTS` faults it ends early.
-    """
-    return [
-        (attack.name, wins, errors) for attack, wins, errors, _ in red_team_details(make_environment, tasks, attacks)
-    ]
-
-
 def red_team_details(
     make_environment: Callable[[], Environment], tasks: Sequence[TargetTask], attacks: Sequence[Attack] = ATTACKS
 ) -> list[tuple[Attack, int, int, str]]:
-    """As `run_red_team`, with the attack itself and the first error's text ("" when none). Ends early, with the attacks
-    played so far, at `MAX_FAULTS` faults: each may have cost a deadline."""
+    """(attack, successes, errors, text of the first error or "") over `tasks`, in the order of `attacks`.
+
+    A success is a score that says so or a reward of at least `playing.FULL_REWARD`; an error is a fault that the attack
+    provoked in the environment, which the contract forbids. At `MAX_FAULTS` faults, each of which may have cost a
+    deadline, it ends early with the attacks played so far.
+    """
     results = []
     total_faults = 0
     environment = make_environment()

@@ -1,5 +1,8 @@
-"""Prefect's temporary server takes as long to start as the model's libraries take to import: both at once. It ends with
-this process, also when that is killed: Prefect stops it in an exit handler alone, which a signal passes by."""
+"""Start Prefect's temporary server while the model's libraries are imported: each takes about as long as the other.
+
+A watcher ends the server with this process, also when the process is killed: Prefect stops its server in an exit
+handler only, and a process that a signal kills runs no exit handler.
+"""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def show(
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whatever has this id."""
+    """The row that has this id."""
     from errors import StoreError
     from tasks.reporting.lookup import find_row
 

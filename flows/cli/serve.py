@@ -46,6 +46,7 @@ def serve(
 ) -> None:
     """One OpenAI-compatible endpoint in front of base and adapters."""
     from models.serving.gateway.settings import GatewaySettings, Keys
+    from settings import machine_settings
 
     wanted = GatewaySettings(
         missing=missing,
@@ -53,7 +54,7 @@ def serve(
         most_requests=concurrency,
         sample=sample,
         blend=blend,
-        keys=Keys.read(keys),
+        keys=Keys.read(keys, machine_settings().gateway_keys),
     )
     from flows.serve import run_gateway
     from tasks.serving.gateway import Serving

@@ -15,9 +15,8 @@ from typing import Any
 from errors import AdapterError
 from models.adapters.files import CONFIG, export_adapter, order_config
 
-# Weights are told in quarters: few enough that all that is asked for can be published beforehand.
+# Weights are rounded to quarters: so few blends are possible that every one in demand can be published beforehand.
 QUARTERS = 4
-NONE = "none"
 
 
 def blend_name(weights: Mapping[str, float]) -> str:

@@ -1,5 +1,5 @@
-"""An adapter on disk: exactly `adapter_config.json` and `adapter_model.safetensors`, and how it is told from anything
-else.
+"""An adapter on disk: exactly `adapter_config.json` and `adapter_model.safetensors`, and how it is distinguished
+from anything else.
 
 Nothing here loads a tensor, imports torch, or unpickles: an adapter folder may come from outside.
 """
@@ -51,7 +51,7 @@ class RegisteredAdapter:
 
     @property
     def served_name(self) -> str:
-        """Unique for ever, as a serving cache needs: `<capability>@v<version>-<first 8 of the hash>`."""
+        """The name of this version alone, as serving caches need: `<capability>@v<version>-<first 8 of the hash>`."""
         return f"{self.capability}@v{self.version}-{self.sha256[:8]}"
 
 
@@ -133,7 +133,7 @@ def order_config(folder: Path) -> Path:
     """Put the module names of a saved adapter's configuration in order; returns the folder.
 
     PEFT keeps them as a set and writes them in an order that changes from process to process: the same weights would
-    have another digest each time, and whatever they play another id.
+    have another digest each time, and everything that they play another id.
     """
     path = folder / CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))

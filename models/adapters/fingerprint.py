@@ -1,8 +1,8 @@
-"""How a served adapter is known for the right one: what it does to the log-probabilities of a stored text.
+"""How a served adapter is recognised as the right one: by its effect on the log-probabilities of a stored text.
 
 At registration the last tokens of a probe text are scored with the base alone and with the adapter. A server that holds
-the adapter moves the same tokens alike. Movements are compared (adapter minus base, on one engine), so that
-precision and kernels, which shift both alike, cancel; the base's own figures tell whether the base is the same.
+the adapter moves the same tokens by the same amounts. Movements are compared (adapter minus base, on one engine), so
+that precision and kernels, which shift both alike, cancel; the base's own figures tell whether the base is the same.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def read_fingerprint(tags: Mapping[str, str], name: str) -> Fingerprint:
 
 
 def likeness(expected: Fingerprint, base: Sequence[float], adapted: Sequence[float]) -> Likeness:
-    """How like the expected movement the one seen is."""
+    """How close the observed movement is to the expected one."""
     wanted, seen = _movement(expected.base, expected.adapted), _movement(base, adapted)
     base_apart = float(np.abs(_movement(expected.base, base)).mean())
     return Likeness(_size(seen), _size(wanted), _size(seen - wanted), base_apart)

@@ -41,18 +41,6 @@ def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
     }
 
 
-def base_modules(name: str) -> dict[str, tuple[int, int]]:
-    """`linear_modules` of a base model by name or folder, without its weights."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from models.local.base import EMBEDDED, embedded_folder
-
-    config = AutoConfig.from_pretrained(embedded_folder() if name == EMBEDDED else name)
-    with torch.device("meta"):
-        return linear_modules(AutoModelForCausalLM.from_config(config))
-
-
 def check_limits(folder: Path, limits: ServerLimits, tags: Mapping[str, str]) -> str:
     """Digest of the adapter folder, after checking that a server with these limits can serve it on the right base.
 

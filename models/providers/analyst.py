@@ -241,6 +241,7 @@ class Analyst:
         )
 
 
+# A memory of the process is right here: a class has one schema, whatever round asks for it.
 _SCHEMAS: dict[type[BaseModel], dict[str, Any]] = {}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import ToolCall
-from environments.targets.simulated_user import UserModel
-from environments.targets.third_party import model_of_user
+from environments.targets.third_party.adapter import model_of_user
+from environments.targets.third_party.simulated_user import UserModel
 from errors import ProviderError, TraceError
 from models.providers.client import ModelClient
 from models.providers.litellm_client import CalledTool, CallFailed, ModelCall

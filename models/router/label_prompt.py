@@ -1,6 +1,6 @@
 """Label probabilities: the base model reads one letter per candidate after the request.
 
-A small model prefers some letters whatever the request; dividing by the probabilities on an empty request removes that
+A small model prefers some letters for every request; dividing by the probabilities on an empty request removes that
 preference (contextual calibration, Zhao et al. 2021, https://arxiv.org/abs/2102.09690, section 4).
 """
 

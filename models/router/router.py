@@ -201,7 +201,7 @@ class Router:
         ]
 
     def route(self, policy: LocalPolicy, renderer: Renderer, given: Sequence[Opening]) -> list[RouteDecision]:
-        """Decisions for tasks as they begin, in their order; `milliseconds` covers everything, embedding included."""
+        """Decisions for tasks as they begin, in the given order; `milliseconds` include the embedding."""
         began = time.perf_counter()
         if not given:
             return []

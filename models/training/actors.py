@@ -98,7 +98,7 @@ class VllmActor:
         return name
 
     def rest(self) -> None:
-        """The memory is the servers'."""
+        """Nothing to do: the memory belongs to the servers."""
 
     def retire(self) -> None:
         self._forget(self._served)
@@ -114,11 +114,11 @@ class VllmActor:
     def _expected(self, peft: Any) -> Fingerprint:
         """What the trainer's own model says of the probe, with and without the adapter."""
         count = min(COUNT, len(self.probe) - 1)
-        wanted = [range(len(self.probe) - count, len(self.probe))]
+        wanted_RS = [range(len(self.probe) - count, len(self.probe))]
 
         def scores() -> tuple[float, ...]:
-            ((values, _),) = token_logprobs(peft.get_base_model(), [self.probe], 0, wanted, 1.0)
-            return tuple(values.tolist())
+            ((logprobs_S, _),) = token_logprobs(peft.get_base_model(), [self.probe], 0, wanted_RS, 1.0)
+            return tuple(logprobs_S.tolist())
 
         adapted = scores()
         with peft.disable_adapter():

@@ -1,17 +1,32 @@
 """GRPO on a LoRA adapter: TRL's trainer, our rollouts, and a forward pass that computes a shared prefix once.
 
-Simplified against the paper: one iteration per batch by default, no KL term in the loss (KL to the base is measured),
-AdamW with a constant or linearly falling rate. TRL keeps loss, optimizer, checkpoints and distribution. What is added:
-- `rollout_func` plays whole episodes and hands over the exact ids, log-probabilities and the mask of sampled tokens;
-- groups whose rewards are all equal are replaced by new seeds, at most `collections` times;
-- the ratio is taken against the sampler's own log-probabilities, so the gap between sampler and trainer is in it;
-- per-token log-probabilities are computed with the prefix of all rows once, and logits at sampled tokens alone;
-- rows without an advantage, which move nothing, are left out of the pass (`models/training/trl_trainer.py`).
+One optimizer step, in this order:
+1. The actor publishes the adapter as it is now (`models/training/actors.py`).
+2. `Rollouts.collect` plays G groups of K rollouts; all rollouts of a group start from one scenario seed. A group whose
+   rewards are all equal teaches nothing and is replaced by a new seed, in at most `collections` collections.
+3. `group_advantages` turns the rewards into advantages. This is the place to change the advantage.
+4. `Rollouts.rollout` hands TRL the exact token ids, the sampler's log-probabilities and the mask of sampled tokens.
+   Tokens of tools, users and templates are masked.
+5. `EpisodeGRPO` computes the log-probabilities of the sampled tokens (`models/training/trl_trainer.py`). It computes a
+   prefix that all rows share once, and it leaves rows without an advantage out.
+6. TRL computes the loss: the clipped surrogate with one ratio per token, against the sampler's own log-probabilities,
+   summed over the batch's sampled tokens and divided by their number (`loss_type="dapo"`).
+7. TRL makes the AdamW step and writes a checkpoint; `_Steps` records the figures and stops a training that goes wrong.
+
+Simplified against the paper: one optimizer step per batch, no KL term in the loss (KL to the base is measured), and a
+learning rate that is constant or falls linearly. TRL keeps loss, optimizer, checkpoints and distribution.
+
+Shape suffixes of arrays, tensors and nested lists in this folder; they are combined, as in `rewards_GK`:
+- `_G` groups, `_K` rollouts of a group, `_R` rows: the G x K rollouts, group by group, or a micro-batch of them;
+- `_T` tokens of a row, `_S` scored tokens of a row (or of all rows, one after another), `_N` all tokens of all rows,
+  one row after another, `_P` tokens of the prefix that all rows share;
+- `_V` vocabulary, `_H` attention heads, `_D` width of a vector, `_1` an axis of length one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +57,21 @@ from models.training.records import (
 )
 from models.training.trl_trainer import EpisodeGRPO
 
+logger = logging.getLogger("trace.models")
+
+
+def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
+    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, in the group's standard
+    deviations (unbiased, plus 1e-4 against division by zero).
+
+    Every token that the policy sampled in a rollout gets that rollout's advantage. A group with equal rewards gets 0.
+    To change the advantage, change this function: nothing else computes one.
+    """
+    centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    k = rewards_GK.shape[1]
+    std_G1 = ((centred_GK**2).mean(dim=1, keepdim=True) * (k / (k - 1))).sqrt()
+    return centred_GK / (std_G1 + 1e-4)
+
 
 class ScenarioSource(Protocol):
     """What training draws from: a synthesized environment."""
@@ -66,8 +96,10 @@ class Rollouts:
         self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
         self.on_trajectories = on_trajectories
         self.shared = 0
+        self.advantages_R = torch.zeros(0)
         self.last: list[Trajectory] = []
         self.dropped = 0
+        self.missing = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
 
@@ -77,10 +109,15 @@ class Rollouts:
         return [first + collection * self.settings.groups + g for g in range(self.settings.groups)]
 
     def collect(self, step: int) -> list[Trajectory]:
-        """G x K trajectories, group by group. Groups with equal rewards are replaced while collections are left."""
+        """At most G x K trajectories, group by group, each once.
+
+        Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
+        are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
+        """
         s = self.settings
         kept: list[list[Trajectory]] = []
         spare: list[list[Trajectory]] = []
+        lost = 0
         began = time.perf_counter()
         for collection in range(s.collections):
             missing = s.groups - len(kept)
@@ -110,6 +147,7 @@ class Rollouts:
             for g in range(len(seeds)):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 if any(t.score is None for t in group):
+                    lost += 1
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
@@ -119,12 +157,19 @@ class Rollouts:
         if not kept:
             raise TrainingError(
                 f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: "
-                "every group's rewards are equal; make the reward denser or the scenarios more varied"
+                f"{len(spare)} groups had equal rewards (make the reward denser or the scenarios more varied), "
+                f"{lost} lost episodes to the infrastructure"
             )
         while len(kept) < s.groups and spare:
             kept.append(spare.pop(0))  # fills the batch; its advantages are 0
-        # Episodes lost to the infrastructure may leave too few groups: informative ones then count twice.
-        kept = (kept * s.groups)[: s.groups]
+        self.missing = s.groups - len(kept)
+        if self.missing:
+            logger.warning(
+                "step %d learns from %d groups instead of %d: the others lost episodes to the infrastructure",
+                step,
+                len(kept),
+                s.groups,
+            )
         self.actor.rest()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
         self.last = [t for group in kept for t in group]
@@ -135,12 +180,17 @@ class Rollouts:
         step = trainer.state.global_step
         self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
         self.worst_ratio = 1.0
-        trajectories = self.collect(step)
-        if len(prompts) != len(trajectories):
+        rows = self.settings.groups * self.settings.group_size
+        if len(prompts) != rows:
             raise TrainingError(
-                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {len(trajectories)}; "
-                "make them equal"
+                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {rows}; make them equal"
             )
+        trajectories = self.collect(step)
+        rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
+        rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
+        rewards_GK = rewards_GK.view(-1, self.settings.group_size)
+        self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
+        self.advantages_R[: len(trajectories)] = group_advantages(rewards_GK).flatten()
         # Retention scenarios may come with other instructions than the capability's own.
         shared = min(t.conversation.shared for t in trajectories)
         self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])
@@ -149,8 +199,7 @@ class Rollouts:
             "completion_ids": [],
             "logprobs": [],
             "env_mask": [],
-            "reward": [],
-            "success": [],
+            "reward": rewards_R,
         }
         for t in trajectories:
             first = t.conversation.sampled.index(True)
@@ -158,8 +207,12 @@ class Rollouts:
             out["completion_ids"].append(t.conversation.ids[first:])
             out["logprobs"].append(t.conversation.logprobs[first:])
             out["env_mask"].append([int(s) for s in t.conversation.sampled[first:]])
-            out["reward"].append(t.score.reward if t.score else 0.0)
-            out["success"].append(float(t.score.success) if t.score else 0.0)
+        for _ in range(rows - len(trajectories)):  # TRL wants whole groups: these rows hold no sampled token
+            out["prompt_ids"].append(out["prompt_ids"][0])
+            out["completion_ids"].append(out["completion_ids"][0][:1])
+            out["logprobs"].append([0.0])
+            out["env_mask"].append([0])
+            out["reward"].append(0.0)
         return out
 
 
@@ -192,6 +245,7 @@ class _Steps(TrainerCallback):
             metrics={
                 "rollout_seconds": self.rollouts.seconds,
                 "dropped_groups": float(self.rollouts.dropped),
+                "missing_groups": float(self.rollouts.missing),
                 "grad_norm": float(logs.get("grad_norm") or 0.0),
                 "entropy": float(logs.get("entropy") or 0.0),
                 "sampler_ratio": float(logs.get("sampler_ratio") or 1.0),
@@ -261,8 +315,7 @@ def train_adapter(
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         beta=0.0,
-        loss_type="dapo",
-        scale_rewards="group",
+        loss_type="dapo",  # TRL's own advantage is not used: `group_advantages` replaces it
         max_completion_length=4096,
         logging_steps=1,
         save_strategy="steps",

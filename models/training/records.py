@@ -1,4 +1,4 @@
-"""What a training is told and what it leaves: settings, a record per step, and which checkpoints are whole."""
+"""The settings of a training, the record of each step, and which checkpoints are whole."""
 
 from __future__ import annotations
 

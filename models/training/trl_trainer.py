@@ -1,5 +1,6 @@
 """TRL's GRPO trainer with our forward pass: the prefix that all rows of a step share is passed through once, forward
-and back, and rows without an advantage, whose gradient is zero, not at all."""
+and back, and rows without an advantage, whose gradient is zero, not at all. Shape suffixes: `models/training/grpo.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ from trl import GRPOTrainer
 from errors import TrainingError
 from models.training.forward import StepPrefix, token_logprobs
 
-# TRL's advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
+# Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
 
 
 class StepSource(Protocol):
-    """What the trainer asks of the rollouts: TRL's rollout function, ids that all rows of the step begin with, and
-    where the largest ratio of sampler to trainer is kept."""
+    """What the trainer asks of the rollouts: TRL's rollout function, the number of ids that all rows of the step begin
+    with, the advantage of each row of the last rollout, and where the largest ratio of sampler to trainer is kept."""
 
     shared: int
+    advantages_R: torch.Tensor
     worst_ratio: float
 
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]: ...
@@ -42,6 +44,7 @@ class EpisodeGRPO(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         # TRL compares with its own detached pass; the sampler's figures make ratio and clipping mean what they say.
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
+        output["advantages"] = self.source.advantages_R
         return output
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -54,25 +57,25 @@ class EpisodeGRPO(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
         rows = len(inputs["advantages"])
-        kept = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
-        if not len(kept):  # all groups of the micro-batch have equal rewards: a zero that backward can pass
+        kept_R = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
+        if not len(kept_R):  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
         inputs = {
-            name: value[kept] if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows else value
+            name: value[kept_R] if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows else value
             for name, value in inputs.items()
         }
-        self._mask = inputs["completion_mask"] * inputs["tool_mask"]
+        self._mask_RT = inputs["completion_mask"] * inputs["tool_mask"]
         loss = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss.item()} at step {self.state.global_step}; "
                 "lower the learning rate and start this adapter again"
             )
-        apart = (self._logps - inputs["sampling_per_token_logps"]) * self._mask
-        tokens = self._mask.sum().clamp(min=1)
-        self._metrics["train"]["logprob_gap"].append((apart.abs().sum() / tokens).item())
-        self._metrics["train"]["sampler_ratio"].append(((apart.exp() * self._mask).sum() / tokens).item())
-        self.source.worst_ratio = max(self.source.worst_ratio, apart.abs().max().clamp(max=20).exp().item())
+        gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * self._mask_RT
+        tokens = self._mask_RT.sum().clamp(min=1)
+        self._metrics["train"]["logprob_gap"].append((gap_RT.abs().sum() / tokens).item())
+        self._metrics["train"]["sampler_ratio"].append(((gap_RT.exp() * self._mask_RT).sum() / tokens).item())
+        self.source.worst_ratio = max(self.source.worst_ratio, gap_RT.abs().max().clamp(max=20).exp().item())
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
             self._kl_step = self.state.global_step
             self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
@@ -81,16 +84,17 @@ class EpisodeGRPO(GRPOTrainer):
     @torch.no_grad()
     def _kl_to_base(self, model: Any, inputs: Any, rows: int = 4) -> float:
         """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
-        mask = self._mask
-        self._mask = mask[:rows]
-        policy = self._logps[:rows]
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
-        seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
+        mask_RT = self._mask_RT
+        self._mask_RT = mask_RT[:rows]
+        policy_RT = self._logprobs_RT[:rows]
+        ids_RT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
+        seen_RT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
+        completion = inputs["completion_ids"].shape[1]
         with self.accelerator.unwrap_model(model).disable_adapter():
-            base, _, _ = self._get_per_token_logps_and_entropies(model, ids, seen, inputs["completion_ids"].shape[1])
-        apart = (base - policy).clamp(-20, 20)
-        kl = ((apart.exp() - apart - 1) * self._mask).sum() / self._mask.sum().clamp(min=1)
-        self._mask = mask
+            base_RT, _, _ = self._get_per_token_logps_and_entropies(model, ids_RT, seen_RT, completion)
+        gap_RT = (base_RT - policy_RT).clamp(-20, 20)
+        kl = ((gap_RT.exp() - gap_RT - 1) * self._mask_RT).sum() / self._mask_RT.sum().clamp(min=1)
+        self._mask_RT = mask_RT
         return float(kl)
 
     def _get_per_token_logps_and_entropies(
@@ -102,25 +106,26 @@ class EpisodeGRPO(GRPOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """(B, C) log-probabilities and entropies; zeros where the policy did not sample (masked in the loss)."""
-        total = input_ids.shape[1]
-        rows, wanted = [], []
-        for ids, seen, mask in zip(input_ids, attention_mask, self._mask, strict=True):
-            start = total - logits_to_keep - int(seen[: total - logits_to_keep].sum())  # left padding of the prompt
-            end = total - logits_to_keep + int(seen[total - logits_to_keep :].sum())
-            rows.append(ids[start:end].tolist())
-            wanted.append([total - logits_to_keep - start + j for j in mask.nonzero()[:, 0].tolist()])
+        """Log-probabilities and entropies of the completions' tokens, (R, T) each; zeros where the policy did not
+        sample (masked in the loss)."""
+        prompt = input_ids.shape[1] - logits_to_keep
+        ids_RT, wanted_RS = [], []
+        for ids_T, seen_T, mask_T in zip(input_ids, attention_mask, self._mask_RT, strict=True):
+            start = prompt - int(seen_T[:prompt].sum())  # left padding of the prompt
+            end = prompt + int(seen_T[prompt:].sum())
+            ids_RT.append(ids_T[start:end].tolist())
+            wanted_RS.append([prompt - start + j for j in mask_T.nonzero()[:, 0].tolist()])
         causal, shared = self._causal(model), self.source.shared
         # Several processes exchange gradients in hooks of the micro-batches' own passes: each then makes its prefix.
         if shared and torch.is_grad_enabled() and self._prefix is None and self.accelerator.num_processes == 1:
-            self._prefix = StepPrefix(causal, rows[0][:shared])
+            self._prefix = StepPrefix(causal, ids_RT[0][:shared])
         prefix = self._prefix if torch.is_grad_enabled() else None
-        scored = token_logprobs(causal, rows, shared, wanted, self.temperature, prefix)
-        logps = torch.zeros(self._mask.shape, device=input_ids.device)
-        entropies = torch.zeros_like(logps)
-        for i, (chosen, entropy) in enumerate(scored):
-            at = self._mask[i].nonzero()[:, 0]
-            logps = logps.index_put((torch.full_like(at, i), at), chosen)
-            entropies[i, at] = entropy
-        self._logps = logps.detach()
-        return logps, entropies, None
+        scored = token_logprobs(causal, ids_RT, shared, wanted_RS, self.temperature, prefix)
+        logprobs_RT = torch.zeros(self._mask_RT.shape, device=input_ids.device)
+        entropies_RT = torch.zeros_like(logprobs_RT)
+        for i, (logprobs_S, entropies_S) in enumerate(scored):
+            at_S = self._mask_RT[i].nonzero()[:, 0]
+            logprobs_RT = logprobs_RT.index_put((torch.full_like(at_S, i), at_S), logprobs_S)
+            entropies_RT[i, at_S] = entropies_S
+        self._logprobs_RT = logprobs_RT.detach()
+        return logprobs_RT, entropies_RT, None

@@ -165,7 +165,7 @@ class VllmPolicy:
         """Nothing to do: the memory is the server's."""
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Finish all `requests` and return the answers in their order. Raises the first problem."""
+        """Finish all `requests` and return the answers in the order of the requests. Raises the first problem."""
         for request in requests:
             self.submit(request)
         done: dict[str, Generation] = {}

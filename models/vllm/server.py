@@ -1,6 +1,6 @@
 """One vLLM server as a client sees it: which models it has, completions on token ids, scores, loading of adapters.
 
-Failures are told apart by what helps: nobody there (`ServerAway`), a name that the server does not have
+Failures are distinguished by what helps against them: no server (`ServerAway`), a name that the server does not have
 (`ModelMissing`), a busy or broken server (`ProviderError`, transient, after retries), a request that cannot work
 (`PolicyError`, `ContextOverflow`), a server that is set up otherwise (`ConfigurationError`).
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from db import AdapterRow, SpendRow, Store, row_id
 from environments.contract import Prompt, Target, TargetTask, content_hash
-from environments.targets.third_party import MODEL_USER
+from environments.targets.third_party.adapter import MODEL_USER
 from errors import ConfigurationError
 from models.episodes import Episode
 from models.policy import TokenPolicy

@@ -121,7 +121,7 @@ def _local(text: str, name: str) -> PolicyName:
 def load_policy(
     name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, client: ModelClient
 ) -> LoadedPolicy:
-    """The policy, after its files, adapter or server were found in order. An API model's key, price and tools are
+    """The policy, after its files, adapter or server were checked. An API model's key, price and tools are
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
@@ -138,8 +138,8 @@ def load_policy(
 
 
 def served_policy(name: PolicyName, options: PolicyOptions, client: ModelClient) -> LoadedPolicy:
-    """Whatever a vLLM server serves, by the chat protocol and with the server's own template and tool parser: any
-    model, as users of the server meet it. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
+    """Any model that a vLLM server serves, as users of the server meet it: by the chat protocol, with the server's own
+    template and tool parser. A round's own rendering, ids in and ids out, is `_load_token_policy`'s."""
     served = _served_models(name)
     asked = name.adapter or name.model
     if name.model not in served or asked not in served:
@@ -181,11 +181,11 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
     from models.local.base import check_base, load_base
     from tasks.round.policies import check_policy, open_backend
 
-    check_base(name.model)
+    check_base(name.model, settings.cache)
     check_policy(settings)
     found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
     rollout = settings.rollout
-    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows)
+    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows, settings.cache)
     policy = open_backend(settings, base).policy
     temperature = rollout.temperature if options.temperature is None else options.temperature
     loaded = LoadedPolicy(

@@ -42,7 +42,7 @@ class PairedDifference:
     """`other` minus `base` in percentage points over `tasks` common tasks, with interval and two-sided p-value.
 
     `changed` counts the tasks whose rate differs, which are the only ones the permutation test can use; `left_out`
-    those that one side never finished. `floor_p` is the smallest p-value that so many tasks could give."""
+    those that one side never finished. `floor_p` is the smallest p-value that this number of tasks could give."""
 
     points: float
     low: float

@@ -13,7 +13,7 @@ import pandas as pd
 from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import builtin_names, load_target
-from environments.targets.third_party import MODEL_USER
+from environments.targets.third_party.adapter import MODEL_USER
 from errors import BudgetExceeded, ConfigurationError
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
@@ -97,7 +97,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
 
 
 def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
-    """Try each API model once; "" or why the money does not even allow that. What is stored is shown all the same."""
+    """Try each API model once; return "", or the reason why the cap on money does not allow it. Stored results
+    are shown all the same."""
     try:
         for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():
             chat.check()

@@ -27,7 +27,7 @@ def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = N
 
     Every item needs the same number of raters, at least 2 (ValueError). `sets` merges columns first: ((0,), (1, 2))
     asks whether raters agree on category 0 against the rest. When all ratings fall in one category, chance agreement
-    is 1 and kappa is 0/0: it is None then, not 1, for raters who were never tempted to disagree have shown nothing;
+    is 1 and kappa is 0/0: it is None then, not 1, because raters who never had a reason to disagree have shown nothing;
     `observed` is 1. A category of which that holds (all or none of the ratings) is None in `by_category`."""
     table = np.asarray(counts, dtype=np.float64)
     if table.ndim != 2 or not table.size:

@@ -1,5 +1,5 @@
-"""Stages 2 and 3 of the method with a language model as the analyst: discover candidates, label every pair N times,
-measure agreement, and judge whether an environment could train what was found.
+"""Stage 2 of the method with a language model as the analyst: discover candidates, label every pair N times, and judge
+whether an environment could train what was selected.
 
 The analyst is passed in; nothing here knows a provider, and nothing here reads a database. Raters see a trajectory's
 conversation and never its outcome, reward or checks, unless `show_outcome` is set: raters who know the outcome explain
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -20,9 +20,7 @@ from pydantic import BaseModel, Field
 
 from errors import LabelError, ProviderError
 from models.providers.analyst import Answer, Question
-from tasks.mining.agreement import agreement
 from tasks.mining.labels import LABELS
-from tasks.mining.selection import CapabilitySelection, select
 from tasks.mining.transcripts import compact
 
 STAGE = "contrast"
@@ -112,19 +110,6 @@ class Labelling:
 
 
 @dataclass(frozen=True)
-class MiningResult:
-    """Everything of stages 2 and 3. Kappas are None where they are undefined (fewer than two complete runs, or raters
-    who all gave one label everywhere)."""
-
-    candidates: tuple[MinedCapability, ...]
-    labelling: Labelling
-    selections: tuple[CapabilitySelection, ...]
-    kappa: float | None
-    kappa_by_capability: Mapping[str, float | None]
-    fits: Mapping[str, Fit] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Fit:
     """Whether an environment could train a capability, by majority of judges."""
 
@@ -132,26 +117,6 @@ class Fit:
     cause: str
     reason: str
     request_hashes: tuple[str, ...]
-
-
-def mine(
-    analyst: Asker, transcripts: Sequence[Transcript], context: str, settings: MiningSettings, k: int = 8
-) -> MiningResult:
-    """Discover, label, select and judge. `context` is the policy text and the tools, shown once in every request.
-
-    Raises `LabelError` when there is nothing to contrast or no run is complete, and what the analyst raises.
-    """
-    candidates = discover(analyst, transcripts, context, settings)
-    labelling = label(analyst, transcripts, candidates, context, settings)
-    selections = select(labelling.labels, k=k, n=settings.runs)
-    kappa, by_capability = agreement(labelling.labels)
-    fits = {}
-    for selection in selections:
-        if selection.selected:
-            found = next(c for c in candidates if c.name == selection.name)
-            evidence = [trajectory for trajectory, _ in selection.evidence]
-            fits[found.name] = judge_fit(analyst, found, evidence, transcripts, context, settings)
-    return MiningResult(candidates, labelling, selections, kappa, by_capability, fits)
 
 
 def discover(

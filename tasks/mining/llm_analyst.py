@@ -178,5 +178,5 @@ def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None
 
 
 def kappa_text(kappa: float | None) -> str:
-    """A kappa to two digits; where it is not defined, that."""
+    """A kappa to two digits, or the words that say it is undefined."""
     return "undefined" if kappa is None else f"{kappa:.2f}"

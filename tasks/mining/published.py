@@ -1,4 +1,4 @@
-"""Selection from labelling runs that somebody published: `trace-agent select --candidates FILE --runs FOLDER`.
+"""Selection from published labelling runs: `trace-agent select --candidates FILE --runs FOLDER`.
 
 Candidates are {"candidates": [{"name", "definition" or "description", "example_trajectories"}]}. Each file of the
 folder is one run: {"attempt": 1, "totals": {"total_failed", "total_passed"}, "labels": {NAME: {"lacking_failed": [ids],

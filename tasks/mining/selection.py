@@ -1,12 +1,13 @@
-"""Stages 2 and 3 of the method on tables: the `checks` analyst (candidates and labels from the verifier's own checks)
-and the selection of capabilities by coverage and contrast over N labelling runs.
+"""Stage 3 of the method: the selection of capabilities by coverage and contrast over N labelling runs.
 
-Tables are pandas frames; ids and names may be strings or categoricals. Categoricals are much the lighter for large
-tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` returns them."""
+Tables are pandas frames; ids and names may be strings or categoricals. Categoricals take much less memory for large
+tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` of
+`tasks/mining/checks_analyst.py` returns them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,6 @@ EVIDENCE = 10
 _CHUNK = 2_000_000  # rows counted at once: bounds the temporaries to tens of megabytes
 _TOLERANCE = 1e-9  # 0.7 - 0.5 is 0.19999999999999996 and must pass an inclusive threshold of 0.2
 
-Ints = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
 
@@ -51,9 +51,9 @@ def select(
 
     `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the
     trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks
-    a capability counts as not passed and is left out of its means. Votes count a run's label whatever the weight.
-    Raises LabelError when the runs do not partition the trajectories (see `validate_labels`) or there are more than
-    `n` of them."""
+    a capability counts as not passed and is left out of its means. Votes count a run's label once, with any weight.
+    Raises LabelError when a run does not label every pair of a trajectory and a capability once, or there are more
+    than `n` runs."""
     table = _encode(labels)
     runs, names, ids = len(table.runs), len(table.capabilities), len(table.trajectories)
     if runs > n:
@@ -99,35 +99,6 @@ def select(
             )
         )
     return tuple(sorted(result, key=lambda row: (-round(row.mean_delta, 12), row.name)))
-
-
-def validate_labels(run: pd.DataFrame, trajectories: Sequence[str], capabilities: Sequence[str]) -> None:
-    """Checks one labelling run [trajectory_id, capability, label] against what was asked: every pair once, nothing
-    else.
-
-    Raises LabelError that names what is unknown, missing or twice, so that it can go back to the rater.
-    """
-    for column, known in (
-        ("trajectory_id", set(trajectories)),
-        ("capability", set(capabilities)),
-        ("label", set(LABELS)),
-    ):
-        unknown = sorted({str(value) for value in run[column].unique()} - {str(value) for value in known})
-        if unknown:
-            raise LabelError(
-                f"unknown {column} {', '.join(map(repr, unknown[:5]))}; known are {sorted(map(str, known))[:5]} ..."
-            )
-    twice = run[run.duplicated(["trajectory_id", "capability"])]
-    if len(twice):
-        pair = twice.iloc[0]
-        raise LabelError(
-            f"{len(twice)} pairs are labelled twice, first {pair['trajectory_id']!r} with {pair['capability']!r}"
-        )
-    missing = len(set(trajectories)) * len(set(capabilities)) - len(run)
-    if missing:
-        given = set(zip(run["trajectory_id"].astype(str), run["capability"].astype(str), strict=True))
-        first = next((t, c) for t in trajectories for c in capabilities if (str(t), str(c)) not in given)
-        raise LabelError(f"{missing} pairs have no label, first {first[0]!r} with {first[1]!r}; label every pair once")
 
 
 @dataclass(frozen=True)

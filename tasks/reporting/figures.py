@@ -1,7 +1,7 @@
 """The figures of one round: what `trace-agent status --json` prints, the registry keeps and the report page shows.
 
 Rates are in [0, 1], differences in percentage points, times in seconds. A part is None or empty when the round never
-came to it; `stopped` then says why."""
+reached it; `stopped` then says why."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TrainingStep(_Figures):
 
 
 class Calibration(_Figures):
-    """What the base model scored in a synthesized environment before it was let train."""
+    """What the base model scored in a synthesized environment before that environment was used for training."""
 
     accepted: bool
     verdict: str
@@ -94,7 +94,7 @@ class AnalystFigures(_Figures):
 
 
 class CapabilityFigures(_Figures):
-    """One capability from selection to gate. `verdict` is the last word on it: the gate's verdict, `unsynthesizable`,
+    """One capability from selection to gate. `verdict` is the final one: the gate's verdict, `unsynthesizable`,
     `reward-misspecified`, `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences;
     `kappa` is how far labelling runs agree on it."""
 
@@ -138,7 +138,7 @@ class RouterFigures(_Figures):
 
 
 class SelectionRule(_Figures):
-    """Thresholds of the selection: coverage, contrast, and how many of how many runs."""
+    """Thresholds of the selection: coverage, contrast, and K of N runs."""
 
     rho: float = 0.10
     delta: float = 0.20

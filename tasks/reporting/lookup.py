@@ -12,7 +12,7 @@ from tasks.reporting.figures import Provenance, RoundFigures
 
 
 def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
-    """The figures that the round's report was made of; of an unfinished round, what is known of it."""
+    """The figures that the round's report was made of; for an unfinished round, the figures known so far."""
     path = home / row.id / "figures.json"
     if path.is_file():
         return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ TEMPLATES = Path(__file__).parent
 
 
 def render(figures: RoundFigures) -> str:
-    """The page as text (UTF-8 when written). Every part that the round never came to is replaced by the reason."""
+    """The page as text (UTF-8 when written). Every part that the round never reached is replaced by the reason."""
     chosen = [c for c in figures.capabilities if c.selected]
     ranked = sorted(figures.capabilities, key=lambda c: (not c.selected, -c.mean_delta, c.name))
     seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]

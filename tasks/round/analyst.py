@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from db import Store
 from environments.contract import Target
-from environments.targets.simulated_user import UserModel
-from environments.targets.third_party import model_of_user
+from environments.targets.third_party.adapter import model_of_user
+from environments.targets.third_party.simulated_user import UserModel
 from errors import ConfigurationError
 from models.providers.analyst import AnalystSettings
 from models.providers.analyst_store import StoredSpend

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from db import Round, StageRow, StageState, Store
-from db.states import is_final
+from db.values.states import is_final
 from environments.contract import Target, TargetTask
 from errors import StoreError
 from models.adapters.registry import Registry
@@ -77,7 +77,7 @@ class Context:
     @cached_property
     def base(self) -> BaseModel:
         s = self.settings
-        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows)
+        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache)
 
     @cached_property
     def backend(self) -> Backend:

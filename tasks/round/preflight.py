@@ -26,6 +26,9 @@ from tasks.round.target_prompt import context_text
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
+# Settings with which a probe succeeded in this process. A command checks twice (`preflight`, then `open_context`) and a
+# worker starts many flow runs, while a probe costs a paid call: it proves something about model, address and key, which
+# are the same for all of them. Only settings are remembered, nothing of a round, and a probe that failed is repeated.
 _PROBED: set[AnalystSettings] = set()
 
 
@@ -52,13 +55,13 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
             "put the key there, or name another"
         )
     if settings.synthesizer.kind == "llm":
-        choose_level()
+        choose_level(settings.sandbox)
     _check_caps(settings, target)
     _probe(settings, store)
 
 
 def least_calls(settings: Settings, target: Target) -> int:
-    """The fewest calls that the stages of a round can come to: discovery and every labelling run, or one module."""
+    """The fewest calls that the stages of a round can need: discovery and every labelling run, or one module."""
     calls = 0
     if settings.analyst.kind == "llm":
         tasks = len(target.tasks("diagnosis"))
@@ -130,7 +133,7 @@ def preflight(settings: Settings) -> None:
     writable_folder(settings.folder)
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
-        check_base(settings.base_model)
+        check_base(settings.base_model, settings.cache)
         check_user(settings, target)
         check_analyst(settings, target, store)
         check_policy(settings)

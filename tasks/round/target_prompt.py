@@ -8,7 +8,7 @@ from typing import Any
 
 from environments.contract import SPLITS, Message, Prompt, Target
 from environments.targets.catalogue import builtin_names, load_target
-from environments.targets.third_party import model_of_user
+from environments.targets.third_party.adapter import model_of_user
 
 # What a target without any task is asked, where something has to be asked.
 NEUTRAL = "Please help me with my request."

@@ -1,4 +1,4 @@
-"""The target `traffic`: conversations of the gateway that somebody gave feedback on, as diagnosis data of a round.
+"""The target `traffic`: conversations of the gateway that users gave feedback on, as diagnosis data of a round.
 
 They were played already, by users: a round on them imports instead of rolling out, contrasts and selects. They cannot
 be played again, so there is nothing to synthesize from, to train on or to evaluate with: what is found lacking is
@@ -16,8 +16,8 @@ from typing import Any
 from db import CheckRow, ConversationRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
 from environments.contract import Message, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
-from environments.targets.simulated_user import UserModel
-from environments.targets.third_party import TargetInfo
+from environments.targets.third_party.adapter import TargetInfo
+from environments.targets.third_party.simulated_user import UserModel
 from errors import ConfigurationError, TargetError
 from models.serving.openai_api.requests import to_messages
 from settings import load_settings

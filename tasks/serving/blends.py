@@ -46,7 +46,7 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
     name, quarters = blend_name(weights), blend_parts(weights)
     if name in champions and name in quarters:
         raise ConfigurationError(f"{list(parts)} rounds to {name!r} alone, which is served already; give two or more")
-    base = load_base(settings.base_model, settings.dtype, settings.calls, 1)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, 1, settings.cache)
     probe = base.renderer.start(*first_opening(load_target(settings.target)))
     with tempfile.TemporaryDirectory() as scratch:
         folders = {

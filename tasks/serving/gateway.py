@@ -40,7 +40,7 @@ LOCAL_RANK = 512
 
 @dataclass(frozen=True)
 class Serving:
-    """What `trace-agent serve` is told. `servers` answer with their models (empty: those of the policy settings when
+    """The options of `trace-agent serve`. `servers` answer with their models (empty: those of the policy settings when
     their backend is vllm, else the model in this process). `rendered`: servers get token ids rendered as in training;
     else they get the request as it came. `plain`: requests without instructions are not put behind the target's own."""
 
@@ -99,7 +99,7 @@ def build_gateway(
 ) -> GatewayApp:
     """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns."""
     router, preset = chosen_router(settings, store, serving), preset_of(settings)
-    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS)
+    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache)
     base.policy.context = min(base.policy.context, CONTEXT)
     registry = open_registry(settings, settings.target)
     engine = LocalEngine(base.policy)

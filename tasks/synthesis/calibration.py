@@ -66,7 +66,7 @@ def limits_of(context: Context) -> Limits:
 def measure(context: Context, environment: ComposedEnvironment | WrittenEnvironment, what: str) -> Calibration:
     """Play the base `samples` times on each of `seeds` scenarios and judge the figures.
 
-    Raises `EnvironmentFault` when no episode came to its end.
+    Raises `EnvironmentFault` when no episode ended.
     """
     s = context.settings.calibration
     tasks = [environment.own_scenario(CALIBRATION_SEED - i) for i in range(s.seeds)]

@@ -107,7 +107,7 @@ def brief_of(context: Context, capability: str) -> Brief:
 
 
 def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
-    """The environment of a module: which families it is about, and what keeps the rest from being forgotten.
+    """The environment of a module: which families it is about, and its retention scenarios.
 
     A family needs the capability when most labels of its trajectories do (at least the one with the most); retention
     comes from all other families that the base has any success in, or, on a target without generators, from the
@@ -191,7 +191,7 @@ def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
 
 
 def _store(context: Context, capability: str, version: Version, calibration: Calibration | None) -> None:
-    """Keep a version. Its state says last how it ended, so one that is cut off here is judged again."""
+    """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
     identity = version_id(context, capability, version.number)
     row = EnvironmentRow(
         id=identity,

@@ -196,7 +196,7 @@ def _messages(brief: Brief, tried: Sequence[Version]) -> list[dict[str, str]]:
 
 
 def _feedback(last: Version, tried: Sequence[Version]) -> str:
-    """The last version with its figures, and in a line each why those before it were refused."""
+    """The last version with its figures, and one line on why each earlier version was refused."""
     figures = []
     for name, verdict in last.verdicts.items():
         lines = verdict_lines(ValidationVerdict(verdict["accepted"], tuple(verdict["reasons"]), verdict["figures"]))

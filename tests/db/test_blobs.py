@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from db.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
+from db.values.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
 from errors import StoreError
 
 # No deadline: a busy machine is not a wrong result.

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy import JSON
 
-from db.columns import Utc, utc_now
 from db.rows import SMALL_TABLES, Row, StageRow, values_of
 from db.schema import TABLES
-from db.states import STATES_OF
+from db.values.states import STATES_OF
+from db.values.types import Utc, utc_now
 from errors import StoreError
 
 # Trajectories are stored whole, with their steps and checks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from db.states import (
+from db.values.states import (
     STATES_OF,
     TRANSITIONS,
     AdapterState,

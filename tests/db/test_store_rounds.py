@@ -29,7 +29,7 @@ from db import (
     open_store,
     row_id,
 )
-from db.columns import utc_now
+from db.values.types import utc_now
 from environments.contract import content_hash
 from errors import StoreError, TransitionError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
-from environments.targets.third_party import of_split
+from environments.targets.third_party.adapter import of_split
 
 TASKS = tuple(TargetTask(f"t{n}", "test", "even" if n % 2 == 0 else "odd", n, {"n": n}) for n in range(8))
 

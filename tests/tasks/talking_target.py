@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.contract import Action, Message, Observation, Score, TargetTask
-from environments.targets.simulated_user import UserModel
-from environments.targets.third_party import player_of
+from environments.targets.third_party.adapter import player_of
+from environments.targets.third_party.simulated_user import UserModel
 
 # A model that LiteLLM has a price for: $2 and $8 per million tokens.
 MODEL = "openai/gpt-4.1"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from environments.targets.third_party import TOOL_ERRORS
+from environments.targets.third_party.adapter import TOOL_ERRORS
 from errors import TargetError
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall, content_hash
 from environments.targets.bfcl.services import Services, parse_call
-from environments.targets.third_party import (
+from environments.targets.third_party.adapter import (
     TargetInfo,
     capability,
     error_result,

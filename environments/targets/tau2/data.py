@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from environments.contract import TargetTask, content_hash
-from environments.targets.third_party import (
+from environments.targets.third_party.adapter import (
     TargetInfo,
     capability,
     file_hashes,
@@ -21,6 +20,7 @@ from environments.targets.third_party import (
     user_name,
 )
 from errors import TargetError
+from settings import machine_settings
 
 DOMAINS = ("airline", "retail", "telecom")
 VERSION = "26.3"
@@ -57,7 +57,7 @@ def _package_data() -> Path:
 
 def _task_folder(domain: str) -> Path:
     """The folder with tasks.json and split_tasks.json: the package's, or that of a checkout named by the variable."""
-    root = os.environ.get(TASKS_VARIABLE)
+    root = machine_settings().tau2_tasks
     if not root:
         return _package_data() / domain
     for inside in (".", "domains", "tau2/domains", "data/tau2/domains"):

@@ -19,7 +19,7 @@ from tau2.utils.utils import get_now
 
 from environments.contract import Check, Score
 from environments.targets.tau2.world import Domain, Records, changed_records, open_world, reset_class_state
-from environments.targets.third_party import capability
+from environments.targets.third_party.adapter import capability
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from tau2.data_model.tasks import Action as GoldAction
 from tau2.data_model.tasks import Task
 
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall
-from environments.targets.simulated_user import UserModel
 from environments.targets.tau2.data import LICENCE, Tau2Data, load_data
 from environments.targets.tau2.scoring import Played, official_reward, score
 from environments.targets.tau2.users import GREETING, OUT_OF_SCOPE, STOP, TRANSFER, Customer, build_customer
 from environments.targets.tau2.world import Domain, bill_ids, load_domain, name_new_bills, official_task, open_world
-from environments.targets.third_party import error_result, of_split, player_of, user_name
+from environments.targets.third_party.adapter import error_result, of_split, player_of, user_name
+from environments.targets.third_party.simulated_user import UserModel
 from errors import EnvironmentFault
 
 # tau2 allows 200 messages, and every action brings at least one more.

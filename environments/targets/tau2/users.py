@@ -15,8 +15,8 @@ from tau2.data_model.tasks import StructuredUserInstructions, Task
 from tau2.user.user_simulator import UserSimulator
 
 from environments.contract import ToolCall
-from environments.targets.simulated_user import FactTeller, UserModel, in_first_person
 from environments.targets.tau2.world import Domain
+from environments.targets.third_party.simulated_user import FactTeller, UserModel, in_first_person
 from errors import ProviderError
 
 STOP, TRANSFER, OUT_OF_SCOPE = "###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###"

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from environments.contract import content_hash
-from environments.targets.third_party import TargetInfo, folder_hash, split_all, user_name
+from environments.targets.third_party.adapter import TargetInfo, folder_hash, split_all, user_name
 from errors import TargetError
+from settings import machine_settings
 
 VARIABLE, KEY_VARIABLE = "TRACE_TOOLSANDBOX", "RAPID_API_KEY"
 VARIANTS = ("base", "augmented")
@@ -53,7 +54,7 @@ def package_folder() -> Path:
 
     Raises TargetError when there is none.
     """
-    root = os.environ.get(VARIABLE)
+    root = machine_settings().toolsandbox
     if root:
         folder = Path(root).expanduser() / "tool_sandbox"
         if not (folder / "scenarios").is_dir():

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
-from environments.targets.simulated_user import FactTeller, UserModel, in_first_person
-from environments.targets.third_party import (
+from environments.targets.third_party.adapter import (
     TOOL_ERRORS,
     capability,
     error_result,
@@ -24,6 +23,7 @@ from environments.targets.third_party import (
     seed_of,
     user_name,
 )
+from environments.targets.third_party.simulated_user import FactTeller, UserModel, in_first_person
 from environments.targets.toolsandbox.data import (
     LICENCE,
     VARIANTS,
@@ -166,7 +166,7 @@ class ToolSandboxEnvironment:
         return () if reply is None else (Message("user", reply),)
 
     def oracle(self) -> Action | None:
-        """What the next milestone needs (see oracle.py); then a word until the user leaves."""
+        """What the next milestone needs (see oracle.py); then a short message until the user leaves."""
         episode = self._running()
         if self._done:
             return None

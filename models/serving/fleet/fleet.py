@@ -266,7 +266,7 @@ class Fleet:
         return [n for n in gone if time.monotonic() - self._retired.get(n, -1e9) >= self.linger_seconds]
 
     def _ours(self, name: str) -> bool:
-        """Whether a loaded name is a version in our registry (somebody else's stay)."""
+        """Whether a loaded name is a version in this registry; other names are left alone."""
         match = _SERVED_NAME.fullmatch(name)
         if match is None:
             return False

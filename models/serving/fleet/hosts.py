@@ -1,5 +1,6 @@
-"""What holds adapters for a fleet: a vLLM server, or the model in this process (`EngineHost` beside its engine,
-`models/serving/upstreams/local_engine.py`). Both load, score and unload by name, from bytes that the fleet has checked.
+"""What holds adapters for a fleet. A host loads, scores and unloads adapters by name.
+
+A host is a vLLM server, or the model in this process (`EngineHost` in `models/serving/upstreams/local_engine.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from models.vllm.server import VllmServer
 
 
 class Host(Protocol):
-    """`address` is "" for the model in this process. `names` raises `ServerAway` when nobody answers."""
+    """`address` is "" for the model in this process. `names` raises `ServerAway` when no server answers."""
 
     address: str
 

@@ -63,7 +63,7 @@ class AdapterFleet(Protocol):
 
 
 class Reconciler:
-    """Reconciles at once, then every `seconds`, and whenever `wake` is called (a promotion), in a thread of its own.
+    """Reconciles at once and then every `seconds`, in a thread of its own.
 
     A failure (registry or server away) is logged and tried again at the next turn: what is live stays live. Use as a
     context manager, or `start` and `stop`.
@@ -73,7 +73,7 @@ class Reconciler:
         self.fleet, self.seconds = fleet, seconds
         self.problem = ""  # of the last reconciliation, for the health page
         self.turns = 0
-        self._wake, self._stop = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -86,14 +86,9 @@ class Reconciler:
     def stop(self) -> None:
         """End after the reconciliation that is running, if any."""
         self._stop.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-
-    def wake(self) -> None:
-        """Reconcile now."""
-        self._wake.set()
 
     def __enter__(self) -> Reconciler:
         self.start()
@@ -104,7 +99,6 @@ class Reconciler:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.clear()
             try:
                 for change in self.fleet.reconcile():
                     logger.info("adapters: %s", change)
@@ -113,4 +107,4 @@ class Reconciler:
                 self.problem = str(problem)
                 logger.error("adapters were not reconciled: %s; trying again in %.0f s", problem, self.seconds)
             self.turns += 1
-            self._wake.wait(self.seconds)
+            self._stop.wait(self.seconds)

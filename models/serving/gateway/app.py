@@ -139,7 +139,7 @@ class GatewayApp:
                 gateway.in_flight -= 1
 
     async def feedback(self, request: Request) -> Response:
-        """`/v1/feedback`: what somebody says of a conversation."""
+        """`/v1/feedback`: a client's feedback on a conversation."""
         feedback = parse_feedback(await self._body(request))
         log = self.gateway.log
         if log is None:
@@ -162,7 +162,7 @@ class GatewayApp:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def health(self, request: Request) -> Response:
-        """`/health`: 200 while somebody behind the gateway can answer."""
+        """`/health`: 200 while an upstream can answer."""
         replicas = await self.gateway.upstream.replicas()
         alive = any(replica.alive for replica in replicas)
         return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)
@@ -288,7 +288,7 @@ async def _not_allowed(request: Request, problem: Exception) -> Response:
 
 
 async def _broken(request: Request, problem: Exception) -> Response:
-    """A defect. The client is told nothing of it; the server's log has the traceback."""
+    """A defect of the gateway. The client learns nothing of it; the server's log has the traceback."""
     return _refused(ApiError(500, "the gateway failed; its log says why"))
 
 

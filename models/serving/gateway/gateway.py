@@ -2,7 +2,8 @@
 
 What a client may ask for as `model`: the routed name (the router decides), the base, a capability, or one version of
 an adapter. A conversation keeps its capability; a new champion of it answers the next turn. When the adapter that is
-needed is not live, the base answers or the request is refused, as the settings say; either is logged, counted and told.
+needed is not live, the base answers or the request is refused, as the settings say; either is logged, counted and
+reported in a header.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class RoutedRequest:
 
 @dataclass(frozen=True)
 class Streamed:
-    """A streamed answer that has begun. Whoever takes it calls `close`, also when no event was read."""
+    """A streamed answer that has begun. Its reader calls `close`, also when it read no event."""
 
     events: AsyncGenerator[bytes]
     headers: Mapping[str, str]
@@ -272,7 +273,7 @@ class Gateway:
     async def _events(
         self, opened: RoutedRequest, events: AsyncGenerator[bytes], first: bytes, until: float, owner: str
     ) -> AsyncGenerator[bytes]:
-        """The rest of a stream. What goes wrong now is told as an event: the status is sent already."""
+        """The rest of a stream. An error is now sent as an event, because the status has been sent already."""
         whole = False
         try:
             yield first

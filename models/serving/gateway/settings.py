@@ -1,13 +1,14 @@
-"""What the gateway is told: names, limits, keys, and what to do when an adapter is missing."""
+"""The gateway's settings: names, limits, keys, and what happens when an adapter is missing."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import SecretStr
 
 from environments.contract import Prompt
 from errors import ConfigurationError
@@ -33,9 +34,10 @@ class Keys:
         return cls(tuple(hashlib.sha256(key.encode()).digest() for key in given))
 
     @classmethod
-    def read(cls, file: Path | None = None, environment: Mapping[str, str] = os.environ) -> Keys:
-        """Keys of `file` (one a line, # begins a comment) and of the variable `TRACE_GATEWAY_KEYS` (commas between)."""
-        lines: list[str] = environment.get(KEYS_VARIABLE, "").split(",")
+    def read(cls, file: Path | None, given: SecretStr) -> Keys:
+        """Keys of `file` (one a line, # begins a comment) and those `given` by the setting `gateway_keys` (commas
+        between). Raises `ConfigurationError`, which never shows a key."""
+        lines: list[str] = given.get_secret_value().split(",")
         if file is not None:
             try:
                 lines += [line.partition("#")[0] for line in file.read_text("utf-8").splitlines()]

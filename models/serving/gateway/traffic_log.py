@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from db import ConversationRow, Store, row_id
-from db.columns import utc_now
+from db.values.types import utc_now
 from errors import StoreError
 from models.policy import PolicyIdentity
 from models.serving.gateway.conversations import Routed
@@ -40,7 +40,7 @@ class LoggedTurn:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What somebody says of a conversation; at least one of the three. `reward` lies in [0, 1]."""
+    """Feedback on a conversation: at least one of the three fields. `reward` lies in [0, 1]."""
 
     conversation: str
     reward: float | None = None
@@ -117,7 +117,7 @@ class TrafficLog:
             except StoreError as problem:
                 self._count("dropped")
                 logger.error("a conversation was not stored: %s", problem)
-            except Exception:  # a thread that ends would leave whoever gives feedback waiting for ever
+            except Exception:  # if this thread ended, clients that give feedback would wait for ever
                 self._count("dropped")
                 logger.exception("a conversation was not stored")
 

@@ -1,4 +1,4 @@
-"""What a client is told when it cannot be answered: status codes and bodies as OpenAI's clients expect them."""
+"""What a client gets when its request cannot be answered: status codes and bodies as OpenAI's clients expect them."""
 
 from __future__ import annotations
 

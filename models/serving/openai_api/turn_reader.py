@@ -1,6 +1,6 @@
 """Sampled ids to what a client is shown, as they come: text, or tool calls.
 
-While a turn may still become a call of one of the tools on offer, its text is held back; a call is told whole at the
+While a turn may still become a call of one of the tools on offer, its text is held back; a call is sent whole at the
 end. A "call" of a tool that was not offered is text: a client could not run it.
 """
 

@@ -15,7 +15,7 @@ from models.serving.openai_api.requests import ChatRequest, Usage
 
 @dataclass
 class TurnResult:
-    """What came of a turn, for whoever stores or counts it. `message` is the assistant's, in OpenAI's form."""
+    """The result of a turn, for the code that stores or counts it. `message` is the assistant's, in OpenAI's form."""
 
     message: dict[str, Any] = field(default_factory=dict)
     finish: str = ""

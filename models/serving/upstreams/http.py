@@ -3,8 +3,8 @@
 With httpx, four fifths of a request's processor time went into its client (`benchmarks/serving.py` has both).
 
 `HttpUpstream` passes a request on as it came, with the model's name replaced: the server's own chat template and tool
-parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `LocalUpstream` instead:
-the gateway renders, the server completes token ids (vLLM's `return_token_ids`), and the gateway reads the calls.
+parser apply. For adapters trained on this project's rendering, `HttpTokens` is the engine of `RenderedUpstream`: the
+gateway renders, the server completes token ids (vLLM's `return_token_ids`), and the gateway reads the calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from models.serving.upstreams.contract import AdapterGone, Replica, Turn
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
-# Shorter than the five seconds after which uvicorn, and so vLLM's server, closes a connection that nobody uses: a
+# Shorter than the five seconds after which uvicorn, and so vLLM's server, closes an idle connection: a
 # request on one that is being closed fails.
 IDLE_SECONDS = 2.0
 LONGEST_MESSAGE = 500
@@ -132,7 +132,7 @@ class HttpUpstream:
         self.pool, self.base = pool, base
 
     async def answer(self, turn: Turn) -> dict[str, Any]:
-        """The body of the server's answer. Raises `ApiError` (502) if somebody else answered than was asked."""
+        """The body of the server's answer. Raises `ApiError` (502) if another model answered than was asked."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders) as (address, response):
             raw = await response.read()
@@ -148,7 +148,7 @@ class HttpUpstream:
         return body | {"model": turn.name}
 
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
-        """The server's events as they are; they are read only when somebody listens."""
+        """The server's events as they are; after the first they are parsed only when `turn.listen` is set."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders) as (address, response):
             if response.status != 200:
@@ -307,7 +307,7 @@ def _json(raw: bytes) -> dict[str, Any]:
 
 
 def _problem(status: int, raw: bytes, turn: Turn, address: str) -> Exception:
-    """What a client is told of a server's refusal. The server's own words are passed on only where the client's
+    """What a client learns of a server's refusal. The server's own words are passed on only where the client's
     request is at fault: others may tell of machines and paths."""
     if status == 404 and turn.adapter is not None:
         return AdapterGone(address)

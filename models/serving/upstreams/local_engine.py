@@ -31,7 +31,7 @@ PATIENCE = 2.0
 
 @dataclass(eq=False)
 class _Turn:
-    """A turn that somebody waits for. Parts go to `parts` in the caller's event loop."""
+    """A turn that a caller waits for. Parts go to `parts` in the caller's event loop."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
@@ -45,7 +45,7 @@ class _Turn:
         return self.request.adapter, tuple(self.request.prompt[: self.request.shared])
 
     def tell(self, part: list[int] | Generation | TraceError) -> None:
-        """Hand a part over; a loop that is closed has nobody who waits."""
+        """Hand a part over, unless the caller's loop is closed."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.parts.put_nowait, part)
 
@@ -79,7 +79,7 @@ class LocalEngine:
             self._thread.start()
 
     def stop(self) -> None:
-        """End; whoever still waits is told."""
+        """Stop the thread; callers that still wait get an error."""
         if self._thread is not None:
             self._inbox.put(None)
             self._thread.join()
@@ -118,7 +118,7 @@ class LocalEngine:
         return [Replica("this process", self.alive, "" if self.alive else "the model's thread has ended; start again")]
 
     async def close(self) -> None:
-        """End the thread; whoever still waits is told."""
+        """Stop the thread; callers that still wait get an error."""
         await asyncio.to_thread(self.stop)
 
     async def generate(
@@ -227,7 +227,7 @@ class LocalEngine:
             self.policy.release(generation.session)
 
     def _end(self) -> None:
-        """Nobody may wait for a thread that is gone, however it ended."""
+        """Fail all callers that still wait: the thread has ended, in whatever way."""
         with self._closing:
             self._open = False
         while True:

@@ -130,7 +130,7 @@ class RenderedUpstream:
         return body
 
     async def _told(self, turn: Turn, request: Request, streamed: bool) -> AsyncGenerator[list[int] | Generation]:
-        """The engine's parts, with its errors as a client is told them."""
+        """The engine's parts, with its errors in the form that a client gets."""
         holders = turn.adapter.replicas if turn.adapter else ()
         try:
             async with aclosing(self.engine.generate(request, streamed, holders)) as parts:

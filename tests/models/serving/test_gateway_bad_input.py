@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import SecretStr
 
 from errors import ConfigurationError
 from models.serving.gateway.settings import Keys, check_host
@@ -104,6 +105,10 @@ def test_without_keys_only_this_machine_may_ask() -> None:
     check_host("0.0.0.0", Keys.of([KEY]))
     with pytest.raises(ConfigurationError, match="fewer than"):
         Keys.of(["short"])
+    both = Keys.read(None, SecretStr(f"{KEY}, {'x' * 20}"))
+    assert len(both.digests) == 2
+    assert both.owner(f"Bearer {KEY}")
+    assert KEY not in repr(both)
     stub = Stub()
     with serving(stub.app) as behind:
         app, _, _ = built(behind, keys=Keys())

@@ -25,6 +25,7 @@ from models.training.grpo import (
     COMPLETE,
     StepRecord,
     TrainingSettings,
+    group_advantages,
     last_whole_checkpoint,
     lora_config,
     misspecified,
@@ -74,6 +75,19 @@ class Half(Toy):
 
     def reset(self, task: TargetTask) -> Observation:
         self.uniform = task.seed % 2 == 1
+        return super().reset(task)
+
+
+class Lossy(Toy):
+    """The third scenario of a step loses an episode to the infrastructure."""
+
+    def step(self, action: Action) -> Observation:
+        if self.seed == 2 and action.content + action.malformed:
+            raise ConnectionError("the world is gone")
+        return super().step(action)
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.seed = task.seed
         return super().reset(task)
 
 
@@ -258,6 +272,45 @@ def test_work_that_is_left_out_changes_no_gradient(
     assert quick.loss == pytest.approx(plain.loss, rel=1e-4, abs=1e-7)
     for name, delta in deltas.items():
         assert torch.allclose(delta, expected[name], atol=1e-2 * float(expected[name].abs().max())), name
+
+
+def test_the_advantage_is_the_distance_from_the_groups_mean_in_its_deviations() -> None:
+    rewards_GK = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 0.8]])
+    advantages_GK = group_advantages(rewards_GK)
+    assert advantages_GK.shape == rewards_GK.shape
+    half = 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    assert advantages_GK[0].tolist() == pytest.approx([-half, half, -half, half])
+    assert advantages_GK[1].abs().max() == 0  # equal rewards say nothing
+    assert advantages_GK[2].tolist() == pytest.approx([-0.49988, -0.49988, -0.49988, 1.49963], abs=1e-4)
+    assert torch.allclose(group_advantages(rewards_GK + 3), advantages_GK, atol=1e-5)  # the baseline is the group's
+
+
+def test_the_trainer_learns_from_the_advantage_of_that_one_function(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, renderer = tiny_model
+    settings = replace(SMALL, steps=1)
+    steps: list[StepRecord] = []
+    train_adapter(Source(), policy, renderer, settings, tmp_path / "as it is", steps.append)
+    monkeypatch.setattr("models.training.grpo.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK))
+    train_adapter(Source(), policy, renderer, settings, tmp_path / "turned round", steps.append)
+    assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)
+    assert steps[1].metrics["grad_norm"] == pytest.approx(2 * steps[0].metrics["grad_norm"], rel=1e-3)
+
+
+def test_a_group_that_was_lost_is_not_replaced_by_another_counted_twice(tiny_model: Any, tmp_path: Path) -> None:
+    """Two groups and a lost one teach what the two teach alone."""
+    policy, renderer = tiny_model
+    three = replace(SMALL, steps=1, groups=3, collections=1)
+    steps: list[StepRecord] = []
+    train_adapter(Source(Lossy), policy, renderer, three, tmp_path / "lossy", steps.append)
+    train_adapter(Source(), policy, renderer, replace(three, groups=2), tmp_path / "two", steps.append)
+    lossy, two = steps
+    assert (lossy.metrics["missing_groups"], two.metrics["missing_groups"]) == (1, 0)
+    assert lossy.metrics["dropped_groups"] == two.metrics["dropped_groups"] == 0
+    assert (lossy.reward, lossy.success) == (pytest.approx(two.reward), pytest.approx(two.success))
+    assert lossy.metrics["grad_norm"] == pytest.approx(two.metrics["grad_norm"], rel=1e-3) != 0
+    assert lossy.loss == pytest.approx(two.loss, rel=1e-3, abs=1e-6)
 
 
 def test_equal_rewards_teach_nothing_and_say_so(tiny_model: Any, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from models.providers.analyst import Analyst, AnalystSettings, Answer
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from tasks.mining.agreement import agreement
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label, mine
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
+from tasks.mining.selection import select
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
 CONTEXT = "## Policy\nBe careful.\n## Tools\nget_order, cancel_order"
@@ -94,19 +95,22 @@ class ScriptedAsker:
 
 
 def test_mining_selects_what_the_failures_lack():
-    result = mine(ScriptedAsker(), TRANSCRIPTS, CONTEXT, MiningSettings())
-    assert [(row.name, row.selected) for row in result.selections] == [
+    analyst = ScriptedAsker()
+    candidates = discover(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
+    labels = label(analyst, TRANSCRIPTS, candidates, CONTEXT, MiningSettings()).labels
+    selections = select(labels, k=8, n=10)
+    assert [(row.name, row.selected) for row in selections] == [
         ("check_before_cancel", True),
         ("be_polite_always", False),
     ]
-    best = result.selections[0]
+    best = selections[0]
     assert (best.mean_cov, best.mean_delta, best.runs_passed) == (1.0, 1.0, 10)
     assert {votes for _, votes in best.evidence} == {10}
     assert {trajectory for trajectory, _ in best.evidence} == {t.id for t in TRANSCRIPTS if not t.passed}
-    assert result.kappa == 1.0
-    assert result.kappa_by_capability == {"check_before_cancel": 1.0, "be_polite_always": None}
-    assert result.fits["check_before_cancel"].trainable
-    assert set(result.candidates[0].failed_examples) <= {t.id for t in TRANSCRIPTS if not t.passed}
+    assert agreement(labels) == (1.0, {"check_before_cancel": 1.0, "be_polite_always": None})
+    evidence = [trajectory for trajectory, _ in best.evidence]
+    assert judge_fit(analyst, candidates[0], evidence, TRANSCRIPTS, CONTEXT, MiningSettings()).trainable
+    assert set(candidates[0].failed_examples) <= {t.id for t in TRANSCRIPTS if not t.passed}
 
 
 def test_raters_see_neither_outcome_nor_ids_unless_asked_to():
@@ -284,24 +288,35 @@ def test_the_stage_ends_well_over_http_and_resumes_for_nothing(tmp_path):
     def script(number, request):
         return trouble[number // 7 % len(trouble)] if number % 7 == 3 else good(answer_to(request))
 
+    def mined(analyst):
+        candidates = discover(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
+        labelling = label(analyst, TRANSCRIPTS, candidates, CONTEXT, MiningSettings())
+        selections = select(labelling.labels, k=8, n=10)
+        for row in selections:
+            if row.selected:
+                found = next(candidate for candidate in candidates if candidate.name == row.name)
+                evidence = [trajectory for trajectory, _ in row.evidence]
+                judge_fit(analyst, found, evidence, TRANSCRIPTS, CONTEXT, MiningSettings())
+        return labelling, selections
+
     store = open_store(f"sqlite:///{tmp_path / 'trace.db'}")
     round_id = store.start_round("shop", "hash", 0, "test", {}).id
     with ScriptedAnalyst(script) as server:
         settings = AnalystSettings("hosted_vllm/scripted", server.api_base, backoff_seconds=0.01, concurrency=4)
         analyst = Analyst(settings, ModelClient(log=StoredSpend(store, round_id)), StoredReplies(store))
-        result = mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
-        assert [row.name for row in result.selections if row.selected] == ["check_before_cancel"]
-        assert result.labelling.refused == ()
+        labelling, selections = mined(analyst)
+        assert [row.name for row in selections if row.selected] == ["check_before_cancel"]
+        assert labelling.refused == ()
         asked = len(server.requests)
         assert store.spent(round_id)["calls"] == asked
-        again = mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
+        again, _ = mined(analyst)
         assert len(server.requests) == asked
-        assert again.labelling.labels.equals(result.labelling.labels)
+        assert again.labels.equals(labelling.labels)
         analyst.client.close()
     with ScriptedAnalyst(lambda number, request: refused()) as server:
         settings = AnalystSettings("hosted_vllm/refusing", server.api_base, backoff_seconds=0.01)
         analyst = Analyst(settings, ModelClient(log=StoredSpend(store, round_id)), StoredReplies(store))
         with pytest.raises(ProviderError, match="refused"):
-            mine(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
+            discover(analyst, TRANSCRIPTS, CONTEXT, MiningSettings())
         analyst.client.close()
     store.close()

@@ -8,7 +8,7 @@ import pytest
 
 from errors import LabelError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
-from tasks.mining.selection import select, validate_labels
+from tasks.mining.selection import select
 
 
 def run_of(
@@ -125,19 +125,6 @@ def test_runs_that_do_not_partition_are_refused(damage, message):
 def test_more_runs_than_n_are_refused():
     with pytest.raises(LabelError, match="but N is 10"):
         select(repeated(*cohort(2, 1, 1, 2), runs=11))
-
-
-def test_one_run_is_checked_against_what_was_asked():
-    good = pd.DataFrame({"trajectory_id": ["a", "b"], "capability": "look_up_first", "label": ["NA", "LACKING"]})
-    validate_labels(good, ["a", "b"], ["look_up_first"])
-    with pytest.raises(LabelError, match="unknown trajectory_id 'b'"):
-        validate_labels(good, ["a"], ["look_up_first"])
-    with pytest.raises(LabelError, match="unknown capability 'look_up_first'"):
-        validate_labels(good, ["a", "b"], ["another_name"])
-    with pytest.raises(LabelError, match="first 'c' with 'look_up_first'"):
-        validate_labels(good, ["a", "b", "c"], ["look_up_first"])
-    with pytest.raises(LabelError, match="twice"):
-        validate_labels(pd.concat([good, good]), ["a", "b"], ["look_up_first"])
 
 
 def round_of(tasks: int = 30, trials: int = 4):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from environments.contract import SPLITS, Message, TargetTask, ToolCall
-from environments.targets.simulated_user import UserModel
+from environments.targets.third_party.simulated_user import UserModel
 from errors import ConfigurationError, TargetError
 
 SCRIPTED = "scripted"

@@ -1,0 +1,1 @@
+"""What a column holds: ids, states, texts, times and compressed blobs."""
