@@ -291,9 +291,9 @@ def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     policy, renderer = tiny_model
     settings = replace(SMALL, steps=1)
     steps: list[StepRecord] = []
-    train_adapter(Source(), policy, renderer, settings, tmp_path / "as it is", steps.append)
+    train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "as it is", steps.append)
     monkeypatch.setattr("models.training.grpo.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK))
-    train_adapter(Source(), policy, renderer, settings, tmp_path / "turned round", steps.append)
+    train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "turned round", steps.append)
     assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)
     assert steps[1].metrics["grad_norm"] == pytest.approx(2 * steps[0].metrics["grad_norm"], rel=1e-3)
 
@@ -303,8 +303,8 @@ def test_a_group_that_was_lost_is_not_replaced_by_another_counted_twice(tiny_mod
     policy, renderer = tiny_model
     three = replace(SMALL, steps=1, groups=3, collections=1)
     steps: list[StepRecord] = []
-    train_adapter(Source(Lossy), policy, renderer, three, tmp_path / "lossy", steps.append)
-    train_adapter(Source(), policy, renderer, replace(three, groups=2), tmp_path / "two", steps.append)
+    train_adapter(Source(Lossy), LocalActor(policy), renderer, three, tmp_path / "lossy", steps.append)
+    train_adapter(Source(), LocalActor(policy), renderer, replace(three, groups=2), tmp_path / "two", steps.append)
     lossy, two = steps
     assert (lossy.metrics["missing_groups"], two.metrics["missing_groups"]) == (1, 0)
     assert lossy.metrics["dropped_groups"] == two.metrics["dropped_groups"] == 0

@@ -19,9 +19,10 @@ from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ServerAway
 from settings import load_settings
-from tasks.round import context as contexts
-from tasks.round.context import Context, forget
+from tasks.round import stage as stages
+from tasks.round.context import Context
 from tasks.round.policies import check_policy, open_backend, open_servers
+from tasks.round.stage import forget
 from tests.adapters_made import make_adapter
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 from tests.tasks.counting_target import target
@@ -121,7 +122,7 @@ def test_the_local_model_takes_adapters_under_the_capabilitys_name(settings_fold
     assert replace(base.identity, adapter=digest) == base.policy.identity("pay")
 
 
-def test_a_round_that_is_let_go_of_leaves_nothing_on_the_servers(
+def test_a_round_that_is_dropped_leaves_nothing_on_the_servers(
     settings_folder: Path, stub: Stub, base: BaseModel
 ) -> None:
     context = Context(on_servers(url=stub.url), store=None, round=None)  # type: ignore[arg-type]
@@ -132,13 +133,13 @@ def test_a_round_that_is_let_go_of_leaves_nothing_on_the_servers(
     assert context.policy is context.backend.policy
     actor = context.backend.actor([1, 2, 3], "pay@round1")
     assert (actor.policy, actor.model) == (context.policy, base.policy.model)
-    contexts._OPEN["r"] = context
+    stages._OPEN["r"] = context
     forget("r")
     assert stub.names == set()
 
 
 def test_a_new_adapter_is_probed_with_the_targets_first_task(settings_folder: Path, base: BaseModel) -> None:
     context = Context(load_settings(target="tests.tasks.counting_target:target"), store=None, round=None)  # type: ignore[arg-type]
-    context.__dict__["base"] = base
+    context.__dict__ |= {"base": base, "target": target}
     wanted = base.renderer.start(Prompt("Count.", target.environment().tools), [Message("user", "Count 0.")])
     assert context.probe == wanted
