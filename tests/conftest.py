@@ -19,6 +19,14 @@ os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs neither servers nor the language model as quick: `make test ARGS="-m quick"`."""
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in ("integration", "model")):
+            item.add_marker("quick")
+
+
 @pytest.fixture(scope="session")
 def embedded_model() -> tuple[Any, Any]:
     """(policy, renderer) of the embedded model; loaded once a session. Tests leave no adapter and no session behind."""
