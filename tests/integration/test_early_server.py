@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 START = """
 import time
 from flows.cli.early_server import start_early
-start_early()()
+start_early().wait()
 from prefect.server.api.server import SubprocessASGIServer
 print(SubprocessASGIServer().server_process.pid, flush=True)
 time.sleep(600)
