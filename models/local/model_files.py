@@ -56,7 +56,7 @@ def embedded_file() -> Path:
 
 
 def embedded_cache(cache: str = "") -> Path:
-    """Where the embedded model lies as safetensors once it was turned into them; its file `complete` says that it was."""
+    """Where the embedded model lies as safetensors; a file `complete` there says that it was turned into them."""
     return cache_folder(cache) / f"{EMBEDDED}-{SHA256[:12]}"
 
 
