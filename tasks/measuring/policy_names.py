@@ -178,7 +178,8 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
 
 def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Settings, target: Target) -> LoadedPolicy:
     """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
-    from models.local.base import check_base, load_base
+    from models.local.base import load_base
+    from models.local.model_files import check_base
     from tasks.round.policies import check_policy, open_backend
 
     check_base(name.model, settings.cache)

@@ -1,18 +1,23 @@
-"""Which policy samples: the model in this process or vLLM servers. Decided here, once; the rest asks the protocol."""
+"""Which policy samples: the model in this process or vLLM servers. Decided here, once; the rest asks the protocol.
+
+The servers are checked before a round starts, so torch is imported only when a policy is opened.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from errors import ConfigurationError
-from models.local.base import BaseModel
 from models.policy import PolicyIdentity, TrainablePolicy
-from models.training.actors import Actor, LocalActor, VllmActor
-from models.vllm.policy import VllmPolicy
-from models.vllm.server import VllmServer
 from settings import Settings, writable_folder
+
+if TYPE_CHECKING:
+    from models.local.base import BaseModel
+    from models.training.actors import Actor
+    from models.vllm.server import VllmServer
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ def open_servers(settings: Settings, seconds: float | None = None) -> list[VllmS
 
     Raises `ConfigurationError` for no address, or a key's variable that is not set.
     """
+    from models.vllm.server import VllmServer
+
     wanted = settings.policy
     key = os.environ.get(wanted.api_key_env, "") if wanted.api_key_env else ""
     if wanted.api_key_env and not key:
@@ -52,6 +59,9 @@ def check_policy(settings: Settings) -> None:
 
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """What samples in this round. The servers' identity says so: their draws are not those of the local model."""
+    from models.training.actors import LocalActor, VllmActor
+    from models.vllm.policy import VllmPolicy
+
     if settings.policy.backend == "local":
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
     mine, lora_folder = base.identity, settings.lora_folder

@@ -15,14 +15,16 @@ from pydantic import BaseModel
 from db import ReplyRow, Store, open_store
 from environments.contract import Target
 from environments.sandbox.workers import choose_level
+from environments.targets.catalogue import check_target_name
 from errors import ConfigurationError, ProviderError
-from models.local.base import check_base
+from models.local.model_files import check_base_config, check_base_files
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
 from tasks.round.analyst import analyst_prices, analyst_settings, check_user, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
+from tasks.round.traffic import TRAFFIC
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -42,6 +44,13 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
     """Raise `ConfigurationError` (or `SandboxError`, `ProviderError`) when a round with these settings cannot end."""
     if not settings.asks_a_model:
         return
+    _check_settings(settings)
+    _check_caps(settings, target)
+    _probe(settings, store)
+
+
+def _check_settings(settings: Settings) -> None:
+    """What the settings alone show: a model, its key, a sandbox for what it writes."""
     a = settings.analyst
     if not a.model:
         stage = "analyst.kind" if a.kind == "llm" else "synthesizer.kind"
@@ -56,8 +65,6 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
         )
     if settings.synthesizer.kind == "llm":
         choose_level(settings.sandbox)
-    _check_caps(settings, target)
-    _probe(settings, store)
 
 
 def least_calls(settings: Settings, target: Target) -> int:
@@ -130,10 +137,32 @@ def _probe(settings: Settings, store: Store) -> None:
 
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
+    check_without_loading(settings)
+    check_by_loading(settings)
+
+
+def check_without_loading(settings: Settings) -> None:
+    """The first part of `preflight`: what needs no heavy library. A usual mistake is refused within a second or two.
+
+    The target's name is known, the home can be written, the store answers, the base model's files are whole, vLLM
+    servers are as needed, and a language model is configured where one is asked.
+    """
+    if settings.target != TRAFFIC:
+        check_target_name(settings.target)
     writable_folder(settings.folder)
+    with open_store(settings.database_url):
+        pass
+    check_base_files(settings.base_model, settings.cache)
+    check_policy(settings)
+    if settings.asks_a_model:
+        _check_settings(settings)
+
+
+def check_by_loading(settings: Settings) -> None:
+    """The second part of `preflight`: the target itself, the base model's configuration, a language model's answer.
+    Targets, LiteLLM and transformers take seconds to import."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
-        check_base(settings.base_model, settings.cache)
+        check_base_config(settings.base_model)
         check_user(settings, target)
         check_analyst(settings, target, store)
-        check_policy(settings)

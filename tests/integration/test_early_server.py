@@ -18,10 +18,20 @@ pytestmark = pytest.mark.integration
 START = """
 import time
 from flows.cli.early_server import start_early
-start_early()()
+start_early().wait()
 from prefect.server.api.server import SubprocessASGIServer
 print(SubprocessASGIServer().server_process.pid, flush=True)
 time.sleep(600)
+"""
+REFUSE = """
+import time
+from flows.cli.early_server import start_early
+server = start_early()
+while {wait} and not server._processes:
+    time.sleep(0.01)
+began = time.monotonic()
+server.stop()
+print(time.monotonic() - began, *[process.pid for process in server._processes], flush=True)
 """
 
 
@@ -48,3 +58,16 @@ def test_the_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
         finally:
             with suppress(ProcessLookupError):
                 os.kill(server, 9)
+
+
+@pytest.mark.parametrize("launched", [True, False], ids=["launched", "not launched yet"])
+def test_a_server_that_is_not_needed_ends_while_it_starts(tmp_path: Path, launched: bool) -> None:
+    environment = clean_environment(PREFECT_HOME=str(tmp_path / "prefect"), PYTHONPATH=str(ROOT))
+    command = [sys.executable, "-c", REFUSE.format(wait=launched)]
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    seconds, *servers = done.stdout.split()
+    assert float(seconds) < 3
+    assert len(servers) == launched
+    assert not any(alive(int(pid)) for pid in servers)
+    assert "Traceback" not in done.stderr

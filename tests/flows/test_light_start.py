@@ -1,0 +1,64 @@
+"""What a user got wrong is refused before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "prefect", "mlflow", "litellm")
+IMPORTED = f"""
+import atexit, sys
+atexit.register(lambda: print("imported", *[name for name in {HEAVY!r} if name in sys.modules]))
+"""
+
+
+def run(folder: Path, code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python code in an empty folder, which ends by printing which of the heavy libraries it imported."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_")}
+    clean |= {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect"), **environment}
+    command = [sys.executable, "-c", IMPORTED + code, *arguments]
+    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_line_is_light(tmp_path: Path) -> None:
+    done = run(tmp_path, "import flows.cli.main; print('pydantic' in sys.modules)")
+    assert done.stdout == "False\nimported\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (("improve", "--target", "nowhere"), {}, "'nowhere' does not exist. There are: shop,"),
+        (("improve", "--target", "shopp"), {}, "did you mean shop? There are: shop,"),
+        (("stage", "select", "--target", "nowhere"), {}, "'nowhere' does not exist. There are: shop,"),
+        (("improve", "--base-model", "/no/such/folder"), {}, "'/no/such/folder' cannot be loaded"),
+        (("improve", "--home", "file/home"), {}, "cannot be written"),
+        (("improve",), {"TRACE_DATABASE": "postgresql+psycopg://127.0.0.1:1/x"}, "error (store)"),
+        (("improve",), {"TRACE_ANALYST__KIND": "llm"}, "no model is configured"),
+        (
+            ("improve",),
+            {"TRACE_POLICY__BACKEND": "vllm", "TRACE_POLICY__API_KEY_ENV": "NO_SUCH_KEY"},
+            "NO_SUCH_KEY, which is not set",
+        ),
+    ],
+)
+def test_a_refusal_imports_nothing_heavy(
+    tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], said: str
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    # The files of the embedded model are not the matter here.
+    made = tmp_path / "cache" / "smollm2-135m-b179c9523d0e"
+    made.mkdir(parents=True)
+    (made / "complete").write_text("")
+    done = run(
+        tmp_path, "from flows.cli.main import main; main()", *arguments, TRACE_CACHE=str(made.parent), **environment
+    )
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert said in done.stderr
+    assert done.stdout == "imported\n"
+    assert not (tmp_path / "prefect").exists()
