@@ -11,12 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pydantic import ValidationError
-
-from db import Round, StageRow, StageState, Store
-from db.values.states import is_final
+from db import Round, Store
 from environments.contract import Target, TargetTask
-from errors import StoreError
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.policy import TrainablePolicy
@@ -28,7 +24,7 @@ from settings import Settings
 from tasks.round.analyst import analyst_settings, round_client, target_of
 from tasks.round.policies import Backend, open_backend
 from tasks.round.registry import open_registry
-from tasks.round.results import StageResult
+from tasks.round.results import StageResult, StoredRound
 from tasks.round.target_prompt import first_opening
 
 
@@ -69,6 +65,11 @@ class Context:
     environment: Stopwatch = field(default_factory=Stopwatch)
     _kept: dict[str, Any] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def stored(self) -> StoredRound:
+        """What the store holds of the round."""
+        return StoredRound(self.store, self.round)
 
     @cached_property
     def target(self) -> Target:
@@ -125,7 +126,7 @@ class Context:
 
     def spent(self) -> dict[str, float]:
         """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""
-        return {name: round(float(value), 6) for name, value in self.store.spent(self.round.id).items()}
+        return self.stored.spent()
 
     def keep(self, name: str, make: Callable[[], C]) -> C:
         """What `make` gives: made once, and closed when this process drops the round."""
@@ -141,33 +142,12 @@ class Context:
         self._closing.close()
 
     def found(self, kind: type[R], *of: str) -> R | None:
-        """The stored result of a stage (of a capability), or None while it is not done.
-
-        Raises `StoreError` for a result that another version of the project has stored in another form.
-        """
-        name = ":".join([kind.stage, *of])
-        row = next(iter(self.store.rows(StageRow, round_id=self.round.id, name=name)), None)
-        if row is None or not is_final(StageState(row.state)):
-            return None
-        stored = dict(row.result or {})
-        if row.state == StageState.SKIPPED:
-            stored = {"skipped": stored["reason"]}
-        try:
-            return kind.model_validate(stored)
-        except ValidationError as problem:
-            wrong = ".".join(map(str, problem.errors()[0]["loc"]))
-            raise StoreError(
-                f"stage {name!r} of round {self.round.number} was stored by another version ({wrong} does not fit); "
-                "start another round with --fresh"
-            ) from None
+        """The stored result of a stage (of a capability), or None while it is not done (see `StoredRound`)."""
+        return self.stored.found(kind, *of)
 
     def result(self, kind: type[R], *of: str) -> R:
         """The stored result of a stage. Raises `StoreError` while the stage is not done."""
-        found = self.found(kind, *of)
-        if found is None:
-            name = ":".join([kind.stage, *of])
-            raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
-        return found
+        return self.stored.result(kind, *of)
 
 
 def peak_gib() -> float:
