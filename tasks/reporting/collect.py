@@ -69,6 +69,7 @@ def figures_of(
         "earlier": round(sum(c.earlier_seconds for c in costs), 2),
     }
     capabilities = _capabilities(stored)
+    promoted = [c.name for c in capabilities if c.verdict == "promoted"]
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
@@ -79,9 +80,7 @@ def figures_of(
         difference=_difference(sides) if sides else None,
         families=_families(sides) if sides else {},
         capabilities=capabilities,
-        router=_router(stored, target, test, [c.name for c in capabilities if c.verdict == "promoted"])
-        if test
-        else None,
+        router=_router(stored, target, test, promoted) if test else None,
         seconds=seconds,
         work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(stored),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,16 +14,19 @@ from db import Round, Store
 from environments.contract import Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
-from models.policy import TrainablePolicy
+from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
 from settings import Settings
 from tasks.round.analyst import analyst_settings, round_client, target_of
+from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
+from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
+from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine
 from tasks.round.target_prompt import first_opening
 
 
@@ -36,21 +38,6 @@ class Closable(Protocol):
 
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R", bound=StageResult)
-
-
-@dataclass
-class Stopwatch:
-    """Adds up the seconds spent inside `with`."""
-
-    seconds: float = 0.0
-    _began: float = 0.0
-
-    def __enter__(self) -> Stopwatch:
-        self._began = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began
 
 
 @dataclass
@@ -91,6 +78,28 @@ class Context:
     def policy(self) -> TrainablePolicy:
         """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
         return self.backend.policy
+
+    @cached_property
+    def engine(self) -> RoundEngine:
+        """Plays the round's own policy."""
+        return self.engine_of(self.policy)
+
+    def engine_of(self, policy: TokenPolicy | MessagePolicy) -> RoundEngine:
+        """Plays a policy in the round."""
+        renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
+        rows = 2 * self.settings.rollout.rows
+        engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
+        return RoundEngine(engine, self.model, self.environment)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the round's trajectories come from."""
+        return Origin(self.round.target, self.round.data_hash, self.round.id)
+
+    def ground(self, purpose: str) -> Playground:
+        """The target's own environment at the evaluation temperature."""
+        rollout = self.settings.rollout
+        return Playground(self.target.environment, self.round.target, purpose, rollout.temperature, rollout.max_tokens)
 
     @cached_property
     def probe(self) -> Conversation:

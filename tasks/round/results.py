@@ -1,7 +1,7 @@
 """What each stage stores: a typed result, JSON in the ledger, read back as the same type.
 
-A stage reads the results of earlier ones from the store (`StoredRound.result`), so that only ids travel between stages. Fields
-have defaults only where a stage that was skipped has nothing to say.
+A stage reads the results of earlier ones from the store (`StoredRound.result`), so that only ids travel between stages.
+Fields have defaults only where a stage that was skipped has nothing to say.
 """
 
 from __future__ import annotations
