@@ -19,11 +19,9 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     environment_id = context.result(SynthesizeResult, capability).environment
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
-        calibration = measure(
-            context,
-            stored_environment(context.store, context.round, context.target, capability, context.keep),
-            f"calibrate {capability}",
-        )
+        environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+        policy_id = context.base.identity.id
+        calibration = measure(context.store, context.engine, policy_id, context.settings, environment)
         context.store.put([calibration.row(environment_id)])
         measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     assert measured is not None

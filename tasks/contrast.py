@@ -7,11 +7,12 @@ import pandas as pd
 
 from db import CapabilityRow, LabelRow, row_id
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
-from tasks.mining.llm_analyst import contrast_by_model
+from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.round.context import Context
 from tasks.round.results import ContrastResult, RolloutResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
+from tasks.round.target_prompt import context_text
 
 
 @stage("contrast", title="contrast successes with failures")
@@ -20,7 +21,10 @@ def contrast(context: Context) -> ContrastResult:
     found = outcomes(context.store, context.result(RolloutResult).trajectories)
     frame = found.rename(columns={"id": "trajectory_id", "task": "task_id", "success": "passed"})
     if context.settings.analyst.kind == "llm":
-        return contrast_by_model(context, frame)
+        analyst = LlmAnalyst(
+            context.analyst, context.stored, mining_settings(context.settings), context_text(context.target)
+        )
+        return analyst.contrast(frame, context.settings.selection.required)
     return _contrast_by_checks(context, frame)
 
 

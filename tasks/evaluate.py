@@ -8,22 +8,24 @@ from dataclasses import replace
 from typing import Any
 
 from db import EvaluationRow, RouteRow, row_id
+from environments.contract import TargetTask
 from models.episodes import Episode
+from models.router.first_observation import openings
 from models.router.router import RouteDecision, Router
 from models.scripted import NoopPolicy
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.adapters import adapter_id, load_trained, registered
 from tasks.round.context import Context
+from tasks.round.engine import Playground
 from tasks.round.results import EvaluateResult, GateResult, SuccessRate, TestResult
-from tasks.round.rollouts import Playground, base_ground, episodes_for, outcomes, play_owed
+from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
-from tasks.route import decide
 
 
 @stage("evaluate", title="evaluate on validation")
 def evaluate(context: Context) -> EvaluateResult:
     """The validation split, with every adapter that was registered."""
-    capabilities = registered(context)
+    capabilities = registered(context.stored)
     if not capabilities:
         return EvaluateResult(skipped="no capability was trained")
     return EvaluateResult(
@@ -47,12 +49,15 @@ def _measure(context: Context, split: str, capabilities: Sequence[str], trials: 
 
     What the router leaves to the base is the base's own episode.
     """
-    seed, tasks, ground = context.settings.seed, context.tasks(split), base_ground(context, "evaluation")
-    base = play_owed(context, ground, episodes_for(tasks, trials, seed), what=f"base on {split}")
-    loaded = {capability: load_trained(context, capability) for capability in capabilities}
+    seed, tasks, ground = context.settings.seed, context.tasks(split), context.ground("evaluation")
+    base = context.engine.play(ground, episodes_for(tasks, trials, seed), f"base on {split}")
+    loaded = {
+        capability: load_trained(context.stored, context.policy, context.settings.folder, capability)
+        for capability in capabilities
+    }
     decisions: dict[str, RouteDecision] = {}
     if capabilities:
-        decisions = dict(zip([t.id for t in tasks], decide(context, tasks, list(capabilities)), strict=True))
+        decisions = dict(zip([t.id for t in tasks], _decide(context, tasks, list(capabilities)), strict=True))
     episodes = [
         Episode("", t, seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
         for t in tasks
@@ -61,7 +66,7 @@ def _measure(context: Context, split: str, capabilities: Sequence[str], trials: 
     routed = _play_routed(context, episodes, split)
     if decisions:
         _store_routes(context, {i: decisions[e.task.id] for i, e in zip(routed, episodes, strict=True)})
-    noop = play_owed(context, ground, episodes_for(tasks, 1, seed), NoopPolicy(), f"no-op on {split}")
+    noop = context.engine_of(NoopPolicy()).play(ground, episodes_for(tasks, 1, seed), f"no-op on {split}")
     rates = {
         subject: _store_evaluation(context, split, subject, ids, (len(tasks), 1 if subject == "noop" else trials))
         for subject, ids in (("base", base), ("routed", routed), ("noop", noop))
@@ -69,19 +74,28 @@ def _measure(context: Context, split: str, capabilities: Sequence[str], trials: 
     return {"base_ids": base, "routed_ids": routed, "noop_ids": noop, **rates}
 
 
+def _decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
+    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
+    base = context.base
+    given = openings(context.target.environment, base.renderer, tasks)
+    with context.model:
+        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
+    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
+
+
 def _play_routed(context: Context, episodes: Sequence[Episode], split: str) -> list[str]:
     """Ids of routed episodes: the base's own where no adapter was chosen, the others played by adapter."""
     ids: dict[int, str] = {}
     for adapter in sorted({e.adapter or "" for e in episodes}):
         where = [i for i, e in enumerate(episodes) if (e.adapter or "") == adapter]
-        mine = base_ground(context, "evaluation") if not adapter else _with_adapter(context, adapter)
-        played = play_owed(context, mine, [episodes[i] for i in where], what=f"{adapter or 'base'} on {split}")
+        mine = context.ground("evaluation") if not adapter else _with_adapter(context, adapter)
+        played = context.engine.play(mine, [episodes[i] for i in where], f"{adapter or 'base'} on {split}")
         ids |= dict(zip(where, played, strict=True))
     return [ids[i] for i in range(len(episodes))]
 
 
 def _with_adapter(context: Context, capability: str) -> Playground:
-    return replace(base_ground(context, "evaluation"), adapter_id=adapter_id(context.round.id, capability))
+    return replace(context.ground("evaluation"), adapter_id=adapter_id(context.round.id, capability))
 
 
 def _store_routes(context: Context, decisions: dict[str, RouteDecision]) -> None:

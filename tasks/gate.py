@@ -30,7 +30,7 @@ def gate(context: Context) -> GateResult:
     chosen = {r.trajectory_id: r.capability for r in context.store.rows(RouteRow, trajectory_id=evaluated.routed_ids)}
     by_task = {r.task: chosen.get(r.id, "") for r in routed.itertuples()}
     pairs, own = {}, {}
-    for capability in registered(context):
+    for capability in registered(context.stored):
         mine = routed["task"].map(by_task) == capability
         other = pd.concat([routed[mine], base[~base["task"].isin(routed[mine]["task"])]])
         pairs[capability] = align(base, other)

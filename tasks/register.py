@@ -13,8 +13,9 @@ from models.episodes import Episode
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.adapters import adapter_id, load_trained
 from tasks.round.context import Context
+from tasks.round.engine import Playground
 from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
-from tasks.round.rollouts import Playground, outcomes, play_owed
+from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import FRESH_SEED
 from tasks.synthesis.environments import stored_environment
@@ -27,7 +28,7 @@ def register(context: Context, capability: str) -> RegisterResult:
     run = context.result(TrainResult, capability).run
     identity = adapter_id(context.round.id, capability)
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    name = load_trained(context, capability)
+    name = load_trained(context.stored, context.policy, context.settings.folder, capability)
     with context.model:
         proof = fingerprint_on(context.policy, context.probe, name)
     moved = proof.largest_move
@@ -43,11 +44,10 @@ def register(context: Context, capability: str) -> RegisterResult:
     fresh = [environment.own_scenario(FRESH_SEED + i) for i in range(context.settings.evaluation.fresh)]
     sides = {}
     for side, adapter in (("base", None), ("adapter", name)):
-        ids = play_owed(
-            context,
+        ids = context.engine.play(
             ground,
             [Episode("", t, context.settings.seed, 0, adapter) for t in fresh],
-            what=f"{capability}: fresh seeds, {side}",
+            f"{capability}: fresh seeds, {side}",
         )
         sides[side] = outcomes(context.store, ids)
     rates = {

@@ -23,8 +23,9 @@ FILE = "report.html"
 @stage("report", title="write the report")
 def report(context: Context) -> ReportResult:
     """Write `report.html` and `figures.json` into the round's folder, and log both to MLflow."""
-    reason = "" if registered(context) else nothing_trained(context)
-    figures = figures_of(context, reason)
+    target, settings = context.target, context.settings
+    reason = "" if registered(context.stored) else nothing_trained(context.stored, target, settings.asks_a_model)
+    figures = figures_of(context.stored, settings, target, context.base.identity, reason)
     page = context.folder / FILE
     html = render(figures)
     page.write_text(html, encoding="utf-8")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from errors import EnvironmentFault
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
-from tasks.round.rollouts import base_ground, episodes_for, outcomes, play_owed
+from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
 from tasks.round.traffic import TrafficTarget, import_conversations
 
@@ -21,7 +21,7 @@ def rollout(context: Context) -> RolloutResult:
         ids = import_conversations(context.store, context.round, context.target)
     else:
         episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
-        ids = play_owed(context, base_ground(context, "diagnosis"), episodes, what="rollout of diagnosis")
+        ids = context.engine.play(context.ground("diagnosis"), episodes, "rollout of diagnosis")
     frame = outcomes(context.store, ids)
     if frame.empty:
         first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]

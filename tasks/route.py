@@ -1,19 +1,18 @@
-"""Stage 6, `trace-agent stage route`: fit the router on what the round has seen of its adapters, and decide which
-adapter answers which task (method, section 6; the router is `models.router.router`)."""
+"""Stage 6, `trace-agent stage route`: fit the router on what the round has seen of its adapters (method,
+section 6; the router is `models.router.router`)."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
 
 from db import CapabilityRow, LabelRow
-from environments.contract import Generators, Message, Prompt, TargetTask
+from environments.contract import Generators, Message, Prompt
 from models.router.first_observation import Opening, embed_openings, opening_of, openings
-from models.router.router import RouteDecision, Router
+from models.router.router import Router
 from models.router.validation import calibrated, choose_mode
 from tasks.mining.labels import LACKING
 from tasks.round.adapters import adapter_id, registered
@@ -32,7 +31,7 @@ EXAMPLES_PER_CAPABILITY = 120
 FEWEST, MOST = 5, 15
 
 
-def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
+def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
     """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
     environment, found = context.target.environment(), {}
     for row in context.store.trajectories(None, id=ids):
@@ -73,7 +72,7 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
     return {i: "" if solved[t] else needed.get(t, "") for i, t in zip(first["id"], first["task"], strict=True)}
 
 
-def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
+def _classes(context: Context, capabilities: list[str]) -> dict[str, str]:
     """What the router is fitted on: the class of trajectories, by their ids."""
     names = {r.id: r.name for r in context.store.rows(CapabilityRow, round_id=context.round.id)}
     labels = pd.DataFrame(context.store.rows(LabelRow, round_id=context.round.id))
@@ -90,16 +89,16 @@ def classes(context: Context, capabilities: list[str]) -> dict[str, str]:
 @stage("route", title="fit the router")
 def route(context: Context) -> RouteResult:
     """Fit on first observations: of tasks that an adapter learnt to solve, and of the diagnosis tasks."""
-    capabilities = registered(context)
+    capabilities = registered(context.stored)
     if not capabilities:
         return RouteResult(skipped="no capability was trained")
-    labels = classes(context, capabilities)
+    labels = _classes(context, capabilities)
     with context.model:
-        given = stored_openings(context, list(labels))
+        given = _stored_openings(context, list(labels))
         vectors = embed_openings(context.base.policy, list(given.values()))
         rows = [labels[i] for i in given]
         fitted = Router.fit(vectors, rows, list(given), max(FEWEST, min(MOST, *Counter(rows).values())))
-        router = choose(context, fitted, capabilities)
+        router = _choose(context, fitted, capabilities)
     router.save(context.folder / "router")
     return RouteResult(
         version=router.version,
@@ -109,7 +108,7 @@ def route(context: Context) -> RouteResult:
     )
 
 
-def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
+def _choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
     probability below which it abstains."""
     mode: str = context.settings.router
@@ -123,12 +122,3 @@ def choose(context: Context, router: Router, capabilities: list[str]) -> Router:
     if mode == "auto":
         mode = choose_mode(router, base.policy, base.renderer, rows).mode
     return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
-
-
-def decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
-    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
-    base = context.base
-    given = openings(context.target.environment, base.renderer, tasks)
-    with context.model:
-        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
-    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]

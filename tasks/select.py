@@ -7,12 +7,13 @@ import pandas as pd
 from prefect.artifacts import create_table_artifact
 
 from db import CapabilityRow, LabelRow, SelectionRow, row_id
-from tasks.mining.llm_analyst import judge_fits
+from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.mining.selection import select as select_by_rule
 from tasks.round.context import Context
 from tasks.round.results import ContrastResult, RolloutResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
+from tasks.round.target_prompt import context_text
 
 
 @stage("select", title="select by coverage and contrast")
@@ -30,7 +31,12 @@ def select(context: Context) -> SelectResult:
     stored["passed"] = stored["trajectory_id"].map(frame).astype(bool)
     chosen = select_by_rule(stored, rule.rho, rule.delta, rule.required, rule.runs)
     kappas = context.result(ContrastResult).kappa_by_capability
-    unfit = judge_fits(context, chosen, frame.to_dict()) if context.settings.analyst.kind == "llm" else {}
+    unfit: dict[str, str] = {}
+    if context.settings.analyst.kind == "llm":
+        analyst = LlmAnalyst(
+            context.analyst, context.stored, mining_settings(context.settings), context_text(context.target)
+        )
+        unfit = analyst.judge_fits(chosen, frame.to_dict())
     rank = {c.name: i for i, c in enumerate([c for c in chosen if c.selected])}
     context.store.put(
         [

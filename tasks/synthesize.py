@@ -7,14 +7,15 @@ from dataclasses import asdict
 
 from db import EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators
+from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.synthesis.calibration import limits_of
+from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose
-from tasks.synthesis.llm_synthesizer import write_environment
+from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 
 
 @stage("synthesize", title="synthesize {capability}")
@@ -22,7 +23,7 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     """Compose the environment or have it written, validate it, and store it with its verdict."""
     round_id = context.round.id
     if context.settings.synthesizer.kind == "llm":
-        return write_environment(context, capability)
+        return _writer(context).write(capability)
     if not isinstance(context.target, Generators):
         reason = (
             f"target {context.round.target!r} has no generators to compose scenarios from; "
@@ -41,7 +42,9 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     spec = environment.spec
     identity = row_id(round_id, spec.id)
     with context.environment:
-        verdict = validate_environment(environment.environment, environment.scenario, limits_of(context))
+        verdict = validate_environment(
+            environment.environment, environment.scenario, limits_of(context.settings.calibration)
+        )
     context.store.put(
         [
             EnvironmentRow(
@@ -63,3 +66,12 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
         context.store.set_state(EnvironmentRow, identity, judged)
     return SynthesizeResult(accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity)
+
+
+def _writer(context: Context) -> EnvironmentWriter:
+    """What has environments written; the base is loaded when the first one is calibrated."""
+
+    def calibrate(environment: WrittenEnvironment) -> Calibration:
+        return measure(context.store, context.engine, context.base.identity.id, context.settings, environment)
+
+    return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate)

@@ -12,10 +12,10 @@ from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingSettings, train_adapter
 from settings import Settings
 from tasks.round.adapters import adapter_id
-from tasks.round.context import Context, Stopwatch
-from tasks.round.progress import Meter
+from tasks.round.context import Context
+from tasks.round.engine import Playground, row_of
+from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import SynthesizeResult, TrainResult
-from tasks.round.rollouts import Playground, trajectory_row
 from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
 
@@ -83,7 +83,7 @@ def train(context: Context, capability: str) -> TrainResult:
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         with storing:
-            rows = [trajectory_row(context, ground, t, row_id(identity, t.episode.key)) for t in trajectories]
+            rows = [row_of(t, ground, context.origin, row_id(identity, t.episode.key)) for t in trajectories]
             context.store.add_trajectories(rows)
 
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))

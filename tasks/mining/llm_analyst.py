@@ -7,45 +7,48 @@ Replies are kept as they come, so a stage that was killed asks only what is stil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from db import CapabilityRow, LabelRow, row_id
+from db import CapabilityRow, LabelRow, Store, row_id
 from errors import LabelError, ProviderError
+from models.providers.analyst import Analyst
+from settings import Settings
 from tasks.mining.agreement import agreement
 from tasks.mining.labelling import Labelling, MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context
-from tasks.round.results import ContrastResult
-from tasks.round.target_prompt import context_text
+from tasks.round.results import ContrastResult, StoredRound
 
 NAME = "llm"
 
 
-def mining_settings(context: Context) -> MiningSettings:
+def mining_settings(settings: Settings) -> MiningSettings:
     """Sizes of mining, from the round's settings."""
-    a = context.settings.analyst
+    a = settings.analyst
     return MiningSettings(
         candidates=a.candidates,
-        runs=context.settings.selection.runs,
+        runs=settings.selection.runs,
         batch=a.batch,
         trajectory_tokens=a.trajectory_tokens,
         temperature=a.temperature,
         show_outcome=not a.blind,
-        seed=context.settings.seed,
+        seed=settings.seed,
     )
 
 
-def transcripts_of(context: Context, passed: Mapping[str, bool]) -> tuple[list[Transcript], list[str]]:
-    """(conversations of the trajectories in `passed`, in its order; ids of those that cannot be compacted enough)."""
-    rows = {row.id: row.messages for row in context.store.trajectories(None, id=list(passed))}
+def transcripts_of(
+    store: Store, passed: Mapping[str, bool], trajectory_tokens: int
+) -> tuple[list[Transcript], list[str]]:
+    """(conversations of the trajectories in `passed`, in its order; ids of those that cannot be compacted to
+    `trajectory_tokens`)."""
+    rows = {row.id: row.messages for row in store.trajectories(None, id=list(passed))}
     fitting, too_long = [], []
     for trajectory, outcome in passed.items():
         try:
-            compact(rows[trajectory], context.settings.analyst.trajectory_tokens, trajectory)
+            compact(rows[trajectory], trajectory_tokens, trajectory)
         except LabelError:
             too_long.append(trajectory)
         else:
@@ -53,105 +56,106 @@ def transcripts_of(context: Context, passed: Mapping[str, bool]) -> tuple[list[T
     return fitting, too_long
 
 
-def contrast_by_model(context: Context, frame: pd.DataFrame) -> ContrastResult:
-    """Discover and label, store all of it, and return the figures of the stage.
+@dataclass(frozen=True)
+class LlmAnalyst:
+    """Labels a round's trajectories with a language model, and has it judge what was selected. `text` is the target's
+    policy and tools, as they stand in front of every request (`context_text`)."""
 
-    `frame` holds the outcomes [trajectory_id, passed]. Raises `LabelError` where there is nothing to contrast and a
-    transient `ProviderError` when too few runs are complete to select by and the model may answer later.
-    """
-    analyst, settings = context.analyst, mining_settings(context)
-    outcomes = {str(r.trajectory_id): bool(r.passed) for r in frame.itertuples()}
-    transcripts, too_long = transcripts_of(context, outcomes)
-    text = context_text(context.target)
-    candidates = discover(analyst, transcripts, text, settings)
-    labelling = label(analyst, transcripts, candidates, text, settings)
-    complete = settings.runs - len({run for run, _ in labelling.refused} | set(labelling.waiting))
-    required = context.settings.selection.required
-    if complete < required and labelling.waiting:
-        raise ProviderError(
-            f"{complete} of {settings.runs} labelling runs are complete and {required} are needed "
-            f"({labelling.refused[0][1]}); run again: what was answered is kept",
-            transient=True,
+    client: Analyst
+    stored: StoredRound
+    settings: MiningSettings
+    text: str
+
+    def contrast(self, frame: pd.DataFrame, required: int) -> ContrastResult:
+        """Discover and label, store all of it, and return the figures of the stage.
+
+        `frame` holds the outcomes [trajectory_id, passed]. Raises `LabelError` where there is nothing to contrast and a
+        transient `ProviderError` when fewer than `required` runs are complete and the model may answer later.
+        """
+        outcomes = {str(r.trajectory_id): bool(r.passed) for r in frame.itertuples()}
+        transcripts, too_long = transcripts_of(self.stored.store, outcomes, self.settings.trajectory_tokens)
+        candidates = discover(self.client, transcripts, self.text, self.settings)
+        labelling = label(self.client, transcripts, candidates, self.text, self.settings)
+        complete = self.settings.runs - len({run for run, _ in labelling.refused} | set(labelling.waiting))
+        if complete < required and labelling.waiting:
+            raise ProviderError(
+                f"{complete} of {self.settings.runs} labelling runs are complete and {required} are needed "
+                f"({labelling.refused[0][1]}); run again: what was answered is kept",
+                transient=True,
+            )
+        self._store_candidates(candidates)
+        self._store_labels(labelling)
+        kappa, by_capability = agreement(labelling.labels)
+        result = ContrastResult(
+            analyst=NAME,
+            model=self.client.settings.model,
+            candidates=sorted(c.name for c in candidates),
+            labels=len(labelling.labels),
+            runs=complete,
+            refused={str(run): why for run, why in labelling.refused},
+            too_long=too_long,
+            kappa=kappa,
+            kappa_by_capability=by_capability,
+            spend=self.stored.spent(),
         )
-    _store_candidates(context, candidates)
-    _store_labels(context, labelling)
-    kappa, by_capability = agreement(labelling.labels)
-    result = ContrastResult(
-        analyst=NAME,
-        model=context.settings.analyst.model,
-        candidates=sorted(c.name for c in candidates),
-        labels=len(labelling.labels),
-        runs=complete,
-        refused={str(run): why for run, why in labelling.refused},
-        too_long=too_long,
-        kappa=kappa,
-        kappa_by_capability=by_capability,
-        spend=context.spent(),
-    )
-    _show(candidates, result)
-    return result
+        _show(candidates, result)
+        return result
 
+    def judge_fits(self, selections: Sequence[CapabilitySelection], passed: Mapping[str, bool]) -> dict[str, str]:
+        """Ask the judges about every selected capability, and store what they say. The names that no environment could
+        train, with the reason."""
+        store, unfit = self.stored.store, dict[str, str]()
+        for selection in selections:
+            row = store.row(CapabilityRow, round_id=self.stored.round.id, name=selection.name)
+            if not selection.selected or row is None:
+                continue
+            evidence = [trajectory for trajectory, _ in selection.evidence[:5]]
+            shown = {i: passed[i] for i in evidence}
+            transcripts, _ = transcripts_of(store, shown, self.settings.trajectory_tokens)
+            found = MinedCapability(selection.name, row.definition, (), (), "")
+            fit = judge_fit(self.client, found, evidence, transcripts, self.text, self.settings)
+            note = fit.reason if fit.trainable else f"{fit.cause.replace('_', ' ')}: {fit.reason}"
+            store.put([replace(row, trainable=fit.trainable, note=note)], replace=True)
+            if not fit.trainable:
+                unfit[selection.name] = f"No environment could train it ({note})"
+        return unfit
 
-def judge_fits(
-    context: Context, selections: Sequence[CapabilitySelection], passed: Mapping[str, bool]
-) -> dict[str, str]:
-    """Ask the judges about every selected capability, and store what they say. The names that no environment could
-    train, with the reason."""
-    analyst, settings = context.analyst, mining_settings(context)
-    text = context_text(context.target)
-    unfit: dict[str, str] = {}
-    for selection in selections:
-        row = context.store.row(CapabilityRow, round_id=context.round.id, name=selection.name)
-        if not selection.selected or row is None:
-            continue
-        evidence = [trajectory for trajectory, _ in selection.evidence[:5]]
-        transcripts, _ = transcripts_of(context, {i: passed[i] for i in evidence})
-        found = MinedCapability(selection.name, row.definition, (), (), "")
-        fit = judge_fit(analyst, found, evidence, transcripts, text, settings)
-        note = fit.reason if fit.trainable else f"{fit.cause.replace('_', ' ')}: {fit.reason}"
-        context.store.put([replace(row, trainable=fit.trainable, note=note)], replace=True)
-        if not fit.trainable:
-            unfit[selection.name] = f"No environment could train it ({note})"
-    return unfit
+    def _store_candidates(self, candidates: Sequence[MinedCapability]) -> None:
+        round_id = self.stored.round.id
+        self.stored.store.put(
+            [
+                CapabilityRow(
+                    id=row_id(round_id, c.name),
+                    round_id=round_id,
+                    name=c.name,
+                    definition=c.definition,
+                    analyst=NAME,
+                    examples={
+                        "failed": list(c.failed_examples),
+                        "passed": list(c.passed_examples),
+                        "request": c.request_hash,
+                    },
+                )
+                for c in candidates
+            ]
+        )
 
-
-def _store_candidates(context: Context, candidates: Sequence[MinedCapability]) -> None:
-    round_id = context.round.id
-    context.store.put(
-        [
-            CapabilityRow(
-                id=row_id(round_id, c.name),
-                round_id=round_id,
-                name=c.name,
-                definition=c.definition,
-                analyst=NAME,
-                examples={
-                    "failed": list(c.failed_examples),
-                    "passed": list(c.passed_examples),
-                    "request": c.request_hash,
-                },
-            )
-            for c in candidates
-        ]
-    )
-
-
-def _store_labels(context: Context, labelling: Labelling) -> None:
-    round_id = context.round.id
-    context.store.put(
-        [
-            LabelRow(
-                round_id=round_id,
-                run=int(r.run),
-                trajectory_id=r.trajectory_id,
-                capability_id=row_id(round_id, r.capability),
-                label=r.label,
-                weight=int(r.weight),
-                request_hash=r.request_hash,
-            )
-            for r in labelling.labels.itertuples()
-        ]
-    )
+    def _store_labels(self, labelling: Labelling) -> None:
+        round_id = self.stored.round.id
+        self.stored.store.put(
+            [
+                LabelRow(
+                    round_id=round_id,
+                    run=int(r.run),
+                    trajectory_id=r.trajectory_id,
+                    capability_id=row_id(round_id, r.capability),
+                    label=r.label,
+                    weight=int(r.weight),
+                    request_hash=r.request_hash,
+                )
+                for r in labelling.labels.itertuples()
+            ]
+        )
 
 
 def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None:

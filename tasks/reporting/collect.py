@@ -9,7 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from db import AdapterRow, CapabilityRow, RouteRow, SelectionRow, StageRow, TrainingStepRow, VerdictRow
-from environments.contract import Generators
+from environments.contract import Generators, Target
+from models.policy import PolicyIdentity
+from settings import Settings
 from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
 from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
 from tasks.reporting.figures import (
@@ -24,13 +26,14 @@ from tasks.reporting.figures import (
     SelectionRule,
     TrainingStep,
 )
-from tasks.round.context import Context, peak_gib
+from tasks.round.context import peak_gib
 from tasks.round.results import (
     CalibrateResult,
     ContrastResult,
     GateResult,
     RegisterResult,
     SelectResult,
+    StoredRound,
     SynthesizeResult,
     TestResult,
     TrainResult,
@@ -49,12 +52,14 @@ class _Cost(BaseModel):
     peak_gib: float = 0.0
 
 
-def figures_of(context: Context, stopped: str = "") -> RoundFigures:
-    """Everything the report shows, from the store."""
-    store, current_round, settings = context.store, context.round, context.settings
+def figures_of(
+    stored: StoredRound, settings: Settings, target: Target, base: PolicyIdentity, stopped: str = ""
+) -> RoundFigures:
+    """Everything the report shows, from the store. `stopped` says why the round trained nothing, where it did not."""
+    store, current_round = stored.store, stored.round
     stages = {r.name: r for r in store.rows(StageRow, round_id=current_round.id)}
     costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
-    test, contrast = context.found(TestResult), context.found(ContrastResult)
+    test, contrast = stored.found(TestResult), stored.found(ContrastResult)
     sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
     seconds = {name: round(r.seconds, 2) for name, r in stages.items() if r.seconds is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
@@ -63,7 +68,8 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         "environment": round(sum(c.environment_seconds for c in costs), 2),
         "earlier": round(sum(c.earlier_seconds for c in costs), 2),
     }
-    capabilities = _capabilities(context)
+    capabilities = _capabilities(stored)
+    promoted = [c.name for c in capabilities if c.verdict == "promoted"]
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
@@ -74,10 +80,10 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         difference=_difference(sides) if sides else None,
         families=_families(sides) if sides else {},
         capabilities=capabilities,
-        router=_router(context, test, [c.name for c in capabilities if c.verdict == "promoted"]) if test else None,
+        router=_router(stored, target, test, promoted) if test else None,
         seconds=seconds,
         work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
-        tokens=_tokens(context),
+        tokens=_tokens(stored),
         peak_gib=round(max([peak_gib(), *(c.peak_gib for c in costs)]), 2),
         errors=int(
             store.query(
@@ -97,8 +103,8 @@ def figures_of(context: Context, stopped: str = "") -> RoundFigures:
         warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
         stopped=stopped or None,
         provenance=Provenance(
-            base_model=context.base.identity.base,
-            base_revision=context.base.identity.revision,
+            base_model=base.base,
+            base_revision=base.revision,
             code_version=current_round.code_version,
             profile=settings.profile,
             packages={p: importlib.metadata.version(p) for p in PACKAGES},
@@ -136,8 +142,8 @@ def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
     return figures
 
 
-def _capabilities(context: Context) -> list[CapabilityFigures]:
-    store, round_id = context.store, context.round.id
+def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
+    store, round_id = stored.store, stored.round.id
     rows = {r.id: r for r in store.rows(CapabilityRow, round_id=round_id)}
     verdicts = {r.subject: r for r in store.rows(VerdictRow, round_id=round_id)}
     adapters = {r.capability_id: r for r in store.rows(AdapterRow, round_id=round_id)}
@@ -146,8 +152,8 @@ def _capabilities(context: Context) -> list[CapabilityFigures]:
         store.rows(SelectionRow, round_id=round_id), key=lambda r: (r.rank is None, r.rank, -(r.mean_delta or 0.0))
     ):
         name, adapter = rows[s.capability_id].name, adapters.get(s.capability_id)
-        registered = context.found(RegisterResult, name)
-        verdict, reasons = _last_word(context, name, s, verdicts.get(name))
+        registered = stored.found(RegisterResult, name)
+        verdict, reasons = _last_word(stored, name, s, verdicts.get(name))
         steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
             CapabilityFigures(
@@ -166,7 +172,7 @@ def _capabilities(context: Context) -> list[CapabilityFigures]:
                     TrainingStep(step=r.step, reward=r.reward, success=r.success)
                     for r in sorted(steps, key=lambda r: r.step)
                 ],
-                calibration=_calibration(context, name),
+                calibration=_calibration(stored, name),
                 points=verdicts[name].points if name in verdicts else None,
                 adjusted_p=verdicts[name].p_holm if name in verdicts else None,
                 version=registered.version if registered else None,
@@ -177,17 +183,19 @@ def _capabilities(context: Context) -> list[CapabilityFigures]:
     return figures
 
 
-def _last_word(context: Context, name: str, selection: SelectionRow, gated: VerdictRow | None) -> tuple[str, list[str]]:
+def _last_word(
+    stored: StoredRound, name: str, selection: SelectionRow, gated: VerdictRow | None
+) -> tuple[str, list[str]]:
     """The verdict that stands last on a capability, with its reasons."""
     if gated is not None:
         return gated.verdict, list(gated.reasons)
     if not selection.selected:
         return "not-selected", [selection.reason]
-    selected = context.found(SelectResult)
+    selected = stored.found(SelectResult)
     if selected and name in selected.unfit:
         return "not-trainable", [selected.unfit[name]]
-    made, measured = context.found(SynthesizeResult, name), context.found(CalibrateResult, name)
-    if made is None and context.found(GateResult) is not None:
+    made, measured = stored.found(SynthesizeResult, name), stored.found(CalibrateResult, name)
+    if made is None and stored.found(GateResult) is not None:
         return "over-budget", [
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."
         ]
@@ -195,14 +203,14 @@ def _last_word(context: Context, name: str, selection: SelectionRow, gated: Verd
         return "unsynthesizable", made.reasons
     if measured and not measured.accepted:
         return "unsynthesizable", [measured.reason]
-    trained = context.found(TrainResult, name)
+    trained = stored.found(TrainResult, name)
     if trained and trained.verdict:
         return "reward-misspecified", [trained.verdict]
     return "unfinished", ["The round stopped before the gate."]
 
 
-def _calibration(context: Context, name: str) -> Calibration | None:
-    measured, made = context.found(CalibrateResult, name), context.found(SynthesizeResult, name)
+def _calibration(stored: StoredRound, name: str) -> Calibration | None:
+    measured, made = stored.found(CalibrateResult, name), stored.found(SynthesizeResult, name)
     if measured is None:
         return None
     return Calibration(
@@ -215,13 +223,13 @@ def _calibration(context: Context, name: str) -> Calibration | None:
     )
 
 
-def _router(context: Context, test: TestResult, served: list[str]) -> RouterFigures | None:
+def _router(stored: StoredRound, target: Target, test: TestResult, served: list[str]) -> RouterFigures | None:
     """Decisions against the capability that a task's family is known to need (of those that are served)."""
-    routes = {r.trajectory_id: r for r in context.store.rows(RouteRow, trajectory_id=test.routed_ids)}
-    if not routes or not isinstance(context.target, Generators):
+    routes = {r.trajectory_id: r for r in stored.store.rows(RouteRow, trajectory_id=test.routed_ids)}
+    if not routes or not isinstance(target, Generators):
         return None
-    families = context.target.families()
-    frame = outcomes(context.store, test.routed_ids).drop_duplicates("task")
+    families = target.families()
+    frame = outcomes(stored.store, test.routed_ids).drop_duplicates("task")
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():
         truth = next((c for c in served if c in families.get(r.family, ())), "")
@@ -237,11 +245,11 @@ def _router(context: Context, test: TestResult, served: list[str]) -> RouterFigu
     )
 
 
-def _tokens(context: Context) -> dict[str, int]:
+def _tokens(stored: StoredRound) -> dict[str, int]:
     """Sampled tokens by purpose."""
-    frame = context.store.query(
+    frame = stored.store.query(
         "SELECT purpose, SUM(sampled_tokens) AS sampled FROM trajectories WHERE round_id = :r GROUP BY purpose",
-        r=context.round.id,
+        r=stored.round.id,
     )
     tokens = {r.purpose: int(r.sampled) for r in frame.itertuples()}
     return {"total": sum(tokens.values()), **tokens}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from environments.contract import Generators
-from tasks.round.context import Context
+from environments.contract import Generators, Target
 from tasks.round.results import (
     CalibrateResult,
     ContrastResult,
     RolloutResult,
     SelectResult,
+    StoredRound,
     SynthesizeResult,
     TrainResult,
 )
@@ -23,9 +23,10 @@ def _named(capabilities: Sequence[str]) -> str:
     return ", ".join(capabilities[:NAMED]) + (" and others" if len(capabilities) > NAMED else "")
 
 
-def nothing_trained(context: Context) -> str:
-    """Where the round ended for its capabilities, what the base solved, and what else could be tried."""
-    rollout, selected = context.result(RolloutResult), context.result(SelectResult).selected
+def nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool) -> str:
+    """Where the round ended for its capabilities, what the base solved, and what else could be tried: a language model,
+    where the round asks none (`asks_a_model`) and `target` has no generators."""
+    rollout, selected = stored.result(RolloutResult), stored.result(SelectResult).selected
     said = ["No capability could be trained."]
     said.append(f"The base solved {round(rollout.success * rollout.scored)} of {rollout.scored} diagnosis episodes.")
     if rollout.success == 0:
@@ -34,7 +35,7 @@ def nothing_trained(context: Context) -> str:
             "lack a capability, and a trainer would find no reward to tell rollouts apart."
         )
     if not selected:
-        candidates = context.result(ContrastResult).candidates
+        candidates = stored.result(ContrastResult).candidates
         said.append(
             f"None of {len(candidates)} candidates passed the selection."
             if candidates
@@ -44,12 +45,12 @@ def nothing_trained(context: Context) -> str:
     said.append(f"Selected: {_named(selected)}.")
     found: dict[str, list[str]] = {}
     for capability in selected:
-        if why := _reason(context, capability):
+        if why := _reason(stored, capability):
             found.setdefault(why, []).append(capability)
     # What holds for several is said once.
     for why, whom in list(found.items())[:NAMED]:
         said.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why}.")
-    if not isinstance(context.target, Generators) and not context.settings.asks_a_model:
+    if not isinstance(target, Generators) and not asks_a_model:
         said.append(
             "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
             "capability would get a written environment in the sandbox, which must pass the same checks and the same "
@@ -58,10 +59,10 @@ def nothing_trained(context: Context) -> str:
     return " ".join(said)
 
 
-def _reason(context: Context, capability: str) -> str:
+def _reason(stored: StoredRound, capability: str) -> str:
     """Why a selected capability has no adapter, as the stages stored it."""
-    made = context.found(SynthesizeResult, capability)
-    measured, trained = context.found(CalibrateResult, capability), context.found(TrainResult, capability)
+    made = stored.found(SynthesizeResult, capability)
+    measured, trained = stored.found(CalibrateResult, capability), stored.found(TrainResult, capability)
     if trained and trained.verdict:
         return trained.verdict
     if made and not made.accepted:

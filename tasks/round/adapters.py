@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from db import AdapterRow, row_id
 from models.adapters.loading import load_folder
-from tasks.round.context import Context
-from tasks.round.results import RegisterResult, SelectResult
+from models.policy import TrainablePolicy
+from tasks.round.results import RegisterResult, SelectResult, StoredRound
 
 
 def adapter_id(round_id: str, capability: str) -> str:
@@ -13,14 +15,15 @@ def adapter_id(round_id: str, capability: str) -> str:
     return row_id(round_id, "adapter", capability)
 
 
-def registered(context: Context) -> list[str]:
+def registered(stored: StoredRound) -> list[str]:
     """The selected capabilities whose adapters are registered, in order of selection."""
-    return [c for c in context.result(SelectResult).selected if context.found(RegisterResult, c)]
+    return [c for c in stored.result(SelectResult).selected if stored.found(RegisterResult, c)]
 
 
-def load_trained(context: Context, capability: str) -> str:
-    """Make a round's trained adapter usable in this process, hash checked. Returns the name to sample with."""
-    row = context.store.row(AdapterRow, id=adapter_id(context.round.id, capability))
+def load_trained(stored: StoredRound, policy: TrainablePolicy, folder: Path, capability: str) -> str:
+    """Make a round's trained adapter usable by `policy`, hash checked. Returns the name to sample with.
+
+    `folder` is the one of all rounds, in which the store's paths lie."""
+    row = stored.store.row(AdapterRow, id=adapter_id(stored.round.id, capability))
     assert row is not None
-    folder = context.settings.folder / row.path
-    return load_folder(context.policy, folder, capability, context.round.id, row.sha256)
+    return load_folder(policy, folder / row.path, capability, stored.round.id, row.sha256)

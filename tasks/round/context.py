@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,24 +10,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pydantic import ValidationError
-
-from db import Round, StageRow, StageState, Store
-from db.values.states import is_final
+from db import Round, Store
 from environments.contract import Target, TargetTask
-from errors import StoreError
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
-from models.policy import TrainablePolicy
+from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
 from settings import Settings
 from tasks.round.analyst import analyst_settings, round_client, target_of
+from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
+from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry
-from tasks.round.results import StageResult
+from tasks.round.results import StageResult, StoredRound
+from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine
 from tasks.round.target_prompt import first_opening
 
 
@@ -43,21 +41,6 @@ R = TypeVar("R", bound=StageResult)
 
 
 @dataclass
-class Stopwatch:
-    """Adds up the seconds spent inside `with`."""
-
-    seconds: float = 0.0
-    _began: float = 0.0
-
-    def __enter__(self) -> Stopwatch:
-        self._began = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began
-
-
-@dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
     wall time is orchestration."""
@@ -69,6 +52,11 @@ class Context:
     environment: Stopwatch = field(default_factory=Stopwatch)
     _kept: dict[str, Any] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def stored(self) -> StoredRound:
+        """What the store holds of the round."""
+        return StoredRound(self.store, self.round)
 
     @cached_property
     def target(self) -> Target:
@@ -90,6 +78,28 @@ class Context:
     def policy(self) -> TrainablePolicy:
         """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
         return self.backend.policy
+
+    @cached_property
+    def engine(self) -> RoundEngine:
+        """Plays the round's own policy."""
+        return self.engine_of(self.policy)
+
+    def engine_of(self, policy: TokenPolicy | MessagePolicy) -> RoundEngine:
+        """Plays a policy in the round."""
+        renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
+        rows = 2 * self.settings.rollout.rows
+        engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
+        return RoundEngine(engine, self.model, self.environment)
+
+    @property
+    def origin(self) -> Origin:
+        """Where the round's trajectories come from."""
+        return Origin(self.round.target, self.round.data_hash, self.round.id)
+
+    def ground(self, purpose: str) -> Playground:
+        """The target's own environment at the evaluation temperature."""
+        rollout = self.settings.rollout
+        return Playground(self.target.environment, self.round.target, purpose, rollout.temperature, rollout.max_tokens)
 
     @cached_property
     def probe(self) -> Conversation:
@@ -125,7 +135,7 @@ class Context:
 
     def spent(self) -> dict[str, float]:
         """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""
-        return {name: round(float(value), 6) for name, value in self.store.spent(self.round.id).items()}
+        return self.stored.spent()
 
     def keep(self, name: str, make: Callable[[], C]) -> C:
         """What `make` gives: made once, and closed when this process drops the round."""
@@ -141,33 +151,12 @@ class Context:
         self._closing.close()
 
     def found(self, kind: type[R], *of: str) -> R | None:
-        """The stored result of a stage (of a capability), or None while it is not done.
-
-        Raises `StoreError` for a result that another version of the project has stored in another form.
-        """
-        name = ":".join([kind.stage, *of])
-        row = next(iter(self.store.rows(StageRow, round_id=self.round.id, name=name)), None)
-        if row is None or not is_final(StageState(row.state)):
-            return None
-        stored = dict(row.result or {})
-        if row.state == StageState.SKIPPED:
-            stored = {"skipped": stored["reason"]}
-        try:
-            return kind.model_validate(stored)
-        except ValidationError as problem:
-            wrong = ".".join(map(str, problem.errors()[0]["loc"]))
-            raise StoreError(
-                f"stage {name!r} of round {self.round.number} was stored by another version ({wrong} does not fit); "
-                "start another round with --fresh"
-            ) from None
+        """The stored result of a stage (of a capability), or None while it is not done (see `StoredRound`)."""
+        return self.stored.found(kind, *of)
 
     def result(self, kind: type[R], *of: str) -> R:
         """The stored result of a stage. Raises `StoreError` while the stage is not done."""
-        found = self.found(kind, *of)
-        if found is None:
-            name = ":".join([kind.stage, *of])
-            raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
-        return found
+        return self.stored.result(kind, *of)
 
 
 def peak_gib() -> float:

@@ -1,11 +1,12 @@
 """Progress of everything that takes more than two seconds: a bar with rate and time left, or lines where there is no
-terminal."""
+terminal; and a stopwatch."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from types import TracebackType
 
 logger = logging.getLogger("trace")
@@ -93,3 +94,18 @@ class _Bar:
 def pace(rate: float, unit: str) -> str:
     """A rate as people read it: `2.4 episodes/s`, or `31 s each` where that is slower than one in two seconds."""
     return f"{rate:.1f} {unit}/s" if rate >= 0.5 else f"{1 / max(1e-6, rate):.0f} s each"
+
+
+@dataclass
+class Stopwatch:
+    """Adds up the seconds spent inside `with`."""
+
+    seconds: float = 0.0
+    _began: float = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began

@@ -1,14 +1,19 @@
 """What each stage stores: a typed result, JSON in the ledger, read back as the same type.
 
-A stage reads the results of earlier ones from here (`Context.result`), so that only ids travel between stages. Fields
-have defaults only where a stage that was skipped has nothing to say.
+A stage reads the results of earlier ones from the store (`StoredRound.result`), so that only ids travel between stages.
+Fields have defaults only where a stage that was skipped has nothing to say.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from db import Round, StageRow, StageState, Store
+from db.values.states import is_final
+from errors import StoreError
 
 
 class StageResult(BaseModel):
@@ -193,3 +198,47 @@ class ReportResult(StageResult):
     stage: ClassVar[str] = "report"
     page: str
     reason: str = ""
+
+
+R = TypeVar("R", bound=StageResult)
+
+
+@dataclass(frozen=True)
+class StoredRound:
+    """What the store holds of a round: its row, the results of its stages, and its spending."""
+
+    store: Store
+    round: Round
+
+    def found(self, kind: type[R], *of: str) -> R | None:
+        """The stored result of a stage (of a capability), or None while it is not done.
+
+        Raises `StoreError` for a result that another version of the project has stored in another form.
+        """
+        name = ":".join([kind.stage, *of])
+        row = next(iter(self.store.rows(StageRow, round_id=self.round.id, name=name)), None)
+        if row is None or not is_final(StageState(row.state)):
+            return None
+        stored = dict(row.result or {})
+        if row.state == StageState.SKIPPED:
+            stored = {"skipped": stored["reason"]}
+        try:
+            return kind.model_validate(stored)
+        except ValidationError as problem:
+            wrong = ".".join(map(str, problem.errors()[0]["loc"]))
+            raise StoreError(
+                f"stage {name!r} of round {self.round.number} was stored by another version ({wrong} does not fit); "
+                "start another round with --fresh"
+            ) from None
+
+    def result(self, kind: type[R], *of: str) -> R:
+        """The stored result of a stage. Raises `StoreError` while the stage is not done."""
+        found = self.found(kind, *of)
+        if found is None:
+            name = ":".join([kind.stage, *of])
+            raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
+        return found
+
+    def spent(self) -> dict[str, float]:
+        """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""
+        return {name: round(float(value), 6) for name, value in self.store.spent(self.round.id).items()}

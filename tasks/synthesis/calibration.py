@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from db import CalibrationRow, row_id
+from db import CalibrationRow, Store, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits, wilson_interval
 from errors import EnvironmentFault
 from models.episodes import Episode
-from tasks.round.context import Context
+from settings import CalibrationSettings, Settings
 from tasks.round.engine import Playground
-from tasks.round.rollouts import outcomes, play_owed
+from tasks.round.rollouts import RoundEngine, outcomes
 
 # Calibration seeds count down from here: training counts up from 0, fresh evaluation from FRESH.
 CALIBRATION_SEED = -1
@@ -51,9 +51,8 @@ class Calibration:
         )
 
 
-def limits_of(context: Context) -> Limits:
-    """Sample sizes of validation, from the round's settings."""
-    settings = context.settings.calibration
+def limits_of(settings: CalibrationSettings) -> Limits:
+    """Sample sizes of validation."""
     return Limits(
         distinct=settings.distinct,
         searched=2 * settings.distinct,
@@ -63,32 +62,38 @@ def limits_of(context: Context) -> Limits:
     )
 
 
-def measure(context: Context, environment: ComposedEnvironment | WrittenEnvironment, what: str) -> Calibration:
+def measure(
+    store: Store,
+    engine: RoundEngine,
+    policy_id: str,
+    settings: Settings,
+    environment: ComposedEnvironment | WrittenEnvironment,
+) -> Calibration:
     """Play the base `samples` times on each of `seeds` scenarios and judge the figures.
 
-    Raises `EnvironmentFault` when no episode ended.
+    `engine` plays the base, `policy_id` is what it is stored as. Raises `EnvironmentFault` when no episode ended.
     """
-    s = context.settings.calibration
+    s = settings.calibration
     tasks = [environment.own_scenario(CALIBRATION_SEED - i) for i in range(s.seeds)]
     ground = Playground(
         environment.environment,
         environment.spec.id,
         "calibration",
-        context.settings.train.temperature,
-        context.settings.rollout.max_tokens,
+        settings.train.temperature,
+        settings.rollout.max_tokens,
     )
-    episodes = [Episode("", t, context.settings.seed, k) for t in tasks for k in range(s.samples)]
-    ids = play_owed(context, ground, episodes, what=what)
-    frame = outcomes(context.store, ids)
+    episodes = [Episode("", t, settings.seed, k) for t in tasks for k in range(s.samples)]
+    ids = engine.play(ground, episodes, f"calibrate {environment.spec.capability}")
+    frame = outcomes(store, ids)
     if frame.empty:
-        first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
+        first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
         raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
     rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
     wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
     figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
     accepted, reason = judge(figures, s.model_dump())
     families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
-    return Calibration(figures, accepted, reason, len(tasks), s.samples, context.base.identity.id, families)
+    return Calibration(figures, accepted, reason, len(tasks), s.samples, policy_id, families)
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:

@@ -8,7 +8,7 @@ file in the round's folder `environments/`, for `trace-agent play` and `trace-ag
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
@@ -21,14 +21,14 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.validation.checks import ValidationVerdict
 from errors import StoreError
+from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
-from tasks.round.context import Context
-from tasks.round.results import RolloutResult, SynthesizeResult
+from tasks.round.results import RolloutResult, StoredRound, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_prompt
-from tasks.synthesis.calibration import FIGURES, Calibration, limits_of, measure
-from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, result_shapes, synthesize
+from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
+from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, Writer, result_shapes, synthesize
 
 EVIDENCE = 5
 # Share of a family's labels that call the capability required, from which the family counts as needing it.
@@ -39,135 +39,173 @@ UNCONFINED = (
 )
 
 
-def write_environment(context: Context, capability: str) -> SynthesizeResult:
-    """Have an environment written, judged and calibrated; the result of the stage.
+@dataclass(frozen=True)
+class EnvironmentWriter:
+    """Has a language model write the environments of a round's capabilities. `measure` plays the base in one."""
 
-    Versions that a stopped attempt has judged are not judged again, and replies that it was given are not paid again.
-    """
-    calibrations: dict[str, Calibration] = {}
+    client: Writer
+    stored: StoredRound
+    target: Target
+    settings: Settings
+    measure: Callable[[WrittenEnvironment], Calibration]
 
-    def calibrate(module: SandboxedModule) -> ValidationVerdict:
-        environment = WrittenEnvironment(context.target, spec_of(context, capability, module.code_hash), module)
-        measured = measure(context, environment, f"calibrate {capability}")
-        calibrations[module.code_hash] = measured
-        reasons = () if measured.accepted else (measured.reason,)
-        figures = {name: measured.figures[name] for name in FIGURES} | {"reason": measured.reason}
-        return ValidationVerdict(measured.accepted, reasons, figures)
+    def write(self, capability: str) -> SynthesizeResult:
+        """Have an environment written, judged and calibrated; the result of the stage.
 
-    def keep(version: Version) -> None:
-        _store(context, capability, version, calibrations.get(version.code_hash))
+        Versions that a stopped attempt has judged are not judged again, and replies that it was given are not paid
+        again.
+        """
+        calibrations: dict[str, Calibration] = {}
 
-    a = context.settings.analyst
-    rules = SynthesisRules(limits_of(context), context.settings.synthesizer.versions, a.temperature)
-    synthesis = synthesize(
-        context.analyst, brief_of(context, capability), calibrate, rules, stored_versions(context, capability), keep
-    )
-    show_versions(synthesis)
-    best = synthesis.accepted
-    if best is None:
-        reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
-        return SynthesizeResult(accepted=False, reasons=reasons, versions=len(synthesis.versions))
-    validation = best.verdicts["validation"]
-    figures = dict(validation["figures"]) | {
-        "calibration": best.verdicts["calibration"]["figures"],
-        "target": context.round.target,
-        "version": best.number,
-    }
-    path = save_module(context.folder / "environments", best.source, ValidationVerdict(True, (), figures))
-    return SynthesizeResult(
-        accepted=True,
-        environment=version_id(context, capability, best.number),
-        versions=len(synthesis.versions),
-        file=str(path.relative_to(context.settings.folder)),
-        sandbox=best.sandbox_level,
-        spend=context.spent(),
-    )
+        def calibrate(module: SandboxedModule) -> ValidationVerdict:
+            spec = self._spec(capability, module.code_hash)
+            measured = self.measure(WrittenEnvironment(self.target, spec, module))
+            calibrations[module.code_hash] = measured
+            reasons = () if measured.accepted else (measured.reason,)
+            figures = {name: measured.figures[name] for name in FIGURES} | {"reason": measured.reason}
+            return ValidationVerdict(measured.accepted, reasons, figures)
 
+        def keep(version: Version) -> None:
+            self._store(capability, version, calibrations.get(version.code_hash))
 
-def brief_of(context: Context, capability: str) -> Brief:
-    """What the model is told of a capability: definition, evidence, the target's policy, tools and result shapes."""
-    row = context.store.row(CapabilityRow, id=row_id(context.round.id, capability))
-    if row is None:
-        raise StoreError(f"round {context.round.id!r} has no capability {capability!r}; run the stage select first")
-    chosen = context.store.row(SelectionRow, round_id=context.round.id, capability_id=row.id)
-    frame = outcomes(context.store, context.result(RolloutResult).trajectories).set_index("id")["success"]
-    evidence = [e["id"] for e in (chosen.evidence if chosen else ())][:EVIDENCE]
-    shown, _ = transcripts_of(context, {i: bool(frame[i]) for i in evidence})
-    budget = context.settings.analyst.trajectory_tokens
-    prompt = target_prompt(context.target)
-    conversations = [t.messages for t in context.store.trajectories(None, id=list(frame.index))]
-    return Brief(
-        capability,
-        row.definition,
-        [compact(t.messages, budget, t.id) for t in shown],
-        prompt.tools,
-        prompt.instructions,
-        result_shapes(conversations),
-    )
-
-
-def spec_of(context: Context, capability: str, code_hash: str) -> WrittenSpec:
-    """The environment of a module: which families it is about, and its retention scenarios.
-
-    A family needs the capability when most labels of its trajectories do (at least the one with the most); retention
-    comes from all other families that the base has any success in, or, on a target without generators, from the
-    solved diagnosis tasks whose labels do not call the capability lacking.
-    """
-    frame = outcomes(context.store, context.result(RolloutResult).trajectories)
-    given = context.store.rows(LabelRow, round_id=context.round.id, capability_id=row_id(context.round.id, capability))
-    family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
-    weight: dict[str, float] = {}
-    needed: dict[str, float] = {}
-    lacking: dict[str, float] = {}
-    for label in given:
-        if label.trajectory_id not in family:
-            continue
-        name, at, n = family[label.trajectory_id], task[label.trajectory_id], float(label.weight)
-        weight[name] = weight.get(name, 0.0) + n
-        needed[name] = needed.get(name, 0.0) + n * (label.label != "NA")
-        lacking[at] = lacking.get(at, 0.0) + n * (1.0 if label.label == "LACKING" else -1.0)
-    shares = {name: needed[name] / weight[name] for name in sorted(weight) if weight[name]}
-    own = {n for n, share in shares.items() if share >= NEEDED} or {max(shares, key=lambda n: shares[n])}
-    success = frame.groupby("family")["success"].mean().to_dict()
-    fresh = isinstance(context.target, Generators)
-    solved = sorted(set(frame[frame["success"]]["task"]))
-    families = tuple(sorted(n for n, rate in success.items() if rate > 0 and n not in own)) if fresh else ()
-    tasks = () if fresh else tuple(t for t in solved if lacking.get(t, 0.0) <= 0)
-    share = context.settings.calibration.retention_share if families or tasks else 0.0
-    return WrittenSpec(
-        context.round.target,
-        context.round.data_hash,
-        capability,
-        code_hash,
-        tuple(sorted({*own, capability})),
-        families,
-        tasks,
-        share,
-    )
-
-
-def version_id(context: Context, capability: str, number: int) -> str:
-    """Id of a version's row."""
-    return row_id(context.round.id, capability, "llm", number)
-
-
-def stored_versions(context: Context, capability: str) -> list[Version]:
-    """The versions of a capability that were judged to the end, in order."""
-    rows = _rows(context.store, context.round.id, capability)
-    judged = [r for r in rows if r.state in (EnvironmentState.ACCEPTED, EnvironmentState.REJECTED)]
-    return [
-        Version(
-            r.version,
-            r.code or "",
-            r.code_hash,
-            r.state == EnvironmentState.ACCEPTED,
-            tuple(r.spec["reasons"]),
-            r.verdicts,
-            r.sandbox_level,
-            r.spec["request_hash"],
+        s = self.settings
+        rules = SynthesisRules(limits_of(s.calibration), s.synthesizer.versions, s.analyst.temperature)
+        brief, known = self._brief(capability), self._judged(capability)
+        synthesis = synthesize(self.client, brief, calibrate, rules, known, keep)
+        show_versions(synthesis)
+        best = synthesis.accepted
+        if best is None:
+            reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
+            return SynthesizeResult(accepted=False, reasons=reasons, versions=len(synthesis.versions))
+        validation = best.verdicts["validation"]
+        figures = dict(validation["figures"]) | {
+            "calibration": best.verdicts["calibration"]["figures"],
+            "target": self.stored.round.target,
+            "version": best.number,
+        }
+        path = save_module(
+            s.folder / self.stored.round.id / "environments", best.source, ValidationVerdict(True, (), figures)
         )
-        for r in judged
-    ]
+        return SynthesizeResult(
+            accepted=True,
+            environment=self._version_id(capability, best.number),
+            versions=len(synthesis.versions),
+            file=str(path.relative_to(s.folder)),
+            sandbox=best.sandbox_level,
+            spend=self.stored.spent(),
+        )
+
+    def _brief(self, capability: str) -> Brief:
+        """What the model is told: the capability, evidence of it, the target's policy, tools and result shapes."""
+        store, round_id = self.stored.store, self.stored.round.id
+        row = store.row(CapabilityRow, id=row_id(round_id, capability))
+        if row is None:
+            raise StoreError(f"round {round_id!r} has no capability {capability!r}; run the stage select first")
+        chosen = store.row(SelectionRow, round_id=round_id, capability_id=row.id)
+        frame = outcomes(store, self.stored.result(RolloutResult).trajectories).set_index("id")["success"]
+        evidence = [e["id"] for e in (chosen.evidence if chosen else ())][:EVIDENCE]
+        budget = self.settings.analyst.trajectory_tokens
+        shown, _ = transcripts_of(store, {i: bool(frame[i]) for i in evidence}, budget)
+        prompt = target_prompt(self.target)
+        conversations = [t.messages for t in store.trajectories(None, id=list(frame.index))]
+        return Brief(
+            capability,
+            row.definition,
+            [compact(t.messages, budget, t.id) for t in shown],
+            prompt.tools,
+            prompt.instructions,
+            result_shapes(conversations),
+        )
+
+    def _spec(self, capability: str, code_hash: str) -> WrittenSpec:
+        """The environment of a module: which families it is about, and its retention scenarios.
+
+        A family needs the capability when most labels of its trajectories do (at least the one with the most);
+        retention comes from all other families that the base has any success in, or, on a target without generators,
+        from the solved diagnosis tasks whose labels do not call the capability lacking.
+        """
+        store, at_round = self.stored.store, self.stored.round
+        frame = outcomes(store, self.stored.result(RolloutResult).trajectories)
+        given = store.rows(LabelRow, round_id=at_round.id, capability_id=row_id(at_round.id, capability))
+        family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
+        weight: dict[str, float] = {}
+        needed: dict[str, float] = {}
+        lacking: dict[str, float] = {}
+        for label in given:
+            if label.trajectory_id not in family:
+                continue
+            name, at, n = family[label.trajectory_id], task[label.trajectory_id], float(label.weight)
+            weight[name] = weight.get(name, 0.0) + n
+            needed[name] = needed.get(name, 0.0) + n * (label.label != "NA")
+            lacking[at] = lacking.get(at, 0.0) + n * (1.0 if label.label == "LACKING" else -1.0)
+        shares = {name: needed[name] / weight[name] for name in sorted(weight) if weight[name]}
+        own = {n for n, share in shares.items() if share >= NEEDED} or {max(shares, key=lambda n: shares[n])}
+        success = frame.groupby("family")["success"].mean().to_dict()
+        fresh = isinstance(self.target, Generators)
+        solved = sorted(set(frame[frame["success"]]["task"]))
+        families = tuple(sorted(n for n, rate in success.items() if rate > 0 and n not in own)) if fresh else ()
+        tasks = () if fresh else tuple(t for t in solved if lacking.get(t, 0.0) <= 0)
+        share = self.settings.calibration.retention_share if families or tasks else 0.0
+        return WrittenSpec(
+            at_round.target,
+            at_round.data_hash,
+            capability,
+            code_hash,
+            tuple(sorted({*own, capability})),
+            families,
+            tasks,
+            share,
+        )
+
+    def _version_id(self, capability: str, number: int) -> str:
+        """Id of a version's row."""
+        return row_id(self.stored.round.id, capability, "llm", number)
+
+    def _judged(self, capability: str) -> list[Version]:
+        """The versions of a capability that were judged to the end, in order."""
+        rows = _rows(self.stored.store, self.stored.round.id, capability)
+        judged = [r for r in rows if r.state in (EnvironmentState.ACCEPTED, EnvironmentState.REJECTED)]
+        return [
+            Version(
+                r.version,
+                r.code or "",
+                r.code_hash,
+                r.state == EnvironmentState.ACCEPTED,
+                tuple(r.spec["reasons"]),
+                r.verdicts,
+                r.sandbox_level,
+                r.spec["request_hash"],
+            )
+            for r in judged
+        ]
+
+    def _store(self, capability: str, version: Version, calibration: Calibration | None) -> None:
+        """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
+        store, round_id = self.stored.store, self.stored.round.id
+        identity = self._version_id(capability, version.number)
+        row = EnvironmentRow(
+            id=identity,
+            round_id=round_id,
+            capability_id=row_id(round_id, capability),
+            version=version.number,
+            kind="llm",
+            spec={
+                "request_hash": version.request_hash,
+                "reasons": list(version.reasons),
+                "environment": asdict(self._spec(capability, version.code_hash)),
+            },
+            code=version.source or None,
+            code_hash=version.code_hash,
+            state=EnvironmentState.DRAFT,
+            sandbox_level=version.sandbox_level,
+            verdicts=version.verdicts,
+        )
+        store.put([row])
+        if calibration is not None:
+            store.put([calibration.row(identity)])
+            store.set_state(EnvironmentRow, identity, EnvironmentState.CHECKED)
+        end = EnvironmentState.ACCEPTED if version.accepted else EnvironmentState.REJECTED
+        store.set_state(EnvironmentRow, identity, end)
 
 
 def accepted_environment(
@@ -188,34 +226,6 @@ def accepted_environment(
 def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
     found = store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability), kind="llm")
     return sorted(found, key=lambda r: r.version)
-
-
-def _store(context: Context, capability: str, version: Version, calibration: Calibration | None) -> None:
-    """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
-    identity = version_id(context, capability, version.number)
-    row = EnvironmentRow(
-        id=identity,
-        round_id=context.round.id,
-        capability_id=row_id(context.round.id, capability),
-        version=version.number,
-        kind="llm",
-        spec={
-            "request_hash": version.request_hash,
-            "reasons": list(version.reasons),
-            "environment": asdict(spec_of(context, capability, version.code_hash)),
-        },
-        code=version.source or None,
-        code_hash=version.code_hash,
-        state=EnvironmentState.DRAFT,
-        sandbox_level=version.sandbox_level,
-        verdicts=version.verdicts,
-    )
-    context.store.put([row])
-    if calibration is not None:
-        context.store.put([calibration.row(identity)])
-        context.store.set_state(EnvironmentRow, identity, EnvironmentState.CHECKED)
-    end = EnvironmentState.ACCEPTED if version.accepted else EnvironmentState.REJECTED
-    context.store.set_state(EnvironmentRow, identity, end)
 
 
 def show_versions(synthesis: Synthesis) -> None:

@@ -12,12 +12,14 @@ import pytest
 
 from db import Store, open_store
 from environments.contract import Action, Environment, Message, Observation, TargetTask
-from errors import ConfigurationError, EnvironmentFault, ProviderError
+from errors import BudgetExceeded, ConfigurationError, EnvironmentFault, ProviderError
 from models.episodes import Episode
 from models.policy import PolicyIdentity
 from models.scripted import OraclePolicy
 from tasks.round import engine as engines
-from tasks.round.engine import Engine, Origin, Playground, PlayOptions
+from tasks.round.engine import Engine, Origin, Playground, PlayOptions, PlayRun
+from tasks.round.progress import Stopwatch
+from tasks.round.rollouts import RoundEngine
 from tests.tasks.counting_target import TASKS, Counting
 
 EPISODES = [Episode("", task, 3, 0) for task in TASKS]
@@ -127,3 +129,20 @@ def test_threads_play_at_once_and_store_the_same(store: Store) -> None:
     assert run.ids == engine(store).ids(GROUND, EPISODES)
     assert store.stored_ids(run.ids) == set(run.ids)
     assert {t.policy_id for t in store.trajectories(None)} == {PolicyIdentity("oracle", "1").id}
+
+
+def test_a_rounds_engine_counts_the_seconds_also_of_what_a_cap_broke_off() -> None:
+    class Played:
+        stopped = ""
+
+        def play(self, ground: Playground, episodes: list[Episode], what: str) -> PlayRun:
+            return PlayRun(["a"], 0, stopped=self.stopped, model_seconds=2.0, environment_seconds=3.0)
+
+    played = Played()
+    engine = RoundEngine(played, Stopwatch(), Stopwatch(1.0))  # type: ignore[arg-type]
+    assert engine.play(GROUND, [], "it") == ["a"]
+    assert (engine.model.seconds, engine.environment.seconds) == (2.0, 4.0)
+    played.stopped = "the round's calls to 6, over the cap of 5"
+    with pytest.raises(BudgetExceeded, match="over the cap of 5"):
+        engine.play(GROUND, [], "it")
+    assert (engine.model.seconds, engine.environment.seconds) == (4.0, 7.0)

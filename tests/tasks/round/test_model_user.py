@@ -17,7 +17,7 @@ from settings import load_settings
 from tasks.reporting.analyst import analyst_figures
 from tasks.round.context import Context
 from tasks.round.preflight import Ready, preflight
-from tasks.round.rollouts import base_ground, episodes_for, play_owed
+from tasks.round.rollouts import episodes_for
 from tasks.round.stage import current, forget, open_context
 from tasks.round.target_prompt import target_prompt
 from tests.models.providers.chat_server import says
@@ -45,7 +45,7 @@ def opened(**analyst: Any) -> Context:
 
 def play(context: Context) -> list[str]:
     episodes = episodes_for(context.target.tasks("diagnosis"), 1, 0)
-    return play_owed(context, base_ground(context, "diagnosis"), episodes, NoopPolicy())
+    return context.engine_of(NoopPolicy()).play(context.ground("diagnosis"), episodes)
 
 
 def test_the_cap_stops_a_users_call_before_it_is_made_and_what_was_spent_is_stored(server: ScriptedAnalyst) -> None:
