@@ -1,25 +1,17 @@
-"""Bringing a database to the newest schema, once, however many processes open it at the same moment.
-
-    python -m db.migrate "what the migration does"      # write the migration that db/schema.py owes
-"""
+"""Bringing a database to the newest schema, once, however many processes open it at the same moment."""
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, inspect, text
 
-from db.engine import Engines, lock_writers, migration_engine, parse_url, show, speaking
+from db.engine import Engines, lock_writers, migration_engine, show, speaking
 from db.schema import HEAD, VERSION_TABLE
 from errors import StoreError
 
 if TYPE_CHECKING:
     from alembic.config import Config
-
-MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def ensure_schema(engines: Engines) -> None:
@@ -72,32 +64,6 @@ def alembic_config(url: URL) -> Config:
     return config
 
 
-def write_migration(message: str, folder: Path = MIGRATIONS) -> Path | None:
-    """Write the migration from the newest one in `folder` to the tables of `db/schema.py`, and return its file; None,
-    and no file, when the tables owe nothing. Its number is the newest one's plus one: `HEAD` has to name it."""
-    from alembic import command
-    from alembic.script import ScriptDirectory
-
-    def only_changes(_context: Any, _revision: Any, directives: list[Any]) -> None:
-        if directives[0].upgrade_ops.is_empty():
-            directives.clear()
-
-    with tempfile.TemporaryDirectory() as place:
-        url = parse_url(f"sqlite:///{Path(place) / 'migrated.db'}")
-        config = alembic_config(url)
-        config.set_main_option("script_location", str(folder).replace("%", "%%"))
-        newest = ScriptDirectory.from_config(config).get_current_head() or "0"
-        command.upgrade(config, "head")
-        written: Any = command.revision(
-            config,
-            message,
-            autogenerate=True,
-            rev_id=f"{int(newest) + 1:04}",
-            process_revision_directives=only_changes,
-        )
-        return Path(written.path) if written else None
-
-
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
@@ -113,8 +79,3 @@ def _check_references(connection: Connection) -> None:
             raise StoreError(
                 f"migration would leave a row of {broken[0]!r} that refers to a missing row of {broken[2]!r}"
             )
-
-
-if __name__ == "__main__":
-    written = write_migration(" ".join(sys.argv[1:]) or "tables changed")
-    print(f"{written}: read it, and set HEAD in db/schema.py" if written else "the tables owe no migration")

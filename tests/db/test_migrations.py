@@ -16,7 +16,8 @@ from store_examples import trajectory
 
 from db import open_store
 from db.engine import migration_engine, parse_url
-from db.migrate import MIGRATIONS, alembic_config, move_schema, write_migration
+from db.migrate import alembic_config, move_schema
+from db.new_migration import MIGRATIONS, write_migration
 from db.schema import HEAD, TABLES, VERSION_TABLE
 from errors import StoreError
 
@@ -66,7 +67,7 @@ def test_the_migration_that_the_tables_owe_is_written(tmp_path: Path) -> None:
     newest.unlink()
     written = write_migration("conversations again", folder)
     assert written == folder / "versions" / f"{HEAD}_conversations_again.py"
-    assert "create_table" in written.read_text()
+    assert "op." in written.read_text()
     assert write_migration("nothing", folder) is None
 
 
