@@ -1,7 +1,7 @@
 """The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
-Change a table here and its dataclass in `db/rows`, then write a migration (`db/migrations/versions`) and move `HEAD`;
-the tests compare the three.
+Change a table here and its dataclass in `db/rows`, move `HEAD`, and let `python -m db.new_migration`
+write the migration; the tests compare the three, and `docs/2-database.md` lists the column.
 """
 
 from __future__ import annotations

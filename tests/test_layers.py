@@ -88,3 +88,26 @@ def test_every_room_says_what_it_is_for() -> None:
         if path.name == "__init__.py":
             first = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]
             assert re.fullmatch(r"\S.{20,}[.:].*", first), f"{name}: {first!r} is no sentence"
+
+
+def test_every_room_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "0-map.md").read_text()
+    rooms = [str(path.parent.relative_to(ROOT)) for path in modules().values() if path.name == "__init__.py"]
+    assert [room for room in rooms if f"- `{room}/`: " not in text] == []
+
+
+def test_every_file_that_the_pages_name_exists() -> None:
+    """A path in backticks that ends in .py and has a folder, and every such name on the map."""
+    wrong = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for name in re.findall(r"`([\w./-]+\.py)`", page.read_text()):
+            known = "/" in name or page.name == "0-map.md"
+            if known and not (ROOT / name).is_file():
+                wrong.append(f"{page.name}: {name}")
+    assert wrong == []
+
+
+def test_the_map_is_one_page() -> None:
+    lines = (ROOT / "docs" / "0-map.md").read_text().splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 140

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from alembic import command
@@ -15,6 +17,7 @@ from store_examples import trajectory
 from db import open_store
 from db.engine import migration_engine, parse_url
 from db.migrate import alembic_config, move_schema
+from db.new_migration import MIGRATIONS, write_migration
 from db.schema import HEAD, TABLES, VERSION_TABLE
 from errors import StoreError
 
@@ -54,6 +57,18 @@ def test_the_migrated_database_is_what_the_tables_say(database_url: str) -> None
 def test_head_is_the_newest_migration(tmp_path: object) -> None:
     script = ScriptDirectory.from_config(alembic_config(parse_url(f"sqlite:///{tmp_path}/x.db")))
     assert script.get_heads() == [HEAD]
+
+
+def test_the_migration_that_the_tables_owe_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    assert write_migration("nothing", folder) is None
+    (newest,) = (folder / "versions").glob(f"{HEAD}_*.py")
+    newest.unlink()
+    written = write_migration("conversations again", folder)
+    assert written == folder / "versions" / f"{HEAD}_conversations_again.py"
+    assert "op." in written.read_text()
+    assert write_migration("nothing", folder) is None
 
 
 def test_a_newer_database_is_left_alone(database_url: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import JSON
 
-from db.rows import SMALL_TABLES, Row, StageRow, values_of
+from db.rows import SMALL_TABLES, Row, StageRow, TrajectoryRow, values_of
 from db.schema import TABLES
 from db.values.states import STATES_OF
 from db.values.types import Utc, utc_now
@@ -74,6 +74,11 @@ def test_a_field_has_the_type_of_its_column(kind: type[Row]) -> None:
             assert given <= {Mapping, Sequence}, name
         else:
             assert given == {datetime if isinstance(column.type, Utc) else column.type.python_type}, name
+
+
+def test_the_fields_of_a_trajectory_are_its_columns() -> None:
+    names = {field.name for field in fields(TrajectoryRow)} - {"steps", "checks"}
+    assert names == set(TABLES["trajectories"].columns.keys()) - {"n_steps"}
 
 
 def test_payloads_of_any_kind_become_plain_json() -> None:
