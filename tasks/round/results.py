@@ -201,6 +201,13 @@ class ReportResult(StageResult):
 
 
 R = TypeVar("R", bound=StageResult)
+KINDS: dict[str, type[StageResult]] = {
+    kind.stage: kind
+    for kind in (
+        RolloutResult, ContrastResult, SelectResult, SynthesizeResult, CalibrateResult, TrainResult, RegisterResult,
+        RouteResult, EvaluateResult, GateResult, TestResult, ReportResult,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -228,7 +235,7 @@ class StoredRound:
             wrong = ".".join(map(str, problem.errors()[0]["loc"]))
             raise StoreError(
                 f"stage {name!r} of round {self.round.number} was stored by another version ({wrong} does not fit); "
-                "start another round with --fresh"
+                "start a round again: another one begins, and what was played is not played again"
             ) from None
 
     def result(self, kind: type[R], *of: str) -> R:
@@ -238,6 +245,17 @@ class StoredRound:
             name = ":".join([kind.stage, *of])
             raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
         return found
+
+    def unreadable(self) -> str:
+        """Why the round cannot go on: a result that another version stored in another form; "" when all can be read."""
+        for row in self.store.rows(StageRow, round_id=self.round.id):
+            stage, _, capability = row.name.partition(":")
+            try:
+                if stage in KINDS:
+                    self.found(KINDS[stage], *([capability] if capability else []))
+            except StoreError as problem:
+                return str(problem)
+        return ""
 
     def spent(self) -> dict[str, float]:
         """Calls, tokens, dollars and seconds that the round's language models have cost, simulated users included."""

@@ -21,13 +21,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from db import open_store
+from db import Round, RoundState, Store, open_store
 from errors import ConfigurationError, StoreError
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
 from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
-from tasks.round.results import StageResult
+from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
 
 P = ParamSpec("P")
@@ -52,7 +52,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         check_user(settings, target)
         check_analyst(settings, target, store)
     config = settings.identity()
-    found = None if fresh else store.open_round(settings.target, settings.seed, settings.profile, config)
+    found = None if fresh else _round_to_resume(store, settings)
     if found is not None and found.data_hash != target.data_hash:
         raise ConfigurationError(
             f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; "
@@ -65,6 +65,18 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     (folder / opened.id).mkdir(exist_ok=True)
     _OPEN[opened.id] = context
     return context
+
+
+def _round_to_resume(store: Store, settings: Settings) -> Round | None:
+    """The newest unfinished round of the settings. One that another version of the project began in another form is
+    closed as failed with the reason: an upgrade must not stop a schedule. Its trajectories are found by their ids."""
+    while found := store.open_round(settings.target, settings.seed, settings.profile, settings.identity()):
+        reason = StoredRound(store, found).unreadable()
+        if not reason:
+            return found
+        logger.warning("round %d is closed, and another begins: %s", found.number, reason)
+        store.finish_round(found.id, RoundState.FAILED, reason)
+    return None
 
 
 def current(round_id: str) -> Context:

@@ -140,8 +140,26 @@ def test_a_result_of_another_version_is_one_clear_error(context: Context) -> Non
     row = context.store.stage(context.round.id, "select")
     assert row.claim()
     row.finish({"selected": "everything"})
-    with pytest.raises(StoreError, match=r"'select' of round 1 was stored by another version \(selected .*--fresh"):
+    with pytest.raises(StoreError, match=r"'select' of round 1 was stored by another version \(selected .*again"):
         context.result(SelectResult)
+
+
+def test_a_round_that_another_version_began_is_closed_and_another_begins(
+    context: Context, settings_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An upgrade in the middle of a round must not stop a schedule."""
+    row = context.store.stage(context.round.id, "rollout")
+    assert row.claim()
+    row.finish({"episodes": 36, "errors": 0, "success": 0.5})  # as version 0.1 stored it
+    with caplog.at_level("WARNING", logger="trace"):
+        again = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    assert again.round.id != context.round.id
+    closed = context.store.round(context.round.id)
+    assert closed.state == "failed"
+    assert "'rollout' of round 1 was stored by another version" in closed.reason
+    assert "round 1 is closed, and another begins" in caplog.text
+    selecting("kept").do(again)
+    assert open_context(load_settings(profile="smoke", home=settings_folder / "home")).round.id == again.round.id
 
 
 def test_a_stage_returns_the_result_of_its_name() -> None:
