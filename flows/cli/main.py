@@ -102,8 +102,9 @@ def improve(
     base_model: Base = None,
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the one before it made live.")] = 1,
 ) -> None:
-    """Run one round, whole; the same command again goes on where it was stopped."""
+    """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
@@ -116,16 +117,18 @@ def improve(
     params = flow.ImproveParameters(
         target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
     )
-    result = flow.improve(params)
-    if result.report:
-        from tasks.reporting.lookup import figures_by_key
-        from tasks.reporting.summary import print_summary
+    for _ in range(rounds):
+        result = flow.improve(params)
+        params = params.model_copy(update={"fresh": False})
+        if result.report:
+            from tasks.reporting.lookup import figures_by_key
+            from tasks.reporting.summary import print_summary
 
-        settings, store = _store(home)
-        print_summary(figures_by_key(settings, store, result.round))
-        typer.echo(f"report: {result.report}")
-    else:
-        typer.echo("\n".join(result.checked))
+            settings, store = _store(home)
+            print_summary(figures_by_key(settings, store, result.round))
+            typer.echo(f"report: {result.report}")
+        else:
+            typer.echo("\n".join(result.checked))
 
 
 @app.command()

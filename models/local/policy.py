@@ -76,8 +76,8 @@ class LocalPolicy:
             raise PolicyError(f"adapter {name!r} is not loaded (loaded: {known}); load it first") from None
 
     def adapter_name(self, capability: str, origin: str, digest: str) -> str:
-        """The capability: what was computed with an adapter goes with it, so names may be used again."""
-        return capability
+        """The capability and the adapter's digest: two versions of one capability can be loaded side by side."""
+        return f"{capability}@{digest[:8]}"
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Make a PEFT folder available as `name`; same name = replaced."""

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import Round, Store
-from environments.contract import Target, TargetTask
+from db import DrawnTaskRow, ReleaseRow, Round, Store
+from environments.contract import Draw, Drawable, Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
@@ -36,6 +36,8 @@ class Closable(Protocol):
     def close(self) -> object: ...
 
 
+# Between the seeds of two rounds: far more than a user tries seeds, and no multiple of what seeds are reduced by.
+STRIDE = 1_000_003
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R", bound=StageResult)
 
@@ -51,12 +53,24 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     _kept: dict[str, Any] = field(default_factory=dict)
+    _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
 
     @property
     def stored(self) -> StoredRound:
         """What the store holds of the round."""
         return StoredRound(self.store, self.round)
+
+    @property
+    def seed(self) -> int:
+        """What decides the round's draws: the seed of the settings and the round's number."""
+        return self.settings.seed + STRIDE * (self.round.number - 1)
+
+    @cached_property
+    def parent(self) -> ReleaseRow | None:
+        """The release that was live when the round began; None: the bare base."""
+        parent = self.round.parent_id
+        return None if parent is None else self.store.row(ReleaseRow, id=parent)
 
     @cached_property
     def target(self) -> Target:
@@ -111,11 +125,43 @@ class Context:
         return open_registry(self.settings, self.settings.target)
 
     def tasks(self, split: str) -> list[TargetTask]:
-        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances."""
-        found = list(self.target.tasks(split))
+        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances.
+
+        A target that can draw gives every round new diagnosis and validation tasks; *test* is sealed, the same for all.
+        """
+        found = self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
         most = self.settings.rollout.tasks or len(found)
         # The middle of each of `most` equal parts: targets list their tasks family by family.
         return found if most >= len(found) else [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
+
+    def draws(self, split: str) -> bool:
+        """Whether the split's tasks are new in every round."""
+        return split != "test" and isinstance(self.target, Drawable)
+
+    def _drawn(self, split: str) -> list[TargetTask]:
+        """The tasks that this round drew, which have no content of earlier rounds; their contents are stored."""
+        if split not in self._tasks:
+            target, this = self.target, self.round
+            assert isinstance(target, Drawable)
+            numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
+            drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
+            used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
+            tasks = list(target.drawn(split, Draw(self.settings.seed, this.number, used)))
+            self.store.put([self._drawn_row(target.content(t), t) for t in tasks])
+            self._tasks[split] = tasks
+        return self._tasks[split]
+
+    def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
+        this = self.round
+        return DrawnTaskRow(
+            round_id=this.id,
+            split=task.split,
+            task_id=task.id,
+            target=this.target,
+            data_hash=this.data_hash,
+            family=task.family,
+            content=content,
+        )
 
     @property
     def folder(self) -> Path:

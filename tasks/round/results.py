@@ -40,9 +40,10 @@ class StageResult(BaseModel):
 
 class RolloutResult(StageResult):
     """`trajectories` are the ids of all diagnosis episodes, `lost` of them without a reward (infrastructure errors);
-    `success` is the share of the others that succeeded."""
+    `success` is the share of the others that succeeded. `release` is the number of the one that played (0: the base)."""
 
     stage: ClassVar[str] = "rollout"
+    release: int = 0
     trajectories: list[str]
     lost: int
     success: float
@@ -143,10 +144,31 @@ class RegisterResult(StageResult):
     liveness: float
 
 
+class ChallengeResult(StageResult):
+    """Each new adapter alone against the live release on validation: trajectory ids, the gate's verdict by capability
+    and those that passed. `look` counts the looks at this split, `alpha` is what this one may spend; `plan` is the hash
+    of the rules, which were stored before the first episode."""
+
+    stage: ClassVar[str] = "challenge"
+    live_ids: list[str] = []
+    alone_ids: dict[str, list[str]] = {}
+    verdicts: dict[str, str] = {}
+    passed: list[str] = []
+    look: int = 0
+    alpha: float = 0.0
+    plan: str = ""
+
+
 class RouteResult(StageResult):
-    """The router that was fitted: its version and mode, and how many examples of each label ("none": no adapter)."""
+    """The candidate release that was assembled (its id), and the router fitted for it: version and mode, how many
+    examples of each label ("none": no adapter), how many more the threshold was fitted on, and the share of those that
+    it sends right."""
 
     stage: ClassVar[str] = "route"
+    candidate: str = ""
+    threshold: float = 0.0
+    calibration: int = 0
+    right: float | None = None
     version: str = ""
     mode: str = ""
     examples: int = 0
@@ -162,34 +184,42 @@ class SuccessRate(BaseModel):
 
 
 class EvaluateResult(StageResult):
-    """The validation split: trajectory ids and success of base, routed and no-op."""
+    """The validation split: trajectory ids and success of the base, of the release that was live when the round began,
+    of the candidate (`routed`), and of the no-op."""
 
     stage: ClassVar[str] = "evaluate"
     base_ids: list[str] = []
+    live_ids: list[str] = []
     routed_ids: list[str] = []
     noop_ids: list[str] = []
     base: SuccessRate | None = None
+    live: SuccessRate | None = None
     routed: SuccessRate | None = None
     noop: SuccessRate | None = None
 
     def sides(self) -> dict[str, list[str]]:
-        """Trajectory ids by what played: base, routed, noop."""
-        return {"base": self.base_ids, "routed": self.routed_ids, "noop": self.noop_ids}
+        """Trajectory ids by what played: base, live, routed, noop."""
+        return {"base": self.base_ids, "live": self.live_ids, "routed": self.routed_ids, "noop": self.noop_ids}
 
 
 class GateResult(StageResult):
-    """Promoted capabilities, and the verdict on each that was tried."""
+    """What the candidate brought to the live release when it was promoted (capabilities), its number, and all verdicts:
+    by capability, and the candidate's as a whole under `release`."""
 
     stage: ClassVar[str] = "gate"
     promoted: list[str] = []
     verdicts: dict[str, str] = {}
+    release: int = 0
 
 
 class TestResult(EvaluateResult):
-    """The test split, which reports and decides nothing."""
+    """The test split, which reports and decides nothing: the base, the release that was live before the round, and the
+    one that is live after it (`routed`, number `release`; 0: the base). `looks` counts the rounds that looked at it."""
 
     stage: ClassVar[str] = "test"
     __test__: ClassVar[bool] = False  # pytest would take the class for a test
+    release: int = 0
+    looks: int = 0
 
 
 class ReportResult(StageResult):
@@ -205,7 +235,7 @@ KINDS: dict[str, type[StageResult]] = {
     kind.stage: kind
     for kind in (
         RolloutResult, ContrastResult, SelectResult, SynthesizeResult, CalibrateResult, TrainResult, RegisterResult,
-        RouteResult, EvaluateResult, GateResult, TestResult, ReportResult,
+        ChallengeResult, RouteResult, EvaluateResult, GateResult, TestResult, ReportResult,
     )
 }  # fmt: skip
 
