@@ -13,7 +13,7 @@ from typing import Any
 
 from db import AdapterRow, ReleaseRow, RouteRow
 from environments.contract import TargetTask
-from errors import AdapterError
+from errors import AdapterError, ConfigurationError
 from models.adapters.loading import load_folder
 from models.episodes import Episode
 from models.router.first_observation import openings
@@ -39,9 +39,15 @@ def members_of(release: ReleaseRow | None) -> dict[str, str]:
 
 
 def lineup_of(context: Context, release: ReleaseRow | None) -> Lineup:
-    """What a release answers with; None is the bare base."""
+    """What a release answers with; None is the bare base. Raises `ConfigurationError` for one of another base."""
     if release is None:
         return BARE_BASE
+    mine = context.base.identity
+    if (release.base, release.base_revision) != (mine.base, mine.revision):
+        raise ConfigurationError(
+            f"release {release.number} of {release.target} stands on {release.base} ({release.base_revision}), this "
+            f"round's base is {mine.base} ({mine.revision}): its adapters do not fit. Use that base, or another home"
+        )
     return Lineup(members_of(release), release_router(context.settings.folder, release))
 
 

@@ -67,7 +67,7 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         for spec in specs:
             check_user(spec, cap)
             loaded = (
-                plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, client)
+                plan[0][0] if plan and not name.adapter and name.kind != "release" else load_policy(name, options, settings, spec.target, client)
             )
             open_ones.callback(loaded.close)
             tight = check_context(spec, loaded)

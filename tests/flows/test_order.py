@@ -16,7 +16,7 @@ from tasks.round.results import SelectResult, StageResult
 from tasks.round.stage import forget, open_context
 
 FOUND = ["rollout", "contrast", "select"]
-PROVEN = ["route", "evaluate", "gate", "test", "report"]
+PROVEN = ["challenge", "route", "evaluate", "gate", "test", "report"]
 NAMES = [*FOUND, "synthesize", "calibrate", "train", "register", *PROVEN]
 
 
@@ -82,7 +82,7 @@ def test_the_next_capability_takes_the_place_of_one_that_fell_out(calls: Callabl
     assert [c for c in made if c.startswith("register")] == ["register:b", "register:d"]
     assert "calibrate:a" not in made
     assert "register:c" not in made
-    assert made[-5:] == PROVEN
+    assert made[-6:] == PROVEN
 
 
 def test_training_ends_before_anything_is_proven_when_all_fell_out(calls: Callable[..., list[str]]) -> None:

@@ -236,13 +236,42 @@ def test_another_process_opens_a_round_by_its_id(
     assert opened.settings.identity() == context.settings.identity()
 
 
-def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_begins_another_round(
+    context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unfinished round on other data cannot be gone on with, and must not stop a schedule."""
+
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
     monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: Changed())
-    with pytest.raises(ConfigurationError, match="--fresh"):
-        open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    with caplog.at_level("WARNING", logger="trace"):
+        again = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    assert again.round.number == 2
+    closed = context.store.round(context.round.id)
+    assert closed.state == "failed"
+    assert f"changed from {context.round.data_hash} to {'f' * 16}" in closed.reason
+
+
+def test_the_seed_of_a_round_is_decided_by_seed_and_number(context: Context, settings_folder: Path) -> None:
+    assert context.seed == context.settings.seed, "the first round draws by the seed itself"
+    again = open_context(load_settings(profile="smoke", home=settings_folder / "home"), fresh=True)
+    assert again.seed != context.seed
+    assert {again.seed % 1000, context.seed % 1000} == {0, 3}, "training scenarios are those of other seeds, too"
+
+
+def test_each_round_draws_new_tasks_and_test_stays_sealed(context: Context, settings_folder: Path) -> None:
+    again = open_context(load_settings(profile="smoke", home=settings_folder / "home"), fresh=True)
+    target: Any = context.target
+    contents = {
+        (n, split): {target.content(t) for t in opened.tasks(split)}
+        for n, opened in ((1, context), (2, again))
+        for split in ("diagnosis", "validation", "test")
+    }
+    assert contents[1, "test"] == contents[2, "test"]
+    drawn = [contents[n, split] for n in (1, 2) for split in ("diagnosis", "validation")] + [contents[1, "test"]]
+    assert sum(map(len, drawn)) == len(set().union(*drawn)), "no content twice"
+    assert context.tasks("diagnosis") == Context(context.settings, context.store, context.round).tasks("diagnosis")
 
 
 def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:
