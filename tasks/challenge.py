@@ -38,7 +38,7 @@ def challenge(context: Context) -> ChallengeResult:
     own = {c: _families(context, c) for c in capabilities}
     look = look_at(context, SPLIT)
     plan = _plan(context, own, tasks, trials, look)
-    lineup = lineup_of(context, context.parent)
+    lineup = lineup_of(context, context.incumbent)
     live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
     live = outcomes(context.store, live_ids)
     alone_ids, pairs = {}, {}
@@ -110,7 +110,7 @@ def _plan(
     rules = {
         "rules": rules_of(context).as_dict(),
         "capabilities": {c: sorted(families) for c, families in own.items()},
-        "against": context.parent.number if context.parent else 0,
+        "against": context.incumbent.number if context.incumbent else 0,
         "split": SPLIT,
         "tasks": [t.id for t in tasks],
         "trials": trials,

@@ -28,7 +28,7 @@ def evaluate(context: Context) -> EvaluateResult:
     if routed.skipped:
         return EvaluateResult(skipped=routed.skipped)
     candidate = context.store.row(ReleaseRow, id=routed.candidate)
-    sides = {"live": lineup_of(context, context.parent), "routed": lineup_of(context, candidate)}
+    sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
     trials = context.settings.evaluation.validation_trials
     return EvaluateResult(**_measure(context, "validation", sides, trials, context.seed))
 
@@ -36,7 +36,7 @@ def evaluate(context: Context) -> EvaluateResult:
 @stage("test", title="evaluate on test")
 def test(context: Context) -> TestResult:
     """The test split: what was live before the round, and what is live after it."""
-    before, number = context.parent, context.result(GateResult).release
+    before, number = context.incumbent, context.result(GateResult).release
     after = release_numbered(context.store, context.round.target, number) if number else before
     sides = {"live": lineup_of(context, before), "routed": lineup_of(context, after)}
     look = look_at(context, "test")

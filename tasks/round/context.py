@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import DrawnTaskRow, ReleaseRow, Round, Store
+from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
 from environments.contract import Draw, Drawable, Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
@@ -20,6 +20,7 @@ from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
 from settings import Settings
+from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
@@ -71,6 +72,17 @@ class Context:
         """The release that was live when the round began; None: the bare base."""
         parent = self.round.parent_id
         return None if parent is None else self.store.row(ReleaseRow, id=parent)
+
+    @property
+    def incumbent(self) -> ReleaseRow | None:
+        """What a candidate has to beat: the parent, or, where the round begins a new lineage, what answers all the same.
+        The gate's plan holds it, so that it stays the same once the candidate is live."""
+        target = self.round.target
+        plan = self.store.row(GatePlanRow, round_id=self.round.id)
+        if plan is None:
+            return self.parent or live_release(self.store, target)
+        number = int(plan.rules["against"])
+        return release_numbered(self.store, target, number) if number else None
 
     @cached_property
     def target(self) -> Target:

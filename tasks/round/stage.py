@@ -53,8 +53,8 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         target = target_of(settings, store, client)
         check_user(settings, target)
         check_analyst(settings, target, store)
-    live = _live(settings, store, target.data_hash)
-    found = None if fresh else _round_to_resume(store, settings, target.data_hash, live)
+    parent = _parent(settings, store, target.data_hash)
+    found = None if fresh else _round_to_resume(store, settings, target.data_hash, parent)
     opened = found or store.start_round(
         settings.target,
         target.data_hash,
@@ -62,7 +62,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         settings.profile,
         settings.identity(),
         code_version,
-        live.id if live else None,
+        parent.id if parent else None,
     )
     context = Context(settings, store, opened)
     (folder / opened.id).mkdir(exist_ok=True)
@@ -70,24 +70,28 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     return context
 
 
-def _live(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | None:
-    """What answers today. A promotion or rollback that died on its way to MLflow is completed first."""
+def _parent(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | None:
+    """The release that a round goes on from: the live one, or the bare base (None) where there is none, and where the
+    live one was proven on other data, which begins a new lineage. A promotion or rollback that died on its way to
+    MLflow is completed first."""
     live = live_release(store, settings.target)
     if releases_of(store, settings.target):
         publish(store, open_registry(settings, settings.target), settings.target)
-    if live is not None and live.data_hash != data_hash:
-        logger.warning(
-            "release %d was proven on data %s of %s, which is now %s: it goes on answering, and a new lineage begins "
-            "from it; figures are not compared across the two",
-            live.number,
-            live.data_hash,
-            settings.target,
-            data_hash,
-        )
-    return live
+    if live is None or live.data_hash == data_hash:
+        return live
+    logger.warning(
+        "release %d was proven on data %s of %s, which is now %s: a new lineage begins from the bare base, and figures "
+        "are not compared across the two; release %d goes on answering until something better than it is promoted",
+        live.number,
+        live.data_hash,
+        settings.target,
+        data_hash,
+        live.number,
+    )
+    return None
 
 
-def _round_to_resume(store: Store, settings: Settings, data_hash: str, live: ReleaseRow | None) -> Round | None:
+def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: ReleaseRow | None) -> Round | None:
     """The newest unfinished round of the settings. One that cannot be gone on with is closed as failed with the reason:
     an upgrade, other data of the target or another live release must not stop a schedule. Its trajectories are found by
     their ids."""
@@ -95,7 +99,7 @@ def _round_to_resume(store: Store, settings: Settings, data_hash: str, live: Rel
         reason = StoredRound(store, found).unreadable()
         if found.data_hash != data_hash:
             reason = f"the data of {settings.target} changed from {found.data_hash} to {data_hash} since it began"
-        elif found.parent_id != (live.id if live else None):
+        elif found.parent_id != (parent.id if parent else None):
             reason = f"another release of {settings.target} became live since it began"
         if not reason:
             return found
