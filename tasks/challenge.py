@@ -8,19 +8,21 @@ chosen wrongly is a figure of its verdict. The rules are stored, with their hash
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prefect.artifacts import create_table_artifact
 
 from db import AdapterRow, AdapterState, GatePlanRow, LookRow, VerdictRow, row_id
 from environments.contract import TargetTask
 from errors import StoreError
-from tasks.measuring.gate_rules import CapabilityDecision, GateRules, alpha_at, judge_capabilities, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
+from tasks.measuring.gate_rules import judge_capabilities
 from tasks.measuring.lineup import lineup_of, play_alone, play_lineup
 from tasks.measuring.statistics import align
+from tasks.measuring.verdicts import CapabilityVerdict
 from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.results import ChallengeResult
+from tasks.round.results import ChallengeResult, RegisterResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
@@ -35,9 +37,9 @@ def challenge(context: Context) -> ChallengeResult:
     if not capabilities:
         return ChallengeResult(skipped="no capability was trained")
     tasks, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
-    own = {c: _families(context, c) for c in capabilities}
+    own = {c: families_of(context, c) for c in capabilities}
     look = look_at(context, SPLIT)
-    plan = _plan(context, own, tasks, trials, look)
+    plan = _plan(context, own, tasks, look)
     lineup = lineup_of(context, context.incumbent)
     live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
     live = outcomes(context.store, live_ids)
@@ -45,7 +47,7 @@ def challenge(context: Context) -> ChallengeResult:
     for capability in capabilities:
         alone_ids[capability] = _alone(context, capability, own[capability], tasks, trials)
         pairs[capability] = align(live, outcomes(context.store, alone_ids[capability]))
-    decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha)
+    decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
     for capability, decision in decisions.items():
         _store(context, capability, decision)
     create_table_artifact(
@@ -79,7 +81,7 @@ def rules_of(context: Context) -> GateRules:
     return GateRules(alpha=s.alpha, margin=s.margin)
 
 
-def _families(context: Context, capability: str) -> Sequence[str]:
+def families_of(context: Context, capability: str) -> Sequence[str]:
     """The families that a capability's environment is about."""
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     return environment.spec.families
@@ -97,37 +99,41 @@ def look_at(context: Context, split: str) -> LookRow:
     number = 1 + len(looks)
     alpha = context.settings.evaluation.alpha
     # Test decides nothing, so it spends nothing; a fresh draw is seen once, by the round that drew it.
-    spent = 0.0 if split == "test" else alpha if drawn else alpha_at(number, alpha)
+    spent = 0.0 if split == "test" else alpha_at(number, alpha, drawn=bool(drawn))
     look = LookRow(id=row_id("look", this.id, split), round_id=this.id, number=number, alpha=spent, **of_split)
     context.store.put([look])
     return look
 
 
-def _plan(
-    context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[TargetTask], trials: int, look: LookRow
-) -> str:
+def _gains(context: Context, capabilities: Iterable[str]) -> dict[str, float]:
+    """Points that each adapter gained on fresh seeds of its own environment."""
+    measured = {c: context.result(RegisterResult, c) for c in capabilities}
+    return {c: round(100 * (r.adapter_success - r.base_success), 6) for c, r in measured.items()}
+
+
+def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[TargetTask], look: LookRow) -> str:
     """Store what the gate will decide by; the hash of it. Raises `StoreError` when another plan is stored already."""
-    rules = {
-        "rules": rules_of(context).as_dict(),
-        "capabilities": {c: sorted(families) for c, families in own.items()},
-        "against": context.incumbent.number if context.incumbent else 0,
-        "split": SPLIT,
-        "tasks": [t.id for t in tasks],
-        "trials": trials,
-        "seed": context.seed,
-        "look": look.number,
-        "alpha": look.alpha,
-    }
-    plan = GatePlanRow(round_id=context.round.id, sha256=rules_sha256(rules), rules=rules)
-    context.store.put([plan])
+    plan = GatePlan(
+        rules_of(context),
+        {c: tuple(families) for c, families in own.items()},
+        tuple(t.id for t in tasks),
+        context.settings.evaluation.validation_trials,
+        look.number,
+        bool(look.draw),
+        _gains(context, own),
+    )
+    against = context.incumbent.number if context.incumbent else 0
+    rules = {**plan.as_json(), "split": SPLIT, "seed": context.seed, "against": against}
+    row = GatePlanRow(round_id=context.round.id, sha256=rules_sha256(rules), rules=rules)
+    context.store.put([row])
     stored = context.store.row(GatePlanRow, round_id=context.round.id)
-    if stored is None or stored.sha256 != plan.sha256:
+    if stored is None or stored.sha256 != row.sha256:
         raise StoreError(
             f"round {context.round.number} was to be judged by the rules {stored.sha256[:12] if stored else ''}, which "
-            f"were stored before its first evaluation episode; they are {plan.sha256[:12]} now. Set them back, or begin "
+            f"were stored before its first evaluation episode; they are {row.sha256[:12]} now. Set them back, or begin "
             "another round with --fresh"
         )
-    return plan.sha256
+    return row.sha256
 
 
 def _alone(
@@ -141,7 +147,7 @@ def _alone(
     return ids + play_alone(context, capability, adapter, others, 1, context.seed, f"other families of {SPLIT}")
 
 
-def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:
+def _store(context: Context, capability: str, decision: CapabilityVerdict) -> None:
     """Keep the verdict where people look for it, and close what did not pass. Done again it changes nothing."""
     identity = own_adapter(context.stored, capability)
     context.store.put(

@@ -8,12 +8,12 @@ from dataclasses import replace
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
-from db import AdapterRow, AdapterState, ReleaseRow, VerdictRow
-from tasks.challenge import rules_of
-from tasks.measuring.gate_rules import ReleaseDecision, judge_release
+from db import ReleaseRow, VerdictRow
+from tasks.challenge import families_of, rules_of
+from tasks.measuring.gate_rules import judge_release
 from tasks.measuring.statistics import align
+from tasks.measuring.verdicts import ReleaseVerdict
 from tasks.releases.lifecycle import promote, refuse
-from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
 from tasks.round.rollouts import outcomes
@@ -32,7 +32,9 @@ def gate(context: Context) -> GateResult:
     assert candidate is not None
     live, other = outcomes(context.store, evaluated.live_ids), outcomes(context.store, evaluated.routed_ids)
     trials = context.settings.evaluation.validation_trials
-    decision = judge_release(align(live, other), rules_of(context), challenged.alpha, trials)
+    own = {c: families_of(context, c) for c in challenged.passed}
+    pair = align(live, other)
+    decision = judge_release(pair, rules_of(context), challenged.alpha, trials, own, challenged.look)
     verdict = str(decision.verdict)
     context.store.put(
         [
@@ -40,8 +42,8 @@ def gate(context: Context) -> GateResult:
                 round_id=context.round.id,
                 subject=WHOLE,
                 verdict=verdict,
-                points=decision.difference.points,
-                p=decision.difference.p,
+                points=decision.overall.points,
+                p=decision.overall.p,
                 mde=decision.mde,
                 reasons=list(decision.reasons),
             )
@@ -63,15 +65,15 @@ def gate(context: Context) -> GateResult:
 
 
 def _evidence(
-    candidate: ReleaseRow, challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseDecision
+    candidate: ReleaseRow, challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseVerdict
 ) -> dict[str, object]:
     """What a release says of how it came to be."""
     rates = {name: getattr(evaluated, name) for name in ("base", "live", "routed", "noop")}
     return {
         **candidate.evidence,
         "validation": {name: rate.model_dump() for name, rate in rates.items() if rate is not None},
-        "points": decision.difference.points,
-        "p": decision.difference.p,
+        "points": decision.overall.points,
+        "p": decision.overall.p,
         "verdicts": challenged.verdicts,
         "look": challenged.look,
         "alpha": challenged.alpha,
@@ -79,7 +81,7 @@ def _evidence(
     }
 
 
-def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult, decision: ReleaseDecision) -> bool:
+def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult, decision: ReleaseVerdict) -> bool:
     """Carry the verdict into store and registry; whether the candidate is live. Done again it changes nothing."""
     reason = " ".join(decision.reasons)
     if decision.promoted:
@@ -91,9 +93,4 @@ def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult,
         )
         return True
     refuse(context.store, candidate.id, reason)
-    for capability in challenged.passed:
-        identity = own_adapter(context.stored, capability)
-        row = context.store.row(AdapterRow, id=identity)
-        if row is not None and row.state == AdapterState.REGISTERED:
-            context.store.set_state(AdapterRow, identity, AdapterState.REJECTED)
     return False

@@ -99,7 +99,7 @@ def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: R
         reason = StoredRound(store, found).unreadable()
         if found.data_hash != data_hash:
             reason = f"the data of {settings.target} changed from {found.data_hash} to {data_hash} since it began"
-        elif found.parent_id != (parent.id if parent else None):
+        elif found.parent_id != (parent.id if parent else None) and not (parent and parent.round_id == found.id):
             reason = f"another release of {settings.target} became live since it began"
         if not reason:
             return found
