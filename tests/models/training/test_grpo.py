@@ -25,12 +25,12 @@ from models.training.grpo import (
     COMPLETE,
     StepRecord,
     TrainingSettings,
-    group_advantages,
     last_whole_checkpoint,
     lora_config,
     misspecified,
     train_adapter,
 )
+from models.training.rollouts import group_advantages
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -292,7 +292,9 @@ def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     settings = replace(SMALL, steps=1)
     steps: list[StepRecord] = []
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "as it is", steps.append)
-    monkeypatch.setattr("models.training.grpo.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK))
+    monkeypatch.setattr(
+        "models.training.rollouts.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK)
+    )
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "turned round", steps.append)
     assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)
     assert steps[1].metrics["grad_norm"] == pytest.approx(2 * steps[0].metrics["grad_norm"], rel=1e-3)
