@@ -19,10 +19,22 @@ from models.policy import Sampling
 from models.renderer import Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
-from models.training.records import TrainingSettings
+from models.training.records import GroupFigures, TrainingSettings
 from models.training.trl_trainer import EpisodeGRPO
 
 logger = logging.getLogger("trace.models")
+
+# Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
+SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+
+
+def scenario_seed(seed: int, step: int, place: int) -> int:
+    """The scenario seed of a place in a step of a training: a number for each (seed, step, place).
+
+    So no two steps share one, nor two trainings with different `seed`s, such as those of a home's rounds, whatever
+    their settings. None is negative: those are for calibration and for choosing a checkpoint.
+    """
+    return (seed * STEPS + step) * SEEDS + place
 
 
 def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
@@ -39,14 +51,27 @@ def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
 
 
 class ScenarioSource(Protocol):
-    """What training draws from: a synthesized environment."""
+    """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
+    the others are there for retention."""
 
     def scenario(self, seed: int) -> TargetTask: ...
+    def own(self, task: TargetTask) -> bool: ...
     def environment(self) -> Environment: ...
 
 
+class NothingToLearn(Exception):
+    """All groups of all collections of a step have equal rewards; `mastered` when every own episode succeeded."""
+
+    def __init__(self, message: str, mastered: bool) -> None:
+        super().__init__(message)
+        self.mastered = mastered
+
+
 class Rollouts:
-    """Plays the groups of each step, keeps informative ones, and remembers the figures of the step."""
+    """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
+
+    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once.
+    """
 
     def __init__(
         self,
@@ -62,40 +87,48 @@ class Rollouts:
         self.on_trajectories = on_trajectories
         self.shared = 0
         self.advantages_R = torch.zeros(0)
-        self.last: list[Trajectory] = []
+        self.collected: list[GroupFigures] = []
         self.dropped = 0
         self.missing = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
 
-    def seeds(self, step: int, collection: int) -> list[int]:
-        """Scenario seeds of a step's groups: never used twice, nor by calibration (which counts down from -1)."""
-        first = ((self.settings.seed % 1000) * 1_000 + step) * self.settings.collections * self.settings.groups
-        return [first + collection * self.settings.groups + g for g in range(self.settings.groups)]
+    def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
+        """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
+
+        A step's first collection has at least one of the capability's own, if a draw in a hundred is one: a step on
+        retention scenarios alone would teach nothing, and nothing could be said of it.
+        """
+        first = collection * self.settings.groups
+        drawn = [self._scenario(step, first + g) for g in range(count)]
+        if collection == 0 and not any(map(self.environments.own, drawn)):
+            further = (self._scenario(step, SPARE_SEEDS + i) for i in range(100))
+            drawn[-1] = next(filter(self.environments.own, further), drawn[-1])
+        return drawn
+
+    def _scenario(self, step: int, place: int) -> TargetTask:
+        return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
 
     def collect(self, step: int) -> list[Trajectory]:
         """At most G x K trajectories, group by group, each once.
 
         Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
+
+        Raises `NothingToLearn` when all rewards are equal, and a transient `TrainingError` when every group lost an
+        episode.
         """
         s = self.settings
         kept: list[list[Trajectory]] = []
         spare: list[list[Trajectory]] = []
-        lost = 0
+        lost = ""
+        self.collected = []
         began = time.perf_counter()
         for collection in range(s.collections):
-            missing = s.groups - len(kept)
-            seeds = self.seeds(step, collection)[:missing]
+            tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
-                Episode(
-                    f"{step}/{collection}/{seed}/{k}",
-                    self.environments.scenario(seed),
-                    s.seed * 100_003 + step,
-                    k,
-                    self.adapter,
-                )
-                for seed in seeds
+                Episode(f"{step}/{collection}/{g}/{k}", task, s.seed * 100_003 + step, k, self.adapter)
+                for g, task in enumerate(tasks)
                 for k in range(s.group_size)
             ]
             player = Player(
@@ -109,10 +142,11 @@ class Rollouts:
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
             self.on_trajectories(step, ordered)
-            for g in range(len(seeds)):
+            for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
+                self._count(group, task)
                 if any(t.score is None for t in group):
-                    lost += 1
+                    lost = next(t.error for t in group if t.score is None)
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
@@ -120,11 +154,7 @@ class Rollouts:
                 break
         self.dropped = len(spare)
         if not kept:
-            raise TrainingError(
-                f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: "
-                f"{len(spare)} groups had equal rewards (make the reward denser or the scenarios more varied), "
-                f"{lost} lost episodes to the infrastructure"
-            )
+            self._refuse(step, len(spare), lost)
         while len(kept) < s.groups and spare:
             kept.append(spare.pop(0))  # fills the batch; its advantages are 0
         self.missing = s.groups - len(kept)
@@ -137,8 +167,27 @@ class Rollouts:
             )
         self.actor.rest()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
-        self.last = [t for group in kept for t in group]
-        return self.last
+        return [t for group in kept for t in group]
+
+    def _count(self, group: list[Trajectory], task: TargetTask) -> None:
+        """Add what a group came to; episodes without a score are in no figure."""
+        scores = [t.score for t in group if t.score]
+        if scores:
+            wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
+            self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward))
+
+    def _refuse(self, step: int, equal: int, lost: str) -> None:
+        """Say why nothing can be learnt from what the step has collected."""
+        s = self.settings
+        tried = f"no informative group in {s.collections} collections of {s.groups} groups at step {step}"
+        if not equal:
+            problem = TrainingError(f"{tried}: every group lost an episode to the infrastructure, the last to: {lost}")
+            problem.transient = True
+            raise problem
+        own = [g for g in self.collected if g.own]
+        mastered = bool(own) and all(g.successes == g.episodes for g in own)
+        also = f"; the others lost episodes to the infrastructure, the last to: {lost}" if lost else ""
+        raise NothingToLearn(f"{tried}: {equal} groups had equal rewards{also}", mastered)
 
     def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
         """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""

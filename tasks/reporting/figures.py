@@ -48,11 +48,13 @@ class FamilyFigures(_Figures):
 
 
 class TrainingStep(_Figures):
-    """Mean reward and success rate of one training step's rollouts."""
+    """Mean reward and success rate of one training step's rollouts on the capability's own scenarios, and success on
+    its retention scenarios (None where there were none)."""
 
     step: int
     reward: float
     success: float
+    retention: float | None = None
 
 
 class Calibration(_Figures):
