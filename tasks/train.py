@@ -107,7 +107,8 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
         )
     context.environment.seconds += result.environment_seconds
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
-    choice = _choose(context, capability, environment, result, warm=start is not None)
+    with Stopwatch() as choosing:
+        choice = _choose(context, capability, environment, result, warm=start is not None)
     context.registry.log_steps(run, {c.step: choice_metrics(c) for c in choice.figures})
     folder = output / "final"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
@@ -125,6 +126,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
         ending=result.ending,
         chosen=choice.step,
         choice=list(choice.figures),
+        choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
     )
 

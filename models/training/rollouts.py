@@ -6,6 +6,7 @@ Shape suffixes: `models/training/grpo.py`.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -115,8 +116,8 @@ class Rollouts:
         Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
-        Raises `NothingToLearn` when all rewards are equal, and a transient `TrainingError` when every group lost an
-        episode.
+        Raises `NothingToLearn` when all rewards are equal, a transient `TrainingError` when every group lost an
+        episode, and a lasting one when the adapter has come apart.
         """
         s = self.settings
         kept: list[list[Trajectory]] = []
@@ -141,6 +142,11 @@ class Rollouts:
             done = {t.episode.key: t for t in player.play(episodes)}
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
+            if not all(math.isfinite(sum(t.conversation.logprobs)) for t in ordered):
+                raise TrainingError(
+                    f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning "
+                    "rate and start this adapter again"
+                )
             self.on_trajectories(step, ordered)
             for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]

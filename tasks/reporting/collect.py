@@ -208,10 +208,12 @@ def _last_word(
     if made and not made.accepted:
         return "unsynthesizable", made.reasons
     if measured and not measured.accepted:
-        return "unsynthesizable", [measured.reason]
+        return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
     trained = stored.found(TrainResult, name)
     if trained and trained.verdict:
         return "reward-misspecified", [trained.verdict]
+    if trained and trained.unused:
+        return "no-gain" if trained.steps else "mastered", [trained.unused]
     return "unfinished", ["The round stopped before the gate."]
 
 

@@ -135,10 +135,10 @@ class CheckpointFigures(BaseModel):
 class TrainResult(StageResult):
     """The adapter's id and digest, the steps done, and MLflow's run.
 
-    `ending` says how training ended (see `models.training.grpo`), `verdict` why the adapter is not used ("" where it
-    is). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no step
-    was made, or none is better than what training began from. `start` is the digest of the champion that was trained
-    on, "" for one that began from zero.
+    `ending` says how training ended (see `models.training.grpo`), `verdict` what is wrong with its environment ("" for
+    nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
+    step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
+    `start` is the digest of the champion that was trained on, "" for one that began from zero.
     """
 
     stage: ClassVar[str] = "train"
@@ -150,11 +150,21 @@ class TrainResult(StageResult):
     chosen: int
     verdict: str = ""
     choice: list[CheckpointFigures] = []
+    choosing_seconds: float = 0.0
     start: str = ""
 
     @property
     def goes_on(self) -> bool:
-        return not self.verdict and self.chosen > 0
+        return not self.unused
+
+    @property
+    def unused(self) -> str:
+        """Why the adapter is not used; "" where it is."""
+        if self.verdict or self.chosen:
+            return self.verdict
+        if self.steps:
+            return "every checkpoint is worse on fresh seeds than what training began from"
+        return "mastered: every episode of the first step succeeded, so there is nothing to train"
 
 
 class RegisterResult(StageResult):
