@@ -20,8 +20,7 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-        policy_id = context.base.identity.id
-        calibration = measure(context.store, context.engine, policy_id, context.settings, environment)
+        calibration = measure(context.engine, context.settings, environment)
         context.store.put([calibration.row(environment_id)])
         measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     assert measured is not None

@@ -75,7 +75,7 @@ def _writer(context: Context) -> EnvironmentWriter:
     """What has environments written; the base is loaded when the first one is calibrated."""
 
     def calibrate(environment: WrittenEnvironment) -> Calibration:
-        return measure(context.store, context.engine, context.base.identity.id, context.settings, environment)
+        return measure(context.engine, context.settings, environment)
 
     return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate)
 

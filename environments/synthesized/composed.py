@@ -156,5 +156,9 @@ class ComposedEnvironment:
         rng = random.Random(f"{self.spec.id}:own:{seed}")
         return self.generators.generate(rng.choice(self.spec.families), rng.randrange(10**9))
 
+    def own(self, task: TargetTask) -> bool:
+        """Whether a scenario needs the capability; the others are there for retention."""
+        return task.family in self.spec.families
+
     def environment(self) -> Environment:
         return DenseEnvironment(self.target.environment(), self.target.environment())

@@ -169,8 +169,14 @@ def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
                 definition=rows[s.capability_id].definition,
                 reasons=reasons,
                 steps=[
-                    TrainingStep(step=r.step, reward=r.reward, success=r.success)
+                    TrainingStep(
+                        step=r.step,
+                        reward=r.reward,
+                        success=r.success,
+                        retention=r.metrics.get("retention_success"),
+                    )
                     for r in sorted(steps, key=lambda r: r.step)
+                    if r.reward is not None and r.success is not None  # every own episode was lost
                 ],
                 calibration=_calibration(stored, name),
                 points=verdicts[name].points if name in verdicts else None,
@@ -202,10 +208,12 @@ def _last_word(
     if made and not made.accepted:
         return "unsynthesizable", made.reasons
     if measured and not measured.accepted:
-        return "unsynthesizable", [measured.reason]
+        return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
     trained = stored.found(TrainResult, name)
     if trained and trained.verdict:
         return "reward-misspecified", [trained.verdict]
+    if trained and trained.unused:
+        return "no-gain" if trained.steps else "mastered", [trained.unused]
     return "unfinished", ["The round stopped before the gate."]
 
 

@@ -48,11 +48,13 @@ class FamilyFigures(_Figures):
 
 
 class TrainingStep(_Figures):
-    """Mean reward and success rate of one training step's rollouts."""
+    """Mean reward and success rate of one training step's rollouts on the capability's own scenarios, and success on
+    its retention scenarios (None where there were none)."""
 
     step: int
     reward: float
     success: float
+    retention: float | None = None
 
 
 class Calibration(_Figures):
@@ -95,7 +97,8 @@ class AnalystFigures(_Figures):
 
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: the gate's verdict, `unsynthesizable`,
-    `reward-misspecified`, `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences;
+    `reward-misspecified`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
+    `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences;
     `kappa` is how far labelling runs agree on it."""
 
     name: str

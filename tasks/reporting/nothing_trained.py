@@ -63,8 +63,8 @@ def _reason(stored: StoredRound, capability: str) -> str:
     """Why a selected capability has no adapter, as the stages stored it."""
     made = stored.found(SynthesizeResult, capability)
     measured, trained = stored.found(CalibrateResult, capability), stored.found(TrainResult, capability)
-    if trained and trained.verdict:
-        return trained.verdict
+    if trained and trained.unused:
+        return trained.unused
     if made and not made.accepted:
         return "; ".join(reason for reason in made.reasons if reason)
     return measured.reason if measured else ""

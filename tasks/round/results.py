@@ -98,7 +98,8 @@ class SynthesizeResult(StageResult):
 
 
 class CalibrateResult(StageResult):
-    """Figures of the base in the environment (see `tasks.synthesis.calibration`), and whether it may train."""
+    """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
+    `mastered` when it may not because every sample succeeded."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -111,25 +112,60 @@ class CalibrateResult(StageResult):
     informative: float
     low: float
     high: float
+    mastered: bool = False
 
     @property
     def goes_on(self) -> bool:
         return self.accepted
 
 
+class CheckpointFigures(BaseModel):
+    """A checkpoint on the fresh seeds that one is chosen on: its step (0: what training began from), success and mean
+    reward on the capability's own scenarios, and success on retention scenarios (None without any); `forgets` when
+    that is significantly below the start's."""
+
+    step: int
+    success: float
+    low: float
+    high: float
+    reward: float
+    retention: float | None = None
+    forgets: bool = False
+
+
 class TrainResult(StageResult):
-    """The adapter's id and digest, the steps done, and MLflow's run. `verdict` says why the adapter is not used."""
+    """The adapter's id and digest, the steps done, and MLflow's run.
+
+    `ending` says how training ended (see `models.training.grpo`), `verdict` what is wrong with its environment ("" for
+    nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
+    step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
+    `start` is the digest of the champion that was trained on, "" for one that began from zero.
+    """
 
     stage: ClassVar[str] = "train"
     adapter: str
     sha256: str
     steps: int
     run: str
+    ending: str
+    chosen: int
     verdict: str = ""
+    choice: list[CheckpointFigures] = []
+    choosing_seconds: float = 0.0
+    start: str = ""
 
     @property
     def goes_on(self) -> bool:
-        return not self.verdict
+        return not self.unused
+
+    @property
+    def unused(self) -> str:
+        """Why the adapter is not used; "" where it is."""
+        if self.verdict or self.chosen:
+            return self.verdict
+        if self.steps:
+            return "every checkpoint is worse on fresh seeds than what training began from"
+        return "mastered: every episode of the first step succeeded, so there is nothing to train"
 
 
 class RegisterResult(StageResult):

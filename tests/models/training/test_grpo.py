@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,12 @@ from models.adapters.deltas import folder_deltas, lora_deltas
 from models.adapters.files import CONFIG, export_adapter
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
+from models.training.checkpoints import last_whole_checkpoint
 from models.training.forward import StepPrefix, token_logprobs
-from models.training.grpo import (
-    COMPLETE,
-    StepRecord,
-    TrainingSettings,
-    group_advantages,
-    last_whole_checkpoint,
-    lora_config,
-    misspecified,
-    train_adapter,
-)
+from models.training.grpo import train_adapter
+from models.training.lora import lora_config
+from models.training.records import StepRecord, TrainingSettings
+from models.training.rollouts import group_advantages
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -108,6 +103,9 @@ class Source:
     def scenario(self, seed: int) -> TargetTask:
         return TargetTask(f"toy-{seed}", "training", "toy", seed)
 
+    def own(self, task: TargetTask) -> bool:
+        return True
+
     def environment(self) -> Toy:
         return self.kind()
 
@@ -159,30 +157,6 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
             assert torch.allclose(parameter.grad, expected_gradients[name], atol=1e-3, rtol=1e-3), name
             compared += int(parameter.grad.abs().sum() > 0)
     assert compared > 10
-
-
-def record(step: int, reward: float, success: float, loss: float = 0.1) -> StepRecord:
-    return StepRecord(step, reward, success, loss, 0.0, 0.0, 0.0, 1.0)
-
-
-def test_misspecified_rewards_are_named() -> None:
-    rewards = [0.2, 0.25, 0.3, 0.6, 0.7, 0.8]
-    apart = [record(i, r, 0.1) for i, r in enumerate(rewards)]
-    together = [record(i, r, r - 0.1) for i, r in enumerate(rewards)]
-    assert misspecified(apart).startswith("reward-misspecified")
-    assert not misspecified(together)
-    assert not misspecified(apart[:5])  # too few steps to tell
-    assert not misspecified([record(i, 0.3, 0.1) for i in range(9)])
-
-
-def test_checkpoints_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
-    assert last_whole_checkpoint(tmp_path) is None
-    for step in (1, 2, 9, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    records = [record(1, 0.5, 0.5)]
-    for step in (1, 9):
-        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text(json.dumps([asdict(r) for r in records]))
-    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-9", records)
 
 
 def weights(policy: Any) -> dict[str, torch.Tensor]:
@@ -292,7 +266,9 @@ def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     settings = replace(SMALL, steps=1)
     steps: list[StepRecord] = []
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "as it is", steps.append)
-    monkeypatch.setattr("models.training.grpo.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK))
+    monkeypatch.setattr(
+        "models.training.rollouts.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK)
+    )
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "turned round", steps.append)
     assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)
     assert steps[1].metrics["grad_norm"] == pytest.approx(2 * steps[0].metrics["grad_norm"], rel=1e-3)
