@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -125,13 +126,13 @@ def success(frame: pd.DataFrame) -> str:
 
 def judge(frames: Sequence[pd.DataFrame], nights: Sequence[Night], repeated: int) -> list[tuple[str, bool, str]]:
     """What nights must reach: name, whether they did, the figure."""
-    steps = [paired(before, after) for before, after in zip(frames, frames[1:], strict=False)]
+    steps = [paired(before, after) for before, after in pairwise(frames)]
     adjusted = holm([d.p for d in steps]) if steps else []
     fell = [i + 2 for i, (d, p) in enumerate(zip(steps, adjusted, strict=True)) if d.points < 0 and p < LEVEL]
     whole = paired(frames[0], frames[-1])
     kept = all(
         set(a.release.members) <= set(b.release.members) if a.release and b.release else not a.release
-        for a, b in zip(nights, nights[1:], strict=False)
+        for a, b in pairwise(nights)
     )
     lost = lost_families(frames[0], frames[-1])
     return [

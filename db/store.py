@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, and_, delete, func, select, update
 
 from db import queries, writes
 from db.engine import Engines, database_time, lock_writers, make_engines, parse_url, show, speaking
@@ -161,6 +161,12 @@ class Store:
     def stage(self, round_id: str, name: str) -> Stage:
         """The handle of a stage; its row is made (pending) when it is not there yet."""
         return Stage(self._write, self._read, round_id, name)
+
+    def reopen_stages(self, round_id: str, names: Sequence[str]) -> None:
+        """Owe these stages of a round again: what they stored as their result is forgotten."""
+        table = TABLES[StageRow.TABLE]
+        with self._write() as connection:
+            connection.execute(delete(table).where(table.c.round_id == round_id, table.c.name.in_(list(names))))
 
     # Trajectories
 

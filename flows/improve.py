@@ -197,9 +197,9 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
-            results = {capability: practice(round_id, capability) for capability in batch}
+            results: dict[str, StageResult] = {c: practice(round_id, c) for c in batch}
             if practice.name == train.name:
-                results = {capability: _trained_at_last(context, capability) for capability in batch}
+                results = {c: _trained_at_last(context, c) for c in batch}
             yield practice.name, results
             if practice.name == last and results:
                 return

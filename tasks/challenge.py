@@ -1,5 +1,5 @@
-"""Stage 7, first half, `trace-agent stage challenge`: each new adapter, alone, against what answers users today (method,
-section 7; the rules are `tasks.measuring.gate_rules`).
+"""Stage 7, first half, `trace-agent stage challenge`: each new adapter, alone, against what answers users today
+(method, section 7; the rules are `tasks.measuring.gate_rules`).
 
 The release that was live when the round began and each new adapter play the same validation tasks with the same seeds.
 An adapter passes when it is better than the live release on its own families; on all others what it would cost to be
@@ -91,8 +91,7 @@ def look_at(context: Context, split: str) -> LookRow:
     """This round's look at a split, counted once: how many there were, and what it may spend of alpha."""
     this = context.round
     drawn = this.number if context.draws(split) else 0
-    of_split = {"target": this.target, "data_hash": this.data_hash, "split": split, "draw": drawn}
-    looks = context.store.rows(LookRow, **of_split)
+    looks = context.store.rows(LookRow, target=this.target, data_hash=this.data_hash, split=split, draw=drawn)
     for look in looks:
         if look.round_id == this.id:
             return look
@@ -100,7 +99,16 @@ def look_at(context: Context, split: str) -> LookRow:
     alpha = context.settings.evaluation.alpha
     # Test decides nothing, so it spends nothing; a fresh draw is seen once, by the round that drew it.
     spent = 0.0 if split == "test" else alpha_at(number, alpha, drawn=bool(drawn))
-    look = LookRow(id=row_id("look", this.id, split), round_id=this.id, number=number, alpha=spent, **of_split)
+    look = LookRow(
+        id=row_id("look", this.id, split),
+        round_id=this.id,
+        number=number,
+        alpha=spent,
+        target=this.target,
+        data_hash=this.data_hash,
+        split=split,
+        draw=drawn,
+    )
     context.store.put([look])
     return look
 

@@ -55,7 +55,9 @@ def gate(context: Context) -> GateResult:
         description="The gate's verdict on the candidate release",
         markdown=f"**release {candidate.number}: {verdict}**\n\n" + "\n".join(f"- {r}" for r in decision.reasons),
     )
-    context.store.put([replace(candidate, evidence=_evidence(candidate, challenged, evaluated, decision))], replace=True)
+    context.store.put(
+        [replace(candidate, evidence=_evidence(candidate, challenged, evaluated, decision))], replace=True
+    )
     promoted = _apply(context, candidate, challenged, decision)
     return GateResult(
         promoted=challenged.passed if promoted else [],

@@ -189,8 +189,14 @@ def route(context: Context) -> RouteResult:
     folder = context.folder / "router"
     router.save(folder)
     candidate = _candidate(context, members, router, challenged)
-    right = accuracy(router.route(context.base.policy, context.base.renderer, [e.opening for e in calibration]),
-                     [e.label for e in calibration]) if calibration else None
+    right = (
+        accuracy(
+            router.route(context.base.policy, context.base.renderer, [e.opening for e in calibration]),
+            [e.label for e in calibration],
+        )
+        if calibration
+        else None
+    )
     return RouteResult(
         candidate=candidate.id,
         version=router.version,
@@ -211,8 +217,8 @@ def _candidate(context: Context, members: Mapping[str, str], router: Router, cha
         assert row is not None, "members are stored adapters"
         given[capability] = {
             "adapter_id": identity,
-            "model": row.registered_model,
-            "version": row.registered_version,
+            "model": str(row.registered_model),
+            "version": str(row.registered_version),
             "sha256": row.sha256,
         }
     return new_candidate(

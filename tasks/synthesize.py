@@ -9,6 +9,7 @@ from db import EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
+from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, RolloutResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
@@ -75,7 +76,9 @@ def _writer(context: Context) -> EnvironmentWriter:
     """What has environments written; the base is loaded when the first one is calibrated."""
 
     def calibrate(environment: WrittenEnvironment) -> Calibration:
-        return measure(context.engine, context.settings, environment)
+        champion = champion_of(context, environment.spec.capability)
+        name = load_member(context, environment.spec.capability, champion) if champion else None
+        return measure(context.engine, context.settings, environment, name, context.round.number)
 
     return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate)
 
@@ -91,5 +94,7 @@ def withdraw(context: Context, capability: str, reason: str) -> bool:
             store.set_state(EnvironmentRow, row.id, EnvironmentState.WITHDRAWN, verdicts=verdicts)
     if len(rows) >= context.settings.synthesizer.versions:
         return False
-    store.reopen_stages(at.id, [f"{kind.stage}:{capability}" for kind in (SynthesizeResult, CalibrateResult, TrainResult)])
+    store.reopen_stages(
+        at.id, [f"{kind.stage}:{capability}" for kind in (SynthesizeResult, CalibrateResult, TrainResult)]
+    )
     return True

@@ -3,6 +3,7 @@ checkpoints the best on fresh seeds is taken (method, section 5; the trainer is 
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -10,20 +11,24 @@ from pathlib import Path
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
+from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
 from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
 from settings import Settings
+from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import CheckpointFigures, SynthesizeResult, TrainResult
+from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
-from tasks.synthesis.calibration import round_seed
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import stored_environment
+
+logger = logging.getLogger("trace")
 
 
 def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
@@ -49,8 +54,30 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
-    """GRPO on the capability's environment; goes on from the last whole checkpoint."""
-    return train_from(context, capability)
+    """GRPO on the capability's environment, from the weights of its champion or from zero; goes on from the last whole
+    checkpoint."""
+    champion = champion_of(context, capability)
+    if champion is None:
+        return train_from(context, capability)
+    row, folder = stored_member(context, capability, champion)
+    if adapter_digest(folder) != row.sha256:
+        raise AdapterError(
+            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
+            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
+        )
+    if other := _other_shape(row, training_settings(context.settings)):
+        logger.warning("%s is trained from zero: %s", capability, other)
+        return train_from(context, capability).model_copy(update={"began": other})
+    return train_from(context, capability, folder)
+
+
+def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
+    """Why a champion's weights cannot be trained on; "" when they can."""
+    for name in ("rank", "alpha", "upper_layers"):
+        given, ours = champion.config.get(name), getattr(wanted, name)
+        if given != ours:
+            return f"its champion has {name} {given}, train.{name} is {ours}"
+    return ""
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
@@ -59,7 +86,8 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
     round_id = context.round.id
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     settings = training_settings(context.settings, context.round.number)
-    identity = adapter_id(round_id, capability)
+    made = context.result(SynthesizeResult, capability)
+    identity = adapter_id(round_id, capability, made.versions)
     digest_of_start = adapter_digest(start) if start else ""
     context.store.put(
         [
@@ -67,7 +95,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
                 id=identity,
                 round_id=round_id,
                 capability_id=row_id(round_id, capability),
-                environment_id=context.result(SynthesizeResult, capability).environment,
+                environment_id=made.environment,
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
@@ -75,7 +103,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
             )
         ],
     )
-    output = context.folder / "training" / capability
+    output = context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}")
     ground = Playground(
         environment.environment,
         environment.spec.id,
@@ -108,7 +136,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
     context.environment.seconds += result.environment_seconds
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
     with Stopwatch() as choosing:
-        choice = _choose(context, capability, environment, result, warm=start is not None)
+        choice = _choose(context, identity, environment, result, warm=start is not None)
     context.registry.log_steps(run, {c.step: choice_metrics(c) for c in choice.figures})
     folder = output / "final"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
@@ -133,7 +161,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
 
 def _choose(
     context: Context,
-    capability: str,
+    identity: str,
     environment: ComposedEnvironment | WrittenEnvironment,
     result: TrainingResult,
     warm: bool,
@@ -152,9 +180,9 @@ def _choose(
         "evaluation",
         rollout.temperature,
         rollout.max_tokens,
-        adapter_id(context.round.id, capability),
+        identity,
     )
-    number = context.round.number
+    capability, number = environment.spec.capability, context.round.number
     own, retention = fresh_scenarios(environment, settings.train.choosing, number)
     played = {}
     for step in (0, *steps):

@@ -102,7 +102,7 @@ def improve(
     base_model: Base = None,
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the one before it made live.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the last made live.")] = 1,
 ) -> None:
     """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from db import AdapterRow, ReleaseRow, RouteRow
@@ -51,10 +52,8 @@ def lineup_of(context: Context, release: ReleaseRow | None) -> Lineup:
     return Lineup(members_of(release), release_router(context.settings.folder, release))
 
 
-def load_member(context: Context, capability: str, adapter_id: str) -> str:
-    """Make a stored adapter usable by the round's policy, digest checked; the name to sample with.
-
-    Raises `AdapterError` for an adapter that is not stored, or whose folder is gone or was changed."""
+def stored_member(context: Context, capability: str, adapter_id: str) -> tuple[AdapterRow, Path]:
+    """A member's row and folder. Raises `AdapterError` for one that is not stored, or whose folder is gone."""
     row = context.store.row(AdapterRow, id=adapter_id)
     if row is None or not row.path:
         raise AdapterError(
@@ -64,10 +63,22 @@ def load_member(context: Context, capability: str, adapter_id: str) -> str:
     folder = context.settings.folder / row.path
     if not folder.is_dir():
         raise AdapterError(
-            f"the adapter for {capability!r} should lie in {folder}, which is gone; restore the folder, or roll back to "
-            "a release without it ('trace-agent history' lists them)"
+            f"the adapter for {capability!r} should lie in {folder}, which is gone; restore the folder, or roll back "
+            "to a release without it ('trace-agent history' lists them)"
         )
+    return row, folder
+
+
+def load_member(context: Context, capability: str, adapter_id: str) -> str:
+    """Make a stored adapter usable by the round's policy; the name to sample with. Raises `AdapterError` for one that
+    is not there, or whose bytes are not those that were stored."""
+    row, folder = stored_member(context, capability, adapter_id)
     return load_folder(context.policy, folder, capability, row.round_id, row.sha256)
+
+
+def champion_of(context: Context, capability: str) -> str | None:
+    """Id of the adapter that the round would train on: the capability's in the release that it goes on from."""
+    return members_of(context.parent).get(capability)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
-from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine
+from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
 
 
@@ -37,8 +37,6 @@ class Closable(Protocol):
     def close(self) -> object: ...
 
 
-# Between the seeds of two rounds: far more than a user tries seeds, and no multiple of what seeds are reduced by.
-STRIDE = 1_000_003
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R", bound=StageResult)
 
@@ -65,7 +63,7 @@ class Context:
     @property
     def seed(self) -> int:
         """What decides the round's draws: the seed of the settings and the round's number."""
-        return self.settings.seed + STRIDE * (self.round.number - 1)
+        return round_seed(self.settings.seed, self.round.number)
 
     @cached_property
     def parent(self) -> ReleaseRow | None:
@@ -75,8 +73,8 @@ class Context:
 
     @property
     def incumbent(self) -> ReleaseRow | None:
-        """What a candidate has to beat: the parent, or, where the round begins a new lineage, what answers all the same.
-        The gate's plan holds it, so that it stays the same once the candidate is live."""
+        """What a candidate has to beat: the parent, or, where the round begins a new lineage, what answers all the
+        same. The gate's plan holds it, so that it stays the same once the candidate is live."""
         target = self.round.target
         plan = self.store.row(GatePlanRow, round_id=self.round.id)
         if plan is None:

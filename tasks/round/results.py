@@ -40,7 +40,7 @@ class StageResult(BaseModel):
 
 class RolloutResult(StageResult):
     """`trajectories` are the ids of all diagnosis episodes, `lost` of them without a reward (infrastructure errors);
-    `success` is the share of the others that succeeded. `release` is the number of the one that played (0: the base)."""
+    `success` is the share of the others that succeeded. `release` is the number of what played (0: the base)."""
 
     stage: ClassVar[str] = "rollout"
     release: int = 0
@@ -139,7 +139,8 @@ class TrainResult(StageResult):
     `ending` says how training ended (see `models.training.grpo`), `verdict` what is wrong with its environment ("" for
     nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
-    `start` is the digest of the champion that was trained on, "" for one that began from zero.
+    `start` is the digest of the champion that was trained on, "" for one that began from zero; `began` says why, where
+    there was a champion.
     """
 
     stage: ClassVar[str] = "train"
@@ -153,10 +154,16 @@ class TrainResult(StageResult):
     choice: list[CheckpointFigures] = []
     choosing_seconds: float = 0.0
     start: str = ""
+    began: str = ""
 
     @property
     def goes_on(self) -> bool:
         return not self.unused
+
+    @property
+    def misspecified(self) -> bool:
+        """Whether its environment taught the wrong thing, and goes back for another version."""
+        return self.verdict.startswith("reward-misspecified")
 
     @property
     def unused(self) -> str:
@@ -169,13 +176,15 @@ class TrainResult(StageResult):
 
 
 class RegisterResult(StageResult):
-    """The version in the registry; success of base and adapter on fresh seeds; `liveness` is the largest change of a
-    log-probability of the probe, in nats."""
+    """The version in the registry; success on fresh seeds of the base, of the champion that it was trained on from
+    (None where there was none) and of the adapter; `liveness` is the largest change of a log-probability of the probe,
+    in nats."""
 
     stage: ClassVar[str] = "register"
     version: str
     served_name: str
     base_success: float
+    champion_success: float | None = None
     adapter_success: float
     liveness: float
 

@@ -18,7 +18,7 @@ from models.episodes import Episode
 from settings import CalibrationSettings, Settings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
-from tasks.round.rollouts import RoundEngine, outcomes
+from tasks.round.rollouts import RoundEngine, outcomes, round_seed
 
 # A capability's own scenarios have their own seeds (`own_scenario`), which training never draws. Calibration counts
 # down from -1. What chooses a checkpoint is not what it is reported on, or the report would have the winner's luck.
@@ -28,12 +28,6 @@ CHOOSING_SEED = 5_050_000
 # Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
 ROUND_SEEDS = 100_000
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
-
-
-def round_seed(seed: int, number: int) -> int:
-    """What decides the draws of a home's round `number` (from 1); round 1 has the seed that was given. No two rounds of
-    a seed below 1,000,003 share it, so no two share a scenario seed of training (`models.training.rollouts`)."""
-    return seed + 1_000_003 * (number - 1)
 
 
 def seed_offset(number: int) -> int:

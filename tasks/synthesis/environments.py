@@ -37,7 +37,9 @@ def compose(
     own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
     retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
     share = retention_share if retention else 0.0
-    return ComposedEnvironment(target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version))
+    return ComposedEnvironment(
+        target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version)
+    )
 
 
 def stored_environment(

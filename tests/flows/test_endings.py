@@ -29,9 +29,7 @@ def states(settings: Settings, *problems: BaseException) -> list[str]:
         return [r.state for r in sorted(store.rows(Round), key=lambda r: r.number)]
 
 
-@pytest.mark.parametrize(
-    "problem", [TrainingError("no group"), EnvironmentFault("all lost"), AdapterError("changed")]
-)
+@pytest.mark.parametrize("problem", [TrainingError("no group"), EnvironmentFault("all lost"), AdapterError("changed")])
 def test_what_would_come_again_closes_the_round_and_the_next_run_begins_the_next(
     settings: Settings, problem: Exception
 ) -> None:

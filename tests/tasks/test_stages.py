@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import ConfigurationError, EnvironmentFault, StoreError
+from errors import EnvironmentFault, StoreError
 from settings import load_settings
 from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
