@@ -4,7 +4,7 @@
     python -m benchmarks.choosing --seed 11 --most 1   # its first capability alone
 
 Each capability that is selected is trained. Printed are seconds of training and of choosing, the figures that the
-choice saw, and success of start, chosen and last checkpoint on the same 120 further seeds of the environment, on which
+choice saw, and success of start, chosen and last checkpoint on the same 48 further seeds of the environment, on which
 nothing was chosen.
 """
 
@@ -17,12 +17,13 @@ from pathlib import Path
 
 from settings import load_settings
 
-SEEDS = 120
+SEEDS = 48
 # Of the seeds that a home's rounds have, those of one that no home reaches.
 ROUND = 10_000
 
 
 def main(seed: int, most: int, profile: str) -> None:
+    from db import TrainingStepRow
     from models.adapters.files import adapter_digest
     from models.adapters.loading import load_folder
     from models.training.checkpoints import weights_by_step
@@ -48,9 +49,12 @@ def main(seed: int, most: int, profile: str) -> None:
         row = context.store.stage(context.round.id, f"train:{capability}").row()
         training = (row.seconds or 0.0) - result.choosing_seconds
         share = 100 * result.choosing_seconds / training
+        steps = context.store.rows(TrainingStepRow, adapter_id=result.adapter)
+        rollouts = sum(r.metrics["rollout_seconds"] for r in steps)
+        episodes = sum(r.metrics["own_episodes"] + r.metrics["retention_episodes"] for r in steps)
         print(
-            f"{capability}: {result.steps} steps ({result.ending}) in {training:.1f} s; "
-            f"step {result.chosen} chosen in {result.choosing_seconds:.1f} s ({share:.0f} %)"
+            f"{capability}: {result.steps} steps ({result.ending}) in {training:.1f} s, {rollouts:.1f} s of it "
+            f"{episodes:.0f} episodes; step {result.chosen} chosen in {result.choosing_seconds:.1f} s ({share:.0f} %)"
         )
         for c in result.choice:
             kept = "none" if c.retention is None else f"{100 * c.retention:.0f} %"

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall
-from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_plan import GateRules, alpha_at, rules_sha256
 from tasks.measuring.statistics import (
     PairedDifference,
     holm,
@@ -37,7 +38,19 @@ from tasks.measuring.statistics import (
     paired_difference,
     pass_k_difference,
 )
-from tasks.measuring.verdicts import CapabilityVerdict, GateVerdict, ReleaseVerdict
+
+__all__ = [
+    "CapabilityDecision",
+    "GateDecision",
+    "GateRules",
+    "GateVerdict",
+    "ReleaseDecision",
+    "alpha_at",
+    "gate",
+    "judge_capabilities",
+    "judge_release",
+    "rules_sha256",
+]
 
 COLUMNS = ("task", "family", "base", "other")
 
@@ -49,7 +62,7 @@ def judge_capabilities(
     alpha: float,
     look: int = 1,
     gains: Mapping[str, float] | None = None,
-) -> dict[str, CapabilityVerdict]:
+) -> dict[str, CapabilityDecision]:
     """Phase A, on all capabilities tried in a round at once, because Holm's correction is over all of them.
 
     `pairs[capability]` has one row per task and trial: task, family, base (the live release's outcome), other (that of
@@ -78,7 +91,7 @@ def judge_capabilities(
             reasons.append(why)
         others = frame[~frame["family"].isin(list(own.get(name) or frame["family"].unique()))]
         elsewhere, each, told = _elsewhere(others)
-        verdicts[name] = CapabilityVerdict(
+        verdicts[name] = CapabilityDecision(
             name, verdict, (*reasons, *told), difference, adjusted[name], mde, alpha, look, tried, elsewhere, each
         )
     return verdicts
@@ -89,9 +102,9 @@ def judge_release(
     rules: GateRules,
     alpha: float,
     trials: int,
-    own: Mapping[str, Collection[str]] | None = None,
+    own: Mapping[str, Collection[str]],
     look: int = 1,
-) -> ReleaseVerdict:
+) -> ReleaseDecision:
     """Phase B: the assembled candidate (`other`) against the live release (`base`) on the same tasks and trials.
 
     `pair` has the columns of `judge_capabilities`, with outcomes 0 or 1. `own[capability]` are the families of each
@@ -99,7 +112,6 @@ def judge_release(
     `trials` is k of pass^k. ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     _check_columns("pair", pair)
-    own = own or {}
     everything = set(pair["family"])
     mine = {name: set(families) or everything for name, families in own.items()}
     of_passed = {family for families in mine.values() for family in families}
@@ -139,10 +151,10 @@ def judge_release(
     else:
         verdict = GateVerdict.PROMOTED
         reasons.append(f"Nothing fell by more than {rules.margin:g} points or one task, in no family nor in pass^k.")
-    return ReleaseVerdict(
+    return ReleaseDecision(
         verdict=verdict,
         reasons=tuple(reasons),
-        overall=overall,
+        difference=overall,
         own=of_own,
         capabilities=capabilities,
         elsewhere=watched.get("all other families together"),

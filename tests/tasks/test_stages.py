@@ -17,7 +17,7 @@ from tasks.round.context import Context
 from tasks.round.registry import registry_name
 from tasks.round.results import GateResult, SelectResult, SynthesizeResult
 from tasks.round.stage import current, forget, open_context, stage
-from tasks.synthesis.calibration import calibration_figures, judge
+from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
 
@@ -33,7 +33,33 @@ def test_figures_of_groups() -> None:
     assert figures["mean_reward"] == figures["success_rate"] == 0.5
     assert (figures["all_success"], figures["all_zero"], figures["informative"]) == (0.25, 0.25, 0.5)
     assert figures["std_reward"] == 0.5
-    assert 0.3 < figures["low"] < 0.5 < figures["high"] < 0.7
+    assert figures["low"] < 0.5 < figures["high"]
+
+
+def test_the_interval_is_that_of_scenarios_and_not_of_samples() -> None:
+    """Samples of one scenario are alike: more of them tell little, more scenarios tell more."""
+    widths = {}
+    for samples, times in ((8, 4), (64, 4), (8, 32)):
+        figures = calibration_figures(*groups(*[0.0, 1.0] * (times // 2), samples=samples))
+        widths[samples, times] = figures["high"] - figures["low"]
+    assert widths[64, 4] == pytest.approx(widths[8, 4], rel=0.1)
+    assert widths[8, 4] > 0.6  # four scenarios that all agree within themselves are four observations
+    assert widths[8, 32] < 0.6 * widths[8, 4]
+    # Where the samples of a scenario differ among themselves they do count.
+    differing = calibration_figures(*groups(*[0.5] * 4))
+    assert differing["high"] - differing["low"] < widths[8, 4]
+
+
+def test_an_environment_that_is_solved_throughout_is_mastered_and_does_not_train() -> None:
+    full = calibration_figures(*groups(1.0, 1.0, 1.0))
+    for rule in (RULE, RULE | {"informative_alone": True}):
+        accepted, reason = judge(full, rule)
+        assert not accepted
+        assert reason.startswith("mastered: ")
+    assert is_mastered(full)
+    nearly = calibration_figures(*groups(1.0, 1.0, 0.875))
+    assert not is_mastered(nearly)
+    assert "mastered" not in judge(nearly, RULE)[1]
 
 
 def test_near_misses_count_for_groups_and_not_for_success() -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import GateRules
 from tasks.measuring.gate_rules import judge_capabilities, judge_release
-from tasks.measuring.verdicts import GateVerdict
 
 RULES = GateRules()
 
@@ -119,7 +119,7 @@ def test_an_assembled_release_that_gains_and_loses_nothing_is_promoted():
     verdict = release(GAIN, fell(40, 0))
     assert verdict.verdict is GateVerdict.PROMOTED
     assert verdict.promoted
-    assert verdict.overall.points == pytest.approx(25.0)
+    assert verdict.difference.points == pytest.approx(25.0)
     assert verdict.own.points == verdict.capabilities["set_address"].points == pytest.approx(75.0)
     assert verdict.elsewhere.points == 0.0
     assert verdict.pass_k.points == pytest.approx(25.0)
@@ -165,7 +165,7 @@ def test_a_gain_that_routing_loses_is_not_promoted():
     assert "not significant" in decision.reasons[0]
     same = release(family("address", [0.0] * 20, [0.0] * 20), fell(40, 0))
     assert same.verdict is GateVerdict.NOT_BETTER
-    assert (same.overall.points, same.overall.p, same.overall.changed) == (0.0, 1.0, 0)
+    assert (same.difference.points, same.difference.p, same.difference.changed) == (0.0, 1.0, 0)
 
 
 def test_a_gain_that_noise_elsewhere_hides_overall_still_counts_on_its_own_tasks():
@@ -173,7 +173,7 @@ def test_a_gain_that_noise_elsewhere_hides_overall_still_counts_on_its_own_tasks
     noise = family("refund", half, half[::-1])  # seven tasks up, seven down
     gain = family("address", [0.0] * 20, [1.0] * 7 + [0.0] * 13)
     decision = release(gain, noise)
-    assert decision.overall.p > 0.05 >= decision.own.p
+    assert decision.difference.p > 0.05 >= decision.own.p
     assert decision.verdict is GateVerdict.PROMOTED
     assert any("still there after routing" in reason for reason in decision.reasons)
     assert release(gain, noise, own={}).verdict is GateVerdict.UNDERPOWERED

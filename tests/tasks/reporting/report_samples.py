@@ -79,7 +79,10 @@ def full_round() -> RoundFigures:
                         "informative": 0.71,
                         "version": 2,
                     },
-                    "steps": [{"step": i + 1, "reward": r, "success": s} for i, (r, s) in enumerate(STEPS)],
+                    "steps": [
+                        {"step": i + 1, "reward": r, "success": s, "retention": 1 - 0.01 * i}
+                        for i, (r, s) in enumerate(STEPS)
+                    ],
                 },
                 {
                     "name": "report_order_status",

@@ -22,7 +22,7 @@ class GateVerdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class CapabilityVerdict:
+class CapabilityDecision:
     """Phase A's verdict on one capability's adapter, with every figure behind it.
 
     `difference` is over its own families and `adjusted_p` its p-value after Holm over the `tried`; `mde` in points, at
@@ -50,18 +50,18 @@ class CapabilityVerdict:
 
 
 @dataclass(frozen=True)
-class ReleaseVerdict:
+class ReleaseDecision:
     """Phase B's verdict on the assembled candidate, with every figure behind it.
 
-    `overall` is over all tasks, `own` over the own families of what passed (None without any), `capabilities` the same
-    one by one, `elsewhere` over all other families (None without any), `families` over each family. `falls` says of
-    each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall. `pass_k` is the
-    difference of pass^k with k = `trials` (None when no task had that many finished trials on both sides). `mde` is
-    that of the overall difference, in points, at `alpha`."""
+    `difference` is over all tasks, `own` over the own families of what passed (None without any), `capabilities` the
+    same one by one, `elsewhere` over all other families (None without any), `families` over each family. `falls` says
+    of each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall. `pass_k` is
+    the difference of pass^k with k = `trials` (None when no task had that many finished trials on both sides). `mde` is
+    that of the difference over all tasks, in points, at `alpha`."""
 
     verdict: GateVerdict
     reasons: tuple[str, ...]
-    overall: PairedDifference
+    difference: PairedDifference
     own: PairedDifference | None
     capabilities: Mapping[str, PairedDifference]
     elsewhere: PairedDifference | None
