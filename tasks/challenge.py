@@ -15,11 +15,11 @@ from prefect.artifacts import create_table_artifact
 from db import AdapterRow, AdapterState, GatePlanRow, LookRow, VerdictRow, row_id
 from environments.contract import TargetTask
 from errors import StoreError
+from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
 from tasks.measuring.gate_rules import judge_capabilities
 from tasks.measuring.lineup import lineup_of, play_alone, play_lineup
 from tasks.measuring.statistics import align
-from tasks.measuring.verdicts import CapabilityVerdict
 from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult
@@ -155,7 +155,7 @@ def _alone(
     return ids + play_alone(context, capability, adapter, others, 1, context.seed, f"other families of {SPLIT}")
 
 
-def _store(context: Context, capability: str, decision: CapabilityVerdict) -> None:
+def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:
     """Keep the verdict where people look for it, and close what did not pass. Done again it changes nothing."""
     identity = own_adapter(context.stored, capability)
     context.store.put(

@@ -10,9 +10,9 @@ from prefect.events import emit_event
 
 from db import ReleaseRow, VerdictRow
 from tasks.challenge import families_of, rules_of
+from tasks.measuring.decisions import ReleaseDecision
 from tasks.measuring.gate_rules import judge_release
 from tasks.measuring.statistics import align
-from tasks.measuring.verdicts import ReleaseVerdict
 from tasks.releases.lifecycle import promote, refuse
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
@@ -42,8 +42,8 @@ def gate(context: Context) -> GateResult:
                 round_id=context.round.id,
                 subject=WHOLE,
                 verdict=verdict,
-                points=decision.overall.points,
-                p=decision.overall.p,
+                points=decision.difference.points,
+                p=decision.difference.p,
                 mde=decision.mde,
                 reasons=list(decision.reasons),
             )
@@ -67,15 +67,15 @@ def gate(context: Context) -> GateResult:
 
 
 def _evidence(
-    candidate: ReleaseRow, challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseVerdict
+    candidate: ReleaseRow, challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseDecision
 ) -> dict[str, object]:
     """What a release says of how it came to be."""
     rates = {name: getattr(evaluated, name) for name in ("base", "live", "routed", "noop")}
     return {
         **candidate.evidence,
         "validation": {name: rate.model_dump() for name, rate in rates.items() if rate is not None},
-        "points": decision.overall.points,
-        "p": decision.overall.p,
+        "points": decision.difference.points,
+        "p": decision.difference.p,
         "verdicts": challenged.verdicts,
         "look": challenged.look,
         "alpha": challenged.alpha,
@@ -83,7 +83,7 @@ def _evidence(
     }
 
 
-def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult, decision: ReleaseVerdict) -> bool:
+def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult, decision: ReleaseDecision) -> bool:
     """Carry the verdict into store and registry; whether the candidate is live. Done again it changes nothing."""
     reason = " ".join(decision.reasons)
     if decision.promoted:
