@@ -199,7 +199,7 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
         for practice in PRACTISE:
             results: dict[str, StageResult] = {c: practice(round_id, c) for c in batch}
             if practice.name == train.name:
-                results = {c: _trained_at_last(context, c) for c in batch}
+                results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
             yield practice.name, results
             if practice.name == last and results:
                 return
@@ -213,12 +213,12 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
             return
 
 
-def _trained_at_last(context: Context, capability: str) -> StageResult:
-    """The result of a capability's training. An environment whose reward taught the wrong thing goes back for another
-    version, which is checked, calibrated and trained on in its turn (method, section 4)."""
-    result: StageResult = context.result(TrainResult, capability)
+def _trained_at_last(context: Context, capability: str, result: StageResult) -> StageResult:
+    """The last result of a capability's training, of which `result` is the first. An environment whose reward taught
+    the wrong thing goes back for another version, which is checked, calibrated and trained on in its turn (method,
+    section 4)."""
     while isinstance(result, TrainResult) and result.misspecified and withdraw(context, capability, result.verdict):
-        for practice in PRACTISE[: PRACTISE.index(train) + 1]:
+        for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
             result = practice(context.round.id, capability)
             if not result.goes_on:
                 break
