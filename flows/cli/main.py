@@ -210,8 +210,9 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     lines, width = [], max(len(r["name"]) for r in rows)
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
+        splits += " + draws" if r.get("draws") else ""
         lines.append(
-            f"{r['name']:<{width}} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r['name']:<{width}} {splits or 'not installed':<48} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
     _print(rows, as_json, "\n".join(lines))
