@@ -2,6 +2,7 @@
 
     python -m benchmarks.gate --home FOLDER    (a home with episodes of the base and of adapters alone on validation)
     python -m benchmarks.gate                  (plays the shop's validation split with the base first, 8 trials a task)
+    python -m benchmarks.gate --episodes FILE  (what an earlier run wrote with --save FILE)
 
 A night draws its tasks from those that were really played, and every episode from the real episodes of its task: those
 of the base, of the adapter alone, or of either at a rate that makes the gain or the loss in question. The rules that
@@ -12,10 +13,11 @@ wrong elsewhere. Required: see `SCENARIOS`; exits with 1 when one is missed.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +42,12 @@ ROUTED = 0.95
 
 @dataclass(frozen=True)
 class Skill:
-    """A capability's adapter: the families it is about, and its success alone on every task, (T,)."""
+    """A capability's adapter: the families it is about, its success alone on every task, (T,), and what of that is
+    assumed ("": nothing)."""
 
     families: tuple[str, ...]
     alone: Floats
-    assumed: bool = False
+    assumed: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,24 @@ class Played:
 
     def own(self, skill: Skill) -> npt.NDArray[np.bool_]:
         return np.isin(self.families, skill.families)
+
+    def save(self, path: Path) -> None:
+        path.write_text(
+            json.dumps(
+                asdict(self),
+                default=lambda values: np.round(values, 4).tolist() if values.dtype.kind == "f" else values.tolist(),
+            )
+            + "\n"
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Played:
+        stored = json.loads(path.read_text())
+        skills = {
+            name: Skill(tuple(s["families"]), np.array(s["alone"]), s["assumed"])
+            for name, s in stored["skills"].items()
+        }
+        return cls(stored["source"], np.array(stored["families"]), np.array(stored["base"]), skills)
 
 
 @dataclass(frozen=True)
@@ -230,32 +251,39 @@ def _frame(name: str, families: Any, sides: tuple[Counts, Counts], trials: int) 
     )
 
 
-def played_in(store: Store, source: str) -> Played:
-    """The episodes of validation that a store holds: the base's, and those of every adapter that played all families
-    that the base did."""
+def played_in(store: Store) -> Played:
+    """The episodes of validation that a store holds: the base's, and those of every adapter that played its own
+    families. Where it never played another one (it was routed only), it is taken as always wrong there."""
     rows = store.query(
         "SELECT base, adapter_id, task_id, family, success FROM trajectories WHERE split = 'validation' "
         "AND error_boundary IS NULL AND sampled_tokens > 0"
     )
     plain = rows[rows["adapter_id"].isna()]
     if plain.empty:
-        raise SystemExit(f"error: {source} holds no episode of a base on validation; leave --home out to play some")
+        raise SystemExit(f"error: {store.url} holds no episode of a base on validation; leave --home out to play some")
     most = plain["base"].value_counts().index[0]
     rows, plain = rows[rows["base"] == most], plain[plain["base"] == most]
     base = plain.groupby("task_id").agg(family=("family", "first"), success=("success", "mean"), n=("success", "size"))
     families = base["family"].to_numpy(dtype=str)
+    success = base["success"].to_numpy(dtype=float)
     skills, specs = {}, {e.id: e.spec for e in store.rows(EnvironmentRow)}
     for adapter in store.rows(AdapterRow):
+        own = tuple(specs.get(adapter.environment_id or "", {}).get("families", ()))
         alone = rows[rows["adapter_id"] == adapter.id].groupby("task_id")["success"].mean().reindex(base.index)
-        if alone.isna().any():
+        played, mine = alone.notna().to_numpy(), np.isin(families, own)
+        if not mine.any() or played[mine].mean() < 0.8:
             continue
-        own = tuple(specs[adapter.environment_id].get("families", ()))
-        skills[str(adapter.registered_model)] = Skill(own, alone.to_numpy(dtype=float))
+        unseen = np.where(mine, success, 0.0)
+        skills[str(adapter.registered_model)] = Skill(
+            own,
+            np.where(played, alone.to_numpy(dtype=float), unseen),
+            "" if played.all() else f"played on {played.sum()} tasks, taken as always wrong on the others",
+        )
     return Played(
-        f"{source}: {len(base)} tasks, {base['n'].min()} to {base['n'].max()} episodes of {most} on each",
+        f"{len(base)} tasks, {base['n'].min()} to {base['n'].max()} episodes of {most} on each",
         families,
-        base["success"].to_numpy(dtype=float),
-        skills or _assumed(families, base["success"].to_numpy(dtype=float)),
+        success,
+        skills or _assumed(families, success),
     )
 
 
@@ -263,7 +291,7 @@ def _assumed(families: npt.NDArray[np.str_], base: Floats) -> dict[str, Skill]:
     """Where no adapter was played: one for each of the three largest families that the base mostly fails."""
     lacking = [f for f in np.unique(families) if base[families == f].mean() < 0.5]
     lacking.sort(key=lambda f: -np.count_nonzero(families == f))
-    return {f: Skill((f,), (families == f).astype(float), assumed=True) for f in map(str, lacking[:3])}
+    return {f: Skill((f,), (families == f).astype(float), "assumed") for f in map(str, lacking[:3])}
 
 
 def play(home: Path) -> Path:
@@ -282,9 +310,9 @@ def load(home: Path | None) -> Played:
     """What was played in a home; without one the base plays first, in a folder that is gone afterwards."""
     if home is not None:
         with open_store(load_settings(home=home).database_url) as store:
-            return played_in(store, str(home.name))
+            return played_in(store)
     with tempfile.TemporaryDirectory() as folder:
-        return replace(load(play(Path(folder))), source="the base, played now")
+        return load(play(Path(folder)))
 
 
 def report(scenario: Scenario, promoted: npt.NDArray[np.bool_]) -> tuple[str, bool]:
@@ -316,15 +344,19 @@ def run(played: Played, scenarios: Iterable[Scenario], nights: int, seed: int) -
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--home", type=Path)
+    arguments.add_argument("--episodes", type=Path)
+    arguments.add_argument("--save", type=Path)
     arguments.add_argument("--nights", type=int, default=1000)
     arguments.add_argument("--seed", type=int, default=0)
     given = arguments.parse_args()
-    played = load(given.home)
-    print(f"episodes of {played.source}; base {100 * played.base.mean():.1f} %")
+    played = Played.read(given.episodes) if given.episodes else load(given.home)
+    if given.save:
+        played.save(given.save)
+    print(f"{played.source}; base {100 * played.base.mean():.1f} %")
     for name, skill in played.skills.items():
         own = played.own(skill)
         print(
-            f"  {name} ({', '.join(skill.families)}; {'assumed' if skill.assumed else 'played'}): own tasks "
+            f"  {name} ({', '.join(skill.families)}; {skill.assumed or 'played on all tasks'}): own tasks "
             f"{100 * played.base[own].mean():.0f} -> {100 * skill.alone[own].mean():.0f} %, all others "
             f"{100 * played.base[~own].mean():.0f} -> {100 * skill.alone[~own].mean():.0f} %"
         )
