@@ -8,6 +8,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 
 from db import AdapterRow, AdapterState, RouteRow, VerdictRow, row_id
+from models.adapters.releases import set_champion
 from tasks.measuring.gate_rules import GateRules
 from tasks.measuring.gate_rules import gate as gate_by_rules
 from tasks.measuring.statistics import align
@@ -88,7 +89,7 @@ def _apply(context: Context, capability: str, verdict: str, promoted: bool) -> N
     if promoted:
         champion = context.registry.champion(capability)
         if champion is None or str(champion.version) != version:
-            context.registry.promote(capability, version)
+            set_champion(context.registry, context.registry.model_name(capability), version)
         for other in context.store.rows(AdapterRow, registered_model=row.registered_model, state=AdapterState.CHAMPION):
             if other.id != identity:
                 context.store.set_state(AdapterRow, other.id, AdapterState.RETIRED)
