@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
 
@@ -222,17 +223,6 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def rollback(capability: str, target: TargetName = None, home: Home = None) -> None:
-    """Move the alias `champion` of a capability back to the version before."""
-    from settings import load_settings
-    from tasks.round.registry import open_registry
-
-    settings = load_settings(target=target, home=home)
-    back = open_registry(settings, settings.target).rollback(capability)
-    typer.echo(f"champion of {capability} is now {back.served_name if back else 'the base model'}")
-
-
-@app.command()
 def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
     from flows.schedule import serve_schedule
@@ -266,6 +256,7 @@ def stage(
 
 
 add_commands(app)
+add_releases(app)
 add_serving(app)
 
 

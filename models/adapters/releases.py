@@ -113,8 +113,8 @@ def _refusing(registry: Registry, model: str, version: str, step: Any) -> Any:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         raise AdapterError(
-            f"{model} has no version {version} in MLflow, though a release names it: it was deleted there; "
-            "restore MLflow's database, or go back with 'trace-agent rollback'"
+            f"{model} has no version {version} in {registry.shown_uri}, though a release names it: it was deleted "
+            "there; restore MLflow's database, or go back with 'trace-agent rollback'"
         ) from error
 
 

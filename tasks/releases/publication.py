@@ -33,12 +33,21 @@ def publish(store: Store, registry: Registry, target: str) -> list[str]:
 
     This is how a death between the transaction and MLflow heals. An alias that a person moved in MLflow is put back,
     with a warning. Where the store has no release of the target at all MLflow is left alone, with a warning when it
-    has champions. Raises `AdapterError` when a member's version was deleted in MLflow.
+    has champions. Raises `AdapterError` when a member's version was deleted in MLflow, `StoreError` when MLflow does
+    not answer.
     """
+    from mlflow.exceptions import MlflowException
+
     changes: list[str] = []
     while True:
         live = live_release(store, target)
-        changes += _publish(store, registry, target, live)
+        try:
+            changes += _publish(store, registry, target, live)
+        except MlflowException as problem:
+            raise StoreError(
+                f"MLflow at {registry.shown_uri} cannot say what is live on {target}: {problem}; the store knows it: "
+                "bring MLflow back, then run any command"
+            ) from problem
         after = live_release(store, target)
         # Another process may have promoted in between, and these aliases would be older than its own.
         if (after and after.id) == (live and live.id):

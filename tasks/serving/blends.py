@@ -12,6 +12,7 @@ from models.adapters.blending import QUARTERS, blend, blend_name, blend_parts
 from models.adapters.files import AdapterRecord, adapter_digest
 from models.adapters.fingerprint import TAG
 from models.adapters.loading import fingerprint_on, load_folder
+from models.adapters.releases import set_champion
 from models.local.base import load_base
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
@@ -67,4 +68,5 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
         run = registry.start_run(f"blend/{name}"[:200])
         version = registry.register(record, folder, run)
         registry.end_run(run)
-    return registry.promote(name, version.version).served_name
+    set_champion(registry, version.name, version.version)
+    return version.served_name

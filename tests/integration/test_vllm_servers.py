@@ -25,6 +25,7 @@ from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.limits import ServerLimits, linear_modules
 from models.adapters.loading import fingerprint_on, load_folder
 from models.adapters.registry import Registry
+from models.adapters.releases import drop_champion, set_champion
 from models.local.base import BaseModel
 from models.policy import Request, Sampling
 from models.serving.fleet.fleet import Fleet
@@ -85,7 +86,8 @@ class World:
         base = self.local.identity()
         record = AdapterRecord(capability, base.base, base.revision, "round", {}, {TAG: taken.text()} | tags)
         registered = self.registry.register(record, folder, self.run)
-        return self.registry.promote(capability, registered.version)
+        set_champion(self.registry, registered.name, registered.version)
+        return registered
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,7 @@ def test_of_five_adapters_only_the_right_one_is_live(world: World, tmp_path: Pat
     for capability, word in words.items():
         assert found[capability][0] == AdapterState.REFUSED
         assert word in found[capability][1], found[capability]
-        world.registry.rollback(capability)
+        drop_champion(world.registry, world.registry.model_name(capability))
     # Nothing that was refused stays on the server, and requests for it go to the base.
     assert set(world.server.models()) == {"base", good.served_name}
     assert world.fleet.acquire("zero_b") is None

@@ -20,6 +20,7 @@ from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.registry import Registry
+from models.adapters.releases import set_champion
 from models.local.base import load_base
 from models.router.first_observation import embed_openings, openings
 from models.router.router import Router
@@ -68,7 +69,8 @@ class Home:
         identity = self.base.identity
         record = AdapterRecord(capability, identity.base, identity.revision, "r1", {}, {TAG: stamp})
         version = self.registry.register(record, folder, self.registry.start_run(f"{capability}/{seed}"))
-        return self.registry.promote(capability, version.version).served_name
+        set_champion(self.registry, version.name, version.version)
+        return version.served_name
 
 
 @pytest.fixture(scope="module")
