@@ -1,0 +1,159 @@
+"""Releases that are swapped under load: many clients over HTTP, a gateway, the real fleet, stub servers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from environments.contract import Prompt
+from models.adapters.files import RegisteredAdapter
+from models.router.router import RouteDecision, Router
+from models.serving.fleet.lifecycle import Reconciler
+from models.serving.fleet.releases import ServedRelease
+from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.conversations import RouteMaker
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.upstreams.contract import AdapterGone, Replica, Turn
+from models.vllm import server as vllm_server
+from tests.models.serving.fleet_staged import MOVE, Stage, staged
+from tests.models.serving.gateway_servers import serving
+
+SWAPS, CLIENTS = 20, 6
+CAPABILITIES = ("pay", "ship", "")
+Signature = tuple[str, str, str]
+
+
+def fitted(number: int) -> Router:
+    """The router of a release: the words' first letter is their direction, other vectors make it another router."""
+    rng = np.random.default_rng(number)
+    rows = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0) + 0.01 * rng.standard_normal((12, 3)).astype(np.float32)
+    return Router.fit(rows, [c for c in CAPABILITIES for _ in range(4)], [f"{number}/{i}" for i in range(12)])
+
+
+class SlowRoutes(RouteMaker):
+    """Asks the given router after a while, in which another release may come."""
+
+    def __init__(self) -> None:
+        self.prompt = Prompt()
+
+    async def decide(self, words: str, router: Router) -> RouteDecision:
+        await asyncio.sleep(random.uniform(0, 0.03))
+        direction = np.eye(3, dtype=np.float32)[["p", "s"].index(words[0]) if words[0] in "ps" else 2]
+        return router.decide(direction[None])[0]
+
+
+class LoadedUpstream:
+    """Answers after a while with an adapter that both servers have, from the beginning of the answer to its end."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def check(self, turn: Turn) -> None:
+        if turn.adapter is not None and any(turn.adapter.name not in s.names for s in self.stage.stubs):
+            raise AdapterGone("a stub")
+
+    async def answer(self, turn: Turn) -> dict[str, Any]:
+        for _ in range(3):
+            self.check(turn)
+            await asyncio.sleep(random.uniform(0, 0.01))
+        self.check(turn)
+        return {"model": turn.name}
+
+    async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
+        body = await self.answer(turn)
+        yield f"data: {body['model']}\n\n".encode()
+        await asyncio.sleep(random.uniform(0, 0.01))
+        self.check(turn)
+        yield b"data: [DONE]\n\n"
+
+    async def replicas(self) -> list[Replica]:
+        return [Replica("a stub", True)]
+
+    async def close(self) -> None: ...
+
+
+def releases_of(stage: Stage) -> list[ServedRelease | None]:
+    """Four releases that share some adapters and no router, and the base alone."""
+    one, two = stage.one, stage.two
+    ships: list[RegisteredAdapter] = [
+        stage.shelf.add(stage.shelf.folders[a.served_name], "ship", n) for n, a in ((1, one), (2, two))
+    ]
+    for stub in stage.stubs:
+        stub.moves |= {a.served_name: MOVE for a in ships}
+    members = ([one, ships[0]], [two, ships[0]], [two, ships[1]], [one])
+    made = [ServedRelease(n, {a.capability: a for a in m}, fitted(n)) for n, m in enumerate(members, 1)]
+    return [*made, None]
+
+
+def test_no_request_fails_and_none_sees_a_mixture_while_releases_are_swapped(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.01, 0.01))
+    with staged(tiny_model[0].model, tmp_path) as stage:
+        releases = releases_of(stage)
+        whole: dict[str, tuple[str, set[str]]] = {"none": ("", {"none"})}
+        for release in releases:
+            if release is not None and release.router is not None:
+                names = {a.served_name for a in release.members.values()}
+                whole[str(release.number)] = (release.router.version, names | {"none"})
+        stage.fleet.drain_seconds = 60
+        gateway = Gateway(GatewaySettings("shop", most_requests=1000), LoadedUpstream(stage), stage.fleet, SlowRoutes())
+        over = threading.Event()
+        answers: Counter[Signature] = Counter()
+        wrong: list[Any] = []
+
+        def client(url: str, number: int) -> None:
+            turn = 0
+            with httpx.Client(trust_env=False, timeout=60) as http:
+                while not over.is_set():
+                    turn += 1
+                    words = ("pay 7", "ship it", "what is this?")[turn % 3] + f" {number}/{turn // 2}"
+                    headers = {"x-trace-conversation": f"c{number}-{turn // 4}"} if turn % 2 else {}
+                    body = {"model": "trace", "messages": [{"role": "user", "content": words}], "stream": turn % 5 == 0}
+                    answer = http.post(f"{url}/v1/chat/completions", json=body, headers=headers)
+                    head = answer.headers
+                    if answer.status_code != 200 or "x-trace-missing" in head or "error" in answer.text:
+                        wrong.append((answer.status_code, dict(head), answer.text))
+                        continue
+                    signature = (head["x-trace-release"], head.get("x-trace-router", ""), head["x-trace-adapter"])
+                    answers[signature] += 1
+                    router, adapters = whole[signature[0]]
+                    if signature[1] != router or signature[2] not in adapters:
+                        wrong.append(signature)
+
+        late = []
+        with serving(GatewayApp(gateway, Reconciler(stage.fleet, follow_seconds=0.02))) as url:
+            threads = [threading.Thread(target=client, args=(url, n)) for n in range(CLIENTS)]
+            for thread in threads:
+                thread.start()
+            for swap in range(SWAPS):
+                wanted = releases[swap % len(releases)]
+                stage.shelf.wanted, began = wanted, time.monotonic()
+                while stage.fleet.standing().serving.number != (wanted.number if wanted else 0):
+                    assert time.monotonic() < began + 30, stage.fleet.standing()
+                    time.sleep(0.005)
+                late.append(time.monotonic() - began)
+                time.sleep(0.1)
+            over.set()
+            for thread in threads:
+                thread.join()
+            assert wrong == []
+            assert {release for release, _, _ in answers} == {"1", "2", "3", "4", "none"}
+            assert len(answers) >= 4 * 2 + 1, "adapters and the base of every release"
+            # Nobody is left in a generation that is gone: what is not served is unloaded.
+            end = time.monotonic() + 20
+            while any(stub.names for stub in stage.stubs):
+                assert time.monotonic() < end, (stage.states(), stage.fleet._requests)
+                time.sleep(0.02)
+        assert max(late) < 10
