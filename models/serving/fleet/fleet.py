@@ -15,10 +15,9 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from errors import AdapterError, ProviderError, StoreError, TraceError
 from models.adapters.files import RegisteredAdapter
@@ -26,11 +25,10 @@ from models.adapters.fingerprint import prove, read_fingerprint
 from models.adapters.limits import ServerLimits, check_limits
 from models.serving.fleet.hosts import Host
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
-from models.serving.fleet.releases import Generation, Releases, ServedRelease, Standing, identity, title
+from models.serving.fleet.releases import Generation, Releases, ServedRelease, Standing, answered, identity, title
 from models.vllm.server import ModelMissing
 
 logger = logging.getLogger("trace.models")
-T = TypeVar("T")
 Loaded = dict[Host, set[str]]
 _SERVED_NAME = re.compile(r"(?P<capability>.+)@v(?P<version>\d+)-(?P<sha8>[0-9a-f]{8})")
 
@@ -156,7 +154,7 @@ class Fleet:
         """
         with self._one:
             try:
-                wanted = _asked(self.releases.live)
+                wanted = answered(self.releases.live)
             except StoreError:
                 self._reconcile(self._release)
                 raise
@@ -166,7 +164,7 @@ class Fleet:
         """Reconcile if another release is live than at the last time; unload what is drained. Cheap when neither is so.
         Raises as `reconcile` does."""
         with self._one:
-            wanted = _asked(self.releases.live)
+            wanted = answered(self.releases.live)
             if identity(wanted) != self._seen:
                 return self._reconcile(wanted)
             with self._changed:
@@ -234,14 +232,14 @@ class Fleet:
         """The adapter's folder with the registered bytes; one that was changed is fetched again (servers read it again
         when their memory is full)."""
         try:
-            return _asked(lambda: self.releases.download(adapter, self.folder))
+            return answered(lambda: self.releases.download(adapter, self.folder))
         except AdapterError as problem:
             folder = self.folder / adapter.served_name
             if not folder.is_dir():
                 raise
             logger.warning("%s; fetching it again", problem)
             shutil.rmtree(folder)
-            return _asked(lambda: self.releases.download(adapter, self.folder))
+            return answered(lambda: self.releases.download(adapter, self.folder))
 
     def _look(self, changes: list[str]) -> Loaded:
         """What each host that answers has loaded."""
@@ -357,7 +355,7 @@ class Fleet:
         if match is None:
             return False
         try:
-            return any(v.served_name == name for v in _asked(lambda: self.releases.versions(match["capability"])))
+            return any(v.served_name == name for v in answered(lambda: self.releases.versions(match["capability"])))
         except TraceError as problem:  # what cannot be a capability's name, or a registry that is away
             logger.warning("%s is left loaded: %s", name, problem)
             return False
@@ -382,13 +380,3 @@ class Fleet:
                 self._retired.pop(name, None)
                 if entry is not None and entry.state is AdapterState.DRAINING:
                     del self._entries[name]
-
-
-def _asked(call: Callable[[], T]) -> T:
-    """What the registry says; its own failures as `StoreError`."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return call()
-    except MlflowException as problem:
-        raise StoreError(f"the registry does not answer: {problem}; what is served stays as it is") from problem

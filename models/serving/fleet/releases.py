@@ -8,16 +8,19 @@ one release, whatever is promoted meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from errors import StoreError
 from models.adapters.files import RegisteredAdapter
 
 if TYPE_CHECKING:
     from models.router.router import Router
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,13 @@ def identity(release: ServedRelease | None) -> tuple[int, tuple[str, ...], str]:
 def title(number: int) -> str:
     """What a release is called in logs."""
     return f"release {number}" if number else "the base alone"
+
+
+def answered(call: Callable[[], T]) -> T:
+    """What the registry says; its own failures as `StoreError`."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return call()
+    except MlflowException as problem:
+        raise StoreError(f"the registry does not answer: {problem}; what is served stays as it is") from problem

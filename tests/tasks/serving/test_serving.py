@@ -57,8 +57,14 @@ class Home:
         self.router = Router.fit(vectors, labels, [t.id for t in tasks])
         self.router.save(self.folder / found.id / "router")
 
-    def promote(self, capability: str, seed: int) -> str:
-        """Register a new adapter of a capability and make it champion; its served name."""
+        self.router_path = f"{found.id}/router"
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.settings.database_url)
+
+    def register(self, capability: str, seed: int) -> RegisteredAdapter:
+        """A new adapter of a capability."""
         place = self.folder / f"made-{capability}-{seed}"
         folder = make_adapter(self.base.policy.model, place, seed=seed, layers=(1, 2))
         self.base.policy.load_adapter(f"{capability}{seed}", "made", folder)
@@ -67,8 +73,34 @@ class Home:
         stamp = take_fingerprint(self.base.policy, talk.ids, f"{capability}{seed}").text()
         identity = self.base.identity
         record = AdapterRecord(capability, identity.base, identity.revision, "r1", {}, {TAG: stamp})
-        version = self.registry.register(record, folder, self.registry.start_run(f"{capability}/{seed}"))
-        return self.registry.promote(capability, version.version).served_name
+        return self.registry.register(record, folder, self.registry.start_run(f"{capability}/{seed}"))
+
+    def candidate(self, *adapters: RegisteredAdapter, **changes: Any) -> ReleaseRow:
+        """A candidate of the live release's members with these in their place, and the home's router."""
+        with self.store as store:
+            live = live_release(store, "shop")
+            given: dict[str, Any] = {
+                "target": "shop",
+                "parent": live,
+                "round_id": None,
+                "base": self.base.identity.base,
+                "base_revision": self.base.identity.revision,
+                "data_hash": target().data_hash,
+                "members": {**(live.members if live else {}), **{a.capability: member(a) for a in adapters}},
+                "router": self.router.version,
+                "router_path": self.router_path,
+            }
+            return new_candidate(store, **given | changes)
+
+    def promote(self, *adapters: RegisteredAdapter, **changes: Any) -> ReleaseRow:
+        """Make such a release live."""
+        row = self.candidate(*adapters, **changes)
+        with self.store as store:
+            return promote(store, self.registry, row.id, "better", by_hand=True)
+
+
+def member(adapter: RegisteredAdapter) -> dict[str, str]:
+    return {"adapter_id": "", "model": adapter.name, "version": adapter.version, "sha256": adapter.sha256}
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +109,12 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         made = Home(folder, tiny_tokenizer)
-        made.promote("refund_payment", 1)
-        made.promote("exchange_item", 2)
+        made.promote(made.register("refund_payment", 1), made.register("exchange_item", 2))
         yield made
 
 
 def served(home: Home, **given: Any) -> Any:
-    settings, store = serving_settings(home.folder, None)
+    settings, store = serving_settings(home.folder, None, given.get("release", 0))
     return build_gateway(settings, store, Serving(**given), GatewaySettings(blend=0.6))
 
 
