@@ -74,7 +74,9 @@ def serve(
 
 
 def blend(
-    parts: Annotated[list[str], typer.Argument(help="Members of the live release and weights, such as refund_payment=0.5.")],
+    parts: Annotated[
+        list[str], typer.Argument(help="Members of the live release and weights, like refund_payment=0.5.")
+    ],
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose release.")] = None,
     most_rank: Annotated[int, typer.Option(help="Bound on the rank; 0 keeps the sum exact.")] = 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from db import ReleaseRow, Round, Store, open_store
@@ -51,7 +51,7 @@ class Serving:
     servers: tuple[str, ...] = ()
     rendered: bool = True
     plain: bool = False
-    routing: Routing = Routing()
+    routing: Routing = field(default_factory=Routing)
     release: int = 0
 
 
