@@ -151,6 +151,7 @@ def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.Lo
         release = home.promote(better)
         follow(url, release.number)
         assert time.monotonic() - began < 10
+        app.reconciler.follow_seconds = 0.1
         second = ask(url, "And 3 more.", **{"x-trace-conversation": "c"})
         assert (second.json()["model"], second.headers["x-trace-release"]) == (better.served_name, str(release.number))
         assert first not in [m.id for m in client.models.list()]
