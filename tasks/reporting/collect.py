@@ -91,7 +91,7 @@ def figures_of(
         difference=_difference(sides["base"], sides["routed"]) if sides else None,
         gain=_difference(sides["live"], sides["routed"]) if "live" in sides else None,
         looks=test.looks if test else 0,
-        families=_families(sides) if sides else {},
+        families=_families(sides, bool(around and around.before)) if sides else {},
         capabilities=capabilities,
         release=release_figures(stored),
         history=history,
@@ -141,12 +141,12 @@ def _difference(before: Any, after: Any) -> Difference:
     )
 
 
-def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
+def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, FamilyFigures]:
     figures = {}
     for family in sorted(sides["base"]["family"].unique()):
         rates = {name: _rate(f[f["family"] == family]) for name, f in sides.items() if (f["family"] == family).any()}
         base, routed, noop = rates["base"], rates.get("routed", rates["base"]), rates.get("noop")
-        live = rates.get("live")
+        live = rates.get("live") if stood_on_a_release else None
         figures[family] = FamilyFigures(
             base=base.success,
             routed=routed.success,
@@ -255,7 +255,9 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
     fitted = stored.found(RouteResult)
     if not routes and (fitted is None or fitted.skipped):
         return None
-    kept_out = {"right": fitted.right, "calibration": fitted.calibration, "threshold": fitted.threshold} if fitted else {}
+    kept_out = (
+        {"right": fitted.right, "calibration": fitted.calibration, "threshold": fitted.threshold} if fitted else {}
+    )
     live = stored.store.row(ReleaseRow, target=stored.round.target, number=test.release) if test.release else None
     families = target.families() if isinstance(target, Generators) else {}
     known = {c for needed in families.values() for c in needed}

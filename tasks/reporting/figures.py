@@ -5,6 +5,7 @@ reached it; `stopped` then says why."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -192,10 +193,14 @@ class HistoryRow(_Figures):
         return str(self.round) if self.round is not None else f"r{self.candidate}"
 
     @property
-    def changed(self) -> str:
-        """What its release brought, as a sentence without an end; "" for none."""
+    def told(self) -> str:
+        """What its release brings and, where that is not live, what became of it; without a release, the reason."""
+        if self.candidate is None:
+            return self.reason
         parts = (("new", self.new), ("renewed", self.renewed), ("gone", self.gone))
-        return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        state = "" if self.state in ("", "live") else f" ({self.state})"
+        return f"release {self.candidate}{state}: {brought or 'the same adapters'}"
 
 
 class RouterFigures(_Figures):
@@ -296,9 +301,27 @@ class RoundFigures(_Figures):
         return self.model_dump(mode="json")
 
 
+def lineages(rows: Sequence[HistoryRow]) -> list[int]:
+    """Number of each row's lineage, from 1: it grows where the target's data became other data, across which figures
+    are not compared."""
+    found, known = [], ""
+    for row in rows:
+        if not found or (row.data_hash and row.data_hash != known):
+            found.append(found[-1] + 1 if found else 1)
+            known = row.data_hash
+        else:
+            found.append(found[-1])
+    return found
+
+
 def percent(rate: float | None) -> str:
     """A rate as text, such as `42.5 %`."""
     return "–" if rate is None else f"{100 * rate:.1f} %"
+
+
+def two(value: float | None) -> str:
+    """A figure with two decimals."""
+    return "–" if value is None else f"{value:.2f}"
 
 
 def release_name(number: int | None) -> str:

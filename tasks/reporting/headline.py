@@ -74,7 +74,9 @@ def _promoted(figures: RoundFigures) -> str:
     """Of a round whose candidate became live."""
     made = figures.release
     assert made is not None
-    brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("new", made.new), ("renewed", made.renewed)) if names)
+    brought = "; ".join(
+        f"{what}: {', '.join(names)}" for what, names in (("new", made.new), ("renewed", made.renewed)) if names
+    )
     brought = f" {brought[:1].upper()}{brought[1:]}." if brought else ""
     before, after, base = figures.live, figures.routed, figures.base
     if before is None or after is None or figures.gain is None:

@@ -33,19 +33,6 @@ def history_of(store: Store, target: str) -> list[HistoryRow]:
     return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
 
 
-def lineages(rows: Sequence[HistoryRow]) -> list[int]:
-    """Number of each row's lineage, from 1: it grows where the target's data became other data, across which figures
-    are not compared."""
-    found, known = [], ""
-    for row in rows:
-        if not found or (row.data_hash and row.data_hash != known):
-            found.append(found[-1] + 1 if found else 1)
-            known = row.data_hash
-        else:
-            found.append(found[-1])
-    return found
-
-
 class _Parts:
     """What the store holds of a target's rounds, each table read once."""
 

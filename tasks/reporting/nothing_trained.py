@@ -1,5 +1,5 @@
-"""How the practising of a round ended: with an adapter, well without one, or with nothing trained and why, in words that
-a person can act on."""
+"""How the practising of a round ended: with an adapter, well without one, or with nothing trained, and then why, in
+words that a person can act on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def ending_of(stored: StoredRound, rho: float) -> Ending:
     selected = stored.result(SelectResult)
     if any(stored.found(RegisterResult, c) for c in selected.selected):
         return Ending.TRAINED
-    if not selected.selected and not selected.unfit and 1 - stored.result(RolloutResult).success < rho:
+    rollout = stored.result(RolloutResult)
+    if not selected.selected and not selected.unfit and rollout.scored - _solved(rollout) < rho * rollout.scored:
         return Ending.NOTHING_LACKING
     if selected.selected and all(_mastered(stored, c) for c in selected.selected):
         return Ending.MASTERED
@@ -56,9 +57,10 @@ def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: f
         return Ended(kind)
     rollout = stored.result(RolloutResult)
     who = release_name(rollout.release) if rollout.release else "the base"
-    solved = f"{who} solved {round(rollout.success * rollout.scored)} of {rollout.scored} diagnosis episodes"
+    solved = f"{who} solved {_solved(rollout)} of {rollout.scored} diagnosis episodes"
     if kind is Ending.NOTHING_LACKING:
-        left = "" if rollout.success == 1 else f" ({percent(1 - rollout.success)} failed, below the {percent(rho)} of rho)"
+        left = f" ({percent(1 - rollout.success)} failed; below {percent(rho)}, rho, nothing counts as lacking)"
+        left = "" if rollout.success == 1 else left
         return Ended(kind, f"Nothing is lacking that could be trained: {solved}{left}. The round ends early and well.")
     if kind is Ending.MASTERED:
         what = _named(stored.result(SelectResult).selected)
@@ -98,6 +100,10 @@ def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, so
             "calibration; with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
         )
     return " ".join(said)
+
+
+def _solved(rollout: RolloutResult) -> int:
+    return round(rollout.success * rollout.scored)
 
 
 def _named(capabilities: Sequence[str]) -> str:

@@ -4,8 +4,7 @@ target's history, which MLflow draws as a chart over rounds."""
 from __future__ import annotations
 
 from models.adapters.registry import Registry
-from tasks.reporting.figures import RoundFigures
-from tasks.reporting.history import lineages
+from tasks.reporting.figures import RoundFigures, lineages
 
 
 def log_round(registry: Registry, figures: RoundFigures, html: str) -> None:

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from report_samples import full_round, noise_round, nothing_selected, stopped_round, written_round
 from rich.console import Console
 
-from tasks.reporting.figures import RoundFigures, RouterFigures, duration, headline
+from tasks.reporting.figures import RoundFigures, RouterFigures, duration
+from tasks.reporting.headline import headline
 from tasks.reporting.page import render
 from tasks.reporting.summary import print_summary
 
