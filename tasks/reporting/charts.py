@@ -62,8 +62,9 @@ def history_chart(rows: Sequence[HistoryRow], lineages: Sequence[int]) -> str:
             mine = [point for point in found if point[3] == lineage]
             parts += _history_line(kind, [(x, y_of(rate.success)) for x, rate, *_ in mine])
             if kind == "routed":
-                parts += _history_spans([(x, y_of(rate.low), y_of(rate.high)) for x, rate, *_ in mine])
-        if kind == "routed" and len(found) <= _SINGLE:
+                spans = [(x, y_of(rate.low), y_of(rate.high)) for x, rate, *_ in mine]
+                parts += _history_spans(spans, len(rows) > _SINGLE)
+        if kind == "routed" and len(rows) <= _SINGLE:
             parts += [
                 f'<circle class="{kind} dot{"" if _became_live(row) else " hollow"}" '
                 f'cx="{x:.1f}" cy="{y_of(rate.success):.1f}" r="4.5"/>'
@@ -91,9 +92,9 @@ def _history_line(kind: str, points: Sequence[tuple[float, float]]) -> list[str]
     return [f'<polyline class="{kind} curve{dash}" points="{path}"/>'] if len(points) > 1 else single
 
 
-def _history_spans(spans: Sequence[tuple[float, float, float]]) -> list[str]:
+def _history_spans(spans: Sequence[tuple[float, float, float]], crowded: bool) -> list[str]:
     """Intervals as (x, low, high): lines, or a band where they are too many."""
-    if len(spans) > _SINGLE:
+    if crowded:
         edge = [(x, low) for x, low, _ in spans] + [(x, high) for x, _, high in reversed(spans)]
         return [f'<polygon class="routed band" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in edge)}"/>']
     return [

@@ -68,28 +68,21 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
 
 
 def history_table(rows: Sequence[HistoryRow], title: str = "") -> Table:
-    """Rounds and releases, one a row: what is live after it, what changed, success on test with its interval, verdict
-    and cost."""
-    table = Table(
-        "round",
-        "live after",
-        "when",
-        "what changed",
-        "success on test",
-        "verdict",
-        "cost",
-        title=title or None,
-        title_justify="left",
-    )
+    """Rounds and releases (named r and their number), one a row: what is live after it, when and what it changed,
+    success on test with its interval, verdict and cost."""
+    table = Table(title=title or None, title_justify="left")
+    for name, narrow in (("round", True), ("live after", True), ("what changed", False), ("success on test", True)):
+        table.add_column(name, no_wrap=narrow, overflow="fold", min_width=None if narrow else 20)
+    for name in ("verdict", "cost"):
+        table.add_column(name, overflow="fold")
     found = lineages(rows)
     for i, (row, lineage) in enumerate(zip(rows, found, strict=True)):
         if i and lineage != found[i - 1]:
             table.add_section()
         table.add_row(
-            str(row.round or ""),
+            row.name,
             "–" if row.after is None else release_name(row.after),
-            row.when[:10],
-            escape(_short(row.told, 80)),
+            escape(_short(f"{row.when[:10]}, {row.told}", 110)),
             _rate(row.test) if row.test else "–",
             escape(row.verdict),
             (duration(row.seconds) if row.seconds is not None else "")

@@ -80,7 +80,7 @@ def prepared(shop: Shop) -> tuple[ReleaseRow, Round]:
     shop.store.put(
         [
             CapabilityRow(id=capability, round_id=row.id, name="set_address", analyst="checks"),
-            SelectionRow(round_id=row.id, capability_id=capability, selected=True, rank=0, mean_cov=0.4, mean_delta=0.5),
+            SelectionRow(round_id=row.id, capability_id=capability, selected=True, mean_cov=0.4, mean_delta=0.6),
             AdapterRow(id="a-2", round_id=row.id, capability_id=capability, base="tiny", state=AdapterState.REGISTERED),
             TrainingStepRow(adapter_id="a-2", step=1, reward=0.5, success=0.5,
                             metrics={"own_reward": 0.2, "own_success": 0.25, "retention_success": 1.0}),

@@ -59,8 +59,8 @@ def test_a_fall_on_test_is_called_one() -> None:
 
 def test_a_candidate_that_was_refused_and_why() -> None:
     assert headline(refused_round()) == (
-        "Release 4 was refused (rejected-regression): refund: fell by 11.7 points over 30 tasks (90 % interval -20.1 to "
-        f"-3.3, below zero). {GOES_ON}"
+        "Release 4 was refused (rejected-regression): refund: fell by 11.7 points over 30 tasks (90 % interval -20.1 "
+        f"to -3.3, below zero). {GOES_ON}"
     )
     assert tone(refused_round()) == "flat"
 
@@ -74,8 +74,8 @@ def test_adapters_of_which_none_was_better() -> None:
 @pytest.mark.parametrize(
     ("figures", "said", "good"),
     [
-        (nothing_lacking(), "Nothing is lacking that could be trained: release 2 solved all of it. The round ends early "
-         "and well.", True),
+        (nothing_lacking(), "Nothing is lacking that could be trained: release 2 solved all of it. The round ends "
+         "early and well.", True),
         (mastered_round(), "Mastered: release 2 solves the environments of what it seemed to lack.", True),
         (untrained_round(), "No capability could be trained. Release 2 solved 3 of 96 episodes.", False),
     ],
