@@ -188,6 +188,7 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
                 alone=gated.verdict if gated else "",
                 renewed=name in before,
                 ending=trained.ending if trained else "",
+                chosen=trained.chosen if trained else None,
                 selected=s.selected,
                 definition=rows[s.capability_id].definition,
                 reasons=reasons,

@@ -113,10 +113,12 @@ class AnalystFigures(_Figures):
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
     was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`, `mastered`
-    (nothing left to learn), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are
-    sentences. `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families.
-    `ending` says how training ended, `renewed` that the live release had a version of it; `kappa` is how far labelling
-    runs agree on it."""
+    (nothing left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could
+    teach it), or `not-selected`; `reasons` are sentences.
+
+    `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
+    says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
+    version of it; `kappa` is how far labelling runs agree on it."""
 
     name: str
     mean_cov: float
@@ -129,6 +131,7 @@ class CapabilityFigures(_Figures):
     alone: str = ""
     renewed: bool = False
     ending: str = ""
+    chosen: int | None = None
     selected: bool = True
     definition: str = ""
     reasons: list[str] = []
