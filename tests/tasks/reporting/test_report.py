@@ -231,7 +231,8 @@ def test_what_was_live_before_and_after_is_on_the_page() -> None:
         headline(later_round()), "release 2, 46.0 % to 64.0 %", "release 5, 51.2 % to 70.4 %", "looked at by 3 rounds",
         "points to what was live, p = 0.018", "as a whole against release 2 on validation", "detectable 6.9",
         "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
-        "Training ended: solved", "The weights after step 7 were taken", "95.1 % of 41 examples right", "below a probability of 0.62", "5, from release 2",
+        "Training ended: solved", "The weights after step 7 were taken",
+        "95.1 % of 41 examples right", "below a probability of 0.62", "5, from release 2",
     ):  # fmt: skip
         assert said in page.text, said
     steps = {row[0]: row for row in page.rows if len(row) == 4}
