@@ -93,7 +93,8 @@ def _of_round(row: Round, parts: _Parts) -> HistoryRow:
 
 def _of_release(row: ReleaseRow, parts: _Parts) -> HistoryRow:
     """A release that was made by hand, or found in an older home."""
-    evidence = row.evidence.get("test")
+    evidence = row.evidence.get("test", {})
+    evidence = evidence.get("routed", evidence)
     return HistoryRow(
         candidate=row.number,
         after=row.number if row.live_at is not None else None,

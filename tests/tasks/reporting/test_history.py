@@ -12,6 +12,7 @@ import pytest
 from stored_rounds import DATA, OTHER_DATA, Shop
 
 from db import ReleaseState, RoundState, open_store
+from db.values.types import utc_now
 from tasks.reporting.before_after import data_before, history_until
 from tasks.reporting.figures import Ending, HistoryRow, lineages
 from tasks.reporting.history import history_of
@@ -29,6 +30,7 @@ from tasks.round.results import (
 )
 
 MEASURED = {"mean_reward": 1.0, "success_rate": 1.0, "std_reward": 0.0, "all_success": 1.0, "all_zero": 0.0}
+RATE = {"success": 0.7, "low": 0.6, "high": 0.8}
 MEASURED |= {"informative": 0.0, "low": 0.9, "high": 1.0}
 
 
@@ -117,6 +119,14 @@ def test_a_round_from_before_there_were_releases_is_told(shop: Shop) -> None:
     assert (row.verdict, row.after, row.candidate) == ("promoted", None, None)
     assert row.test is not None
     assert row.test.success == 0.6
+
+
+@pytest.mark.parametrize("evidence", [{}, {"test": RATE}, {"test": {"base": {}, "routed": RATE}}])
+def test_a_release_without_a_round_stands_where_its_evidence_says(shop: Shop, evidence: dict[str, Any]) -> None:
+    shop.release(1, {"a": "1"}, evidence=evidence, live_at=utc_now())
+    (row,) = history_of(shop.store, "shop")
+    assert (row.name, row.after, row.new, row.state) == ("r1", 1, ["a"], "live")
+    assert (row.test and row.test.success) == (0.7 if evidence else None)
 
 
 def test_a_round_whose_results_cannot_be_read_is_told_by_its_state(shop: Shop) -> None:
