@@ -225,7 +225,7 @@ class Registry:
     @property
     def shown_uri(self) -> str:
         """Where MLflow is, without a password."""
-        return re.sub(r"//[^/@]*@", "//", self.tracking_uri)
+        return without_password(self.tracking_uri)
 
     @cached_property
     def experiment_id(self) -> str:
@@ -354,3 +354,8 @@ class Registry:
             run_id=str(version.run_id or ""),
             tags=tags,
         )
+
+
+def without_password(text: str) -> str:
+    """A text without the user names and passwords of the addresses in it."""
+    return re.sub(r"//[^/@\s]*@", "//", text)

@@ -13,6 +13,7 @@ from errors import AdapterError, StoreError
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import Registry
 from models.adapters.releases import (
+    answering,
     drop_champion,
     put_release,
     read_aliases,
@@ -36,18 +37,11 @@ def publish(store: Store, registry: Registry, target: str) -> list[str]:
     has champions. Raises `AdapterError` when a member's version was deleted in MLflow, `StoreError` when MLflow does
     not answer.
     """
-    from mlflow.exceptions import MlflowException
-
     changes: list[str] = []
     while True:
         live = live_release(store, target)
-        try:
+        with answering(registry, f"what is live on {target}"):
             changes += _publish(store, registry, target, live)
-        except MlflowException as problem:
-            raise StoreError(
-                f"MLflow at {registry.shown_uri} cannot say what is live on {target}: {problem}; the store knows it: "
-                "bring MLflow back, then run any command"
-            ) from problem
         after = live_release(store, target)
         # Another process may have promoted in between, and these aliases would be older than its own.
         if (after and after.id) == (live and live.id):

@@ -216,6 +216,36 @@ def test_a_registry_that_the_store_knows_nothing_of_is_left_alone(home: Home, ca
     assert read_aliases(home.registry).champions == {one["model"]: "1"}
 
 
+def test_a_registry_that_does_not_answer_is_one_error_and_nothing_moves(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.promoted({"refund": home.member("refund")})
+    waiting = home.candidate({"refund": home.member("refund")})
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = Registry("http://someone:secret@127.0.0.1:1", home.target)
+    for change in (
+        lambda: promote(home.store, away, waiting.id, "better"),
+        lambda: rollback(home.store, away, home.target),
+    ):
+        with pytest.raises(StoreError, match=r"MLflow at http://127.0.0.1:1 cannot be told what is live") as caught:
+            change()
+        assert "secret" not in str(caught.value)
+    assert home.states() == {1: "live", 2: "candidate"}
+    home.check()
+
+
+def test_a_blend_is_a_member_that_no_round_trained(home: Home) -> None:
+    one = home.member("refund")
+    home.promoted({"refund": one})
+    blend = home.member("blend-refund-2") | {"adapter_id": ""}
+    row = home.candidate({"refund": one, "blend-refund-2": blend})
+    assert promote(home.store, home.registry, row.id, "by me", by_hand=True).state == ReleaseState.LIVE
+    assert read_aliases(home.registry).champions == {m["model"]: m["version"] for m in (one, blend)}
+    assert rollback(home.store, home.registry, home.target).number == 1  # type: ignore[union-attr]
+    assert set(barred(home.store, home.target)) == {blend["sha256"]}
+    home.check()
+
+
 def files_of(home: Home, member: dict[str, str], capability: str) -> Path:
     found = {a.version: a for a in home.registry.versions(capability)}[member["version"]]
     location = home.registry.client.get_logged_model(found.model_id).artifact_location
