@@ -15,6 +15,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from flows.cli.main import QUIET
 from settings import load_settings
 
 SEEDS = 48
@@ -86,5 +87,5 @@ if __name__ == "__main__":
     parser.add_argument("--profile", default="laptop")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRACE_HOME"] = os.environ["PREFECT_HOME"] = folder
+        os.environ.update(QUIET | {"TRACE_HOME": folder, "PREFECT_HOME": folder})
         main(given.seed, given.most, given.profile)

@@ -137,7 +137,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
     with Stopwatch() as choosing:
         choice = _choose(context, identity, environment, result, warm=start is not None)
-    context.registry.log_steps(run, {c.step: choice_metrics(c) for c in choice.figures})
+    context.registry.log_steps(run, {c.step: choice_metrics(c, choice.step) for c in choice.figures})
     folder = output / "final"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
     export_adapter(result.weights[choice.step], folder)
@@ -221,9 +221,14 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
     }
 
 
-def choice_metrics(figures: CheckpointFigures) -> dict[str, float]:
-    """A checkpoint's figures on fresh seeds as MLflow metrics."""
-    found = {"own_success": figures.success, "own_reward": figures.reward, "retention_success": figures.retention}
+def choice_metrics(figures: CheckpointFigures, chosen: int) -> dict[str, float]:
+    """A checkpoint's figures on fresh seeds as MLflow metrics; `choice/chosen` is 1 for the one that was chosen."""
+    found = {
+        "own_success": figures.success,
+        "own_reward": figures.reward,
+        "retention_success": figures.retention,
+        "chosen": float(figures.step == chosen),
+    }
     return {f"choice/{name}": value for name, value in found.items() if value is not None}
 
 

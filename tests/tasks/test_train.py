@@ -21,6 +21,7 @@ from tasks.round.results import SynthesizeResult, TrainResult
 from tasks.round.stage import forget, open_context, stage
 from tasks.synthesis.calibration import measure
 from tasks.synthesis.choosing import Choice
+from tests.adapters_made import make_adapter
 from tests.models.training.test_grpo import Toy
 
 CAPABILITY = "say_it"
@@ -88,7 +89,7 @@ def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPa
 def opened(home: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     policy, renderer = model
     settings = load_settings(
-        profile="smoke", home=home, train=TRAIN | {"choosing": 6}, rollout={"max_tokens": 6, "temperature": 0.5}
+        profile="smoke", home=home, train=TRAIN | {"candidates": 3, "choosing": 6}, rollout={"max_tokens": 6, "temperature": 0.5}
     )
     context = open_context(settings)
     context.__dict__.update(
@@ -162,50 +163,45 @@ def ids_of(context: Context, step: int, rows: list[TrajectoryRow]) -> set[str]:
     return {row_id(identity, name) for name in names}
 
 
-# Where the process dies: at which call of what.
-DEATHS = {
-    "after the first step": ("step_row", 2),
-    "amid choosing": ("play_checkpoint", 3),
-    "at the end": ("TrainResult", 1),
-}
+# Where a process dies: at which call of what, and how many episodes it has played to choose by then.
+DEATHS = (("step_row", 2, 0), ("play_checkpoint", 3, 18), ("TrainResult", 1, 36))
 
 
-@pytest.mark.parametrize(("death", "chosen_on"), [*zip(DEATHS, (0, 18, 36), strict=True)])
-def test_a_process_that_died_is_followed_by_one_with_the_same_result(
-    context: Context,
-    settings_folder: Path,
-    tiny_model: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    death: str,
-    chosen_on: int,
+def test_processes_that_died_are_followed_by_one_with_the_same_result(
+    context: Context, settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One in training, the next amid choosing, one before the result is stored."""
     other = next(opened(settings_folder / "undisturbed", tiny_model, monkeypatch))
     whole = stage_file.train_from(other, CAPABILITY)
     assert len(whole.choice) == 4
-    name, last = DEATHS[death]
-    calls: list[str] = []
-    real = getattr(stage_file, name)
+    before: set[str] = set()
+    for name, last, chosen_on in DEATHS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
+            with pytest.raises(Died):
+                stage_file.train_from(context, CAPABILITY)
+        assert len(played(context, "evaluation")) == chosen_on
+        assert before <= {r.id for r in played(context, "training")}
+        before = {r.id for r in played(context, "training")}
+    result = stage_file.train_from(context, CAPABILITY)
+    own = {"choosing_seconds": 0.0, "adapter": "", "run": ""}  # what each round has to itself
+    assert result.model_copy(update=own) == whole.model_copy(update=own)
+    for purpose in ("training", "evaluation"):
+        assert len(played(context, purpose)) == len(played(other, purpose))
+    forget(other.round.id)
+
+
+def dying(real: Any, last: int) -> Any:
+    """`real`, which ends the process at its `last` call."""
+    calls: list[int] = []
 
     def dies(*given: Any, **named: Any) -> Any:
-        calls.append(name)
+        calls.append(1)
         if len(calls) == last:
             raise Died
         return real(*given, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_file, name, dies)
-        with pytest.raises(Died):
-            stage_file.train_from(context, CAPABILITY)
-    before = {purpose: {r.id for r in played(context, purpose)} for purpose in ("training", "evaluation")}
-    assert len(before["evaluation"]) == chosen_on
-    result = stage_file.train_from(context, CAPABILITY)
-    own = {"choosing_seconds": 0.0, "adapter": "", "run": ""}  # what each round has to itself
-    assert result.model_copy(update=own) == whole.model_copy(update=own)
-    for purpose, ids in before.items():
-        after = {r.id for r in played(context, purpose)}
-        assert ids <= after
-        assert len(after) == len(played(other, purpose))
-    forget(other.round.id)
+    return dies
 
 
 def test_a_training_from_a_champion_is_compared_with_the_champion(context: Context) -> None:
@@ -239,16 +235,15 @@ def test_why_an_adapter_is_not_used() -> None:
     assert "worse on fresh seeds" in made.model_copy(update={"chosen": 0}).unused
 
 
-def test_a_champion_is_calibrated_on_scenarios_of_its_round(context: Context) -> None:
-    result = stage_file.train_from(context, CAPABILITY)
-    folder = context.folder / "training" / CAPABILITY / "final"
-    context.policy.load_adapter(CAPABILITY, result.sha256, folder)
+def test_a_champion_is_calibrated_on_scenarios_of_its_round(context: Context, tmp_path: Path) -> None:
+    folder = make_adapter(context.base.policy.model, tmp_path / "champion", layers=(1, 2))
+    context.policy.load_adapter(CAPABILITY, adapter_digest(folder), folder)
     base = measure(context.engine, context.settings, Made())  # type: ignore[arg-type]
     champion = measure(context.engine, context.settings, Made(), CAPABILITY, 3)  # type: ignore[arg-type]
-    assert base.policy_id == context.policy.identity().id != champion.policy_id
-    assert champion.policy_id == context.policy.identity(CAPABILITY).id
+    assert base.policy_id == context.policy.identity().id
+    assert champion.policy_id == context.policy.identity(CAPABILITY).id != base.policy_id
     rows = played(context, "calibration")
     tasks = {who: {r.task_id for r in rows if r.policy_id == who} for who in (base.policy_id, champion.policy_id)}
     assert tasks[base.policy_id] == {"own--1", "own--2"}
     assert tasks[champion.policy_id] == {"own--200001", "own--200002"}
-    context.policy.unload_adapter(CAPABILITY)
+    assert {r.seed for r in rows} == {0, 2_000_006}
