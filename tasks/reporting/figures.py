@@ -307,7 +307,8 @@ class RoundFigures(_Figures):
 def lineages(rows: Sequence[HistoryRow]) -> list[int]:
     """Number of each row's lineage, from 1: it grows where the target's data became other data, across which figures
     are not compared."""
-    found, known = [], ""
+    found: list[int] = []
+    known = ""
     for row in rows:
         if not found or (row.data_hash and row.data_hash != known):
             found.append(found[-1] + 1 if found else 1)
