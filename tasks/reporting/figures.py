@@ -203,7 +203,8 @@ class HistoryRow(_Figures):
         parts = (("new", self.new), ("renewed", self.renewed), ("gone", self.gone))
         brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
         state = "" if self.state in ("", "live") else f" ({self.state})"
-        return f"release {self.candidate}{state}: {brought or 'the same adapters'}"
+        why = f" ({self.reason})" if self.reason and self.round is None else ""
+        return f"release {self.candidate}{state}: {brought or 'the same adapters'}{why}"
 
 
 class RouterFigures(_Figures):

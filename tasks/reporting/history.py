@@ -92,7 +92,7 @@ def _of_round(row: Round, parts: _Parts) -> HistoryRow:
 
 
 def _of_release(row: ReleaseRow, parts: _Parts) -> HistoryRow:
-    """A release that was made by hand, or found in an older home."""
+    """A release that no round made: by hand, or found in an older home."""
     evidence = row.evidence.get("test", {})
     evidence = evidence.get("routed", evidence)
     return HistoryRow(
@@ -103,7 +103,7 @@ def _of_release(row: ReleaseRow, parts: _Parts) -> HistoryRow:
         state=row.state,
         **changes(row, parts.by_id),
         test=Rate.model_validate(evidence) if evidence else None,
-        verdict="made by hand",
+        verdict="no round",
         reason=row.reason[:FIRST_WORDS],
     )
 

@@ -242,7 +242,7 @@ def history_rows() -> list[dict]:
         },
         {
             "candidate": 3, "when": "2026-11-19T14:00:00+00:00", "data_hash": new, "state": "refused",
-            "new": ["find_order-and-set"], "gone": ["find_order"], "verdict": "made by hand",
+            "new": ["find_order-and-set"], "gone": ["find_order"], "verdict": "no round",
         },
         {
             "round": 4, "round_id": "r4", "candidate": 4, "after": 2, "when": "2026-11-20T04:20:00+00:00",

@@ -90,8 +90,10 @@ def test_the_history_tells_every_round_and_release_in_order(shop: Shop) -> None:
     assert rows["4"].told == "EnvironmentFault: all episodes were lost"
 
     assert blend.round_id is None
-    assert (rows["r3"].round, rows["r3"].verdict, rows["r3"].gone) == (None, "made by hand", ["a"])
+    assert (rows["r3"].round, rows["r3"].verdict, rows["r3"].gone) == (None, "no round", ["a"])
     assert rows["r3"].after is None  # it never was live
+
+    assert rows["r3"].told == "release 3 (candidate): renewed: b; gone: a (blended by hand)"
 
     # Told while the round still runs: its last stage is the report.
     assert (rows["5"].verdict, rows["5"].after, rows["5"].renewed) == ("promoted", 4, ["a"])
