@@ -42,8 +42,8 @@ def test(context: Context) -> TestResult:
     look = look_at(context, "test")
     measured = _measure(context, "test", sides, context.settings.evaluation.trials, context.settings.seed)
     if after is not None:
-        rate = measured["routed"].model_dump()
-        context.store.put([replace(after, evidence={**after.evidence, "test": rate})], replace=True)
+        evidence = {**after.evidence, "test": {"routed": measured["routed"].model_dump()}}
+        context.store.put([replace(after, evidence=evidence)], replace=True)
     return TestResult(**measured, release=after.number if after else 0, looks=look.number)
 
 
