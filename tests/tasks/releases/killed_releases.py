@@ -11,6 +11,7 @@ Prints one JSON object per scenario.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -187,15 +188,22 @@ def main(folder: Path, every: bool) -> None:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     tempfile.tempdir = str(folder)
     stage = Stage(folder, every)
-    # Everything is imported and MLflow's tables are made here, once; what is open is closed before the first fork.
+    # All that the attempts do is done here once: imported, MLflow's tables made, statements compiled. What is open is
+    # closed before the first fork.
     with stage.home() as home:
         first(home)
+    stage.save()
+    with stage.home() as home:
+        promote_newest(home)
         home.check()
+        roll_back(home)
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
 
     for engine in (*Models._engine_map.values(), *Runs._engine_map.values()):
         engine.dispose()
+    stage.restore()
+    gc.freeze()
     steps: tuple[tuple[str, Act, Act], ...] = (
         ("promotion of the first", nothing, promote_newest),
         ("promotion", second, promote_newest),
