@@ -86,7 +86,7 @@ def outcomes_of(store: Store, what: str, target: str) -> Outcomes:
 
     `target` is that of releases and adapters. A trial is told by its seed and number. `ConfigurationError` for a name
     that means none of these or several, `StoreError` for what is not stored or has no outcome."""
-    if found := re.fullmatch(r"(?:release@)?(\d{1,6})", what):
+    if found := re.fullmatch(r"(?:release@)?(\d{1,5})", what):
         number = int(found[1])
         return _stored(store, what, {"id": release_episodes(store, target, number)}, target)
     if found := re.fullmatch(r"(.+)@v(\d+)(?:-[0-9a-f]+)?", what):
