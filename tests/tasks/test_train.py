@@ -89,7 +89,10 @@ def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPa
 def opened(home: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     policy, renderer = model
     settings = load_settings(
-        profile="smoke", home=home, train=TRAIN | {"candidates": 3, "choosing": 6}, rollout={"max_tokens": 6, "temperature": 0.5}
+        profile="smoke",
+        home=home,
+        train=TRAIN | {"candidates": 3, "choosing": 6},
+        rollout={"max_tokens": 6, "temperature": 0.5},
     )
     context = open_context(settings)
     context.__dict__.update(
