@@ -4,7 +4,7 @@
     python -m benchmarks.choosing --seed 11 --most 1   # its first capability alone
 
 Each capability that is selected is trained. Printed are seconds of training and of choosing, the figures that the
-choice saw, and success of start, chosen and last checkpoint on the same 48 further seeds of the environment, on which
+choice saw, and success of start, chosen and last checkpoint on the same 32 further seeds of the environment, on which
 nothing was chosen.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from flows.cli.main import QUIET
 from settings import load_settings
 
-SEEDS = 48
+SEEDS = 32
 # Of the seeds that a home's rounds have, those of one that no home reaches.
 ROUND = 10_000
 

@@ -87,15 +87,17 @@ def test_one_scenario_a_step_cannot_tell() -> None:
     assert not misspecified([record(i, group(r, 0.0)) for i, r in enumerate([0.1, 0.3, 0.5])])
 
 
-def training(rng: random.Random, success: Callable[[int], float], near: Callable[[int], float]) -> list[StepRecord]:
-    """Four steps of three own groups of eight, as the laptop's: each scenario has a difficulty and a worth of its near
-    misses; `success` and `near` are by step."""
+def training(
+    rng: random.Random, success: Callable[[int], float], near: Callable[[int], float], own: int, spread: float
+) -> list[StepRecord]:
+    """Four steps of `own` groups of eight: each scenario has a difficulty and a worth of its near misses, which varies
+    by `spread`; `success` and `near` are by step."""
     records = []
     for step in range(4):
         groups = []
-        for _ in range(3):
+        for _ in range(own):
             logit = math.log(success(step) / (1 - success(step))) + rng.gauss(0, 1)
-            worth = min(0.49, max(0.0, near(step) + rng.gauss(0, 0.1)))
+            worth = min(0.49, max(0.0, near(step) + rng.gauss(0, spread)))
             wins = [rng.random() < 1 / (1 + math.exp(-logit)) for _ in range(8)]
             rewards = [1.0 if won else worth * (rng.random() < 0.7) for won in wins]
             groups.append(GroupFigures(True, 8, sum(wins), sum(rewards) / 8))
@@ -103,12 +105,12 @@ def training(rng: random.Random, success: Callable[[int], float], near: Callable
     return records
 
 
-def alarms(success: Callable[[int], float], near: Callable[[int], float]) -> float:
+def alarms(success: Callable[[int], float], near: Callable[[int], float], own: int = 3, spread: float = 0.1) -> float:
     """Share of 500 trainings that are called misspecified at any step."""
     rng = random.Random(5)
     found = 0
     for _ in range(500):
-        records = training(rng, success, near)
+        records = training(rng, success, near, own, spread)
         found += any(misspecified(records[:n]) for n in range(1, 5))
     return found / 500
 
@@ -116,5 +118,7 @@ def alarms(success: Callable[[int], float], near: Callable[[int], float]) -> flo
 def test_noise_and_learning_raise_no_alarm_and_near_misses_do() -> None:
     assert alarms(lambda step: 0.3, lambda step: 0.2) <= 0.01  # nothing changes
     assert alarms(lambda step: 0.05, lambda step: 0.2) <= 0.01
+    # Near misses of some scenarios are worth much and of others nothing: without the interval 7 % would be called.
+    assert alarms(lambda step: 0.02, lambda step: 0.25, own=2, spread=0.4) <= 0.03
     assert alarms(lambda step: (0.05, 0.1, 0.3, 0.6)[step], lambda step: 0.1 + 0.08 * step) <= 0.02
     assert alarms(lambda step: 0.02, lambda step: (0.0, 0.1, 0.45, 0.49)[step]) >= 0.75
