@@ -41,10 +41,9 @@ def run_gateway(
         h11_max_incomplete_event_size=64 << 10,
     )
     standing = app.gateway.fleet.standing()
-    number, problem = standing.serving.number, standing.problem
-    if problem:
-        print(f"{title(standing.wanted)} cannot be served: {problem}", flush=True)
-    what = f"release {number} of {settings.target}" if number else f"the base alone for {settings.target}"
+    what = f"{title(standing.serving.number)} of {settings.target}"
+    if standing.problem:  # the log has said why
+        what += f" ({title(standing.wanted)} cannot be served)"
     print(f"serving {what} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
     keep_loaded()
     uvicorn.Server(config).run()

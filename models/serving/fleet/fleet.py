@@ -166,7 +166,7 @@ class Fleet:
         with self._one:
             wanted = answered(self.releases.live)
             if identity(wanted) != self._seen:
-                return self._reconcile(wanted)
+                return self._reconcile(wanted, anew=False)
             with self._changed:
                 drained = [n for n, e in self._entries.items() if e.state is AdapterState.DRAINING and self._may_go(n)]
             changes: list[str] = []
@@ -174,12 +174,13 @@ class Fleet:
                 self._unload(drained, self._look(changes), changes)
             return changes
 
-    def _reconcile(self, wanted: ServedRelease | None) -> list[str]:
+    def _reconcile(self, wanted: ServedRelease | None, anew: bool = True) -> list[str]:
+        """`anew`: what is loaded and was proven is proven again too."""
         changes: list[str] = []
         loaded = self._look(changes)
         self._seen, problem = identity(wanted), ""
         another = self._seen != identity(self._release)
-        proven = set[str]()
+        proven = set[str]() if anew else self._proven(loaded)
         if another:
             problem = self._make_ready(wanted, loaded, changes, proven)
             if not problem:
@@ -207,6 +208,13 @@ class Fleet:
                 reasons.append(f"{name} is {entry.state}: {entry.reason}")
         return "; ".join(reasons)
 
+    def _proven(self, loaded: Loaded) -> set[str]:
+        """Names that all hosts that answer (at least one) have, and were proven with."""
+        hosts = set(loaded)
+        with self._changed:
+            known = [n for n, e in self._entries.items() if hosts and hosts <= set(e.proven)]
+        return {name for name in known if all(name in names for names in loaded.values())}
+
     def _swap(self, release: ServedRelease | None, changes: list[str]) -> None:
         """From here on requests enter `release`: its routes and its router, in one assignment."""
         after = Generation.of(release)
@@ -214,6 +222,9 @@ class Fleet:
             before, self._generation = self._generation, after
             for name in after.members.values():
                 entry = self._entries[name]
+                if entry.state is AdapterState.DRAINING:
+                    entry.reason = ""
+                    self._retired.pop(name, None)
                 entry.state, entry.live_since = AdapterState.LIVE, entry.live_since or after.since
         self._release = release
         changes.append(f"{title(after.number)} is served, before it {title(before.number)}")

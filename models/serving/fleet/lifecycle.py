@@ -55,8 +55,8 @@ class ServedAdapter:
 @runtime_checkable
 class AdapterFleet(Protocol):
     """Thread-safe. `reconcile` makes what is served equal to the release that is live and proves all of it again;
-    `follow` does so only when another release is live, and unloads what is drained. Both return what changed, one line
-    each; one runs at a time.
+    `follow` does so only when another release is live (or none was looked for yet), proves what was not proven before,
+    and unloads what is drained. Both return what changed, one line each; one runs at a time.
 
     `enter` is the generation that is served: it counts the request until `leave`, and what the generation holds stays
     loaded for as long. `acquire` is its adapter of a capability, counted until `leave` is told its name, or None when
@@ -75,7 +75,7 @@ class AdapterFleet(Protocol):
 
 
 class Reconciler:
-    """Reconciles at once and then every `seconds`, and follows the live release every `follow_seconds`, in a thread of
+    """Follows the live release at once and then every `follow_seconds`, and reconciles every `seconds`, in a thread of
     its own.
 
     A failure (database, registry or server away) is logged and tried again at the next turn: what is live stays live.
@@ -92,7 +92,7 @@ class Reconciler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; the first reconciliation runs in the thread."""
+        """Begin; all that it does runs in the thread."""
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
@@ -113,7 +113,7 @@ class Reconciler:
         self.stop()
 
     def _run(self) -> None:
-        due = 0.0
+        due = time.monotonic() + self.seconds
         while not self._stop.is_set():
             whole = time.monotonic() >= due
             try:

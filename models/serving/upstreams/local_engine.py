@@ -261,7 +261,8 @@ def _do(call: _Call) -> None:
 
 
 class EngineHost:
-    """The engine as a fleet's host (`models/serving/fleet/hosts.py`): loads and probes while no turn is in flight."""
+    """The engine as a fleet's host (`models/serving/fleet/hosts.py`). It loads between two forward passes, and
+    scores and unloads while no turn is in flight."""
 
     address = ""
 
@@ -269,11 +270,11 @@ class EngineHost:
         self._engine = engine
 
     def names(self) -> set[str]:
-        return self._alone(lambda policy: set(policy.adapters))
+        return self._engine.call(lambda: set(self._engine.policy.adapters)).result()
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         _, deltas = folder_deltas(folder)
-        self._alone(lambda policy: policy.load_deltas(name, digest, deltas))
+        self._engine.call(lambda: self._engine.policy.load_deltas(name, digest, deltas)).result()
 
     def unload(self, name: str) -> None:
         self._alone(lambda policy: policy.unload_adapter(name) if name in policy.adapters else None)

@@ -93,11 +93,33 @@ def test_a_release_that_is_live_again_before_it_was_drained_stays_loaded(stage: 
     assert held is not None
     stage.live(2, stage.two)
     assert stage.states()[held.name] == AdapterState.DRAINING
-    stage.live(1, stage.one)
+    calls = len(stage.stubs[0].bodies)
+    stage.shelf.wanted = ServedRelease(1, {"pay": stage.one})
+    stage.fleet.follow()
     assert (stage.answers(), stage.states()) == (held.name, {held.name: AdapterState.LIVE})
-    assert [c for c in stage.stubs[0].calls if "load_lora" in c].count("/v1/load_lora_adapter") == 2
+    assert len(stage.stubs[0].bodies) == calls, "it was proven, and its server still has it: the way back is short"
+    assert stage.stubs[0].calls.count("/v1/load_lora_adapter") == 2
+    assert stage.fleet.adapters()[0].reason == ""
     stage.fleet.leave(generation, held.name)
     assert stage.fleet.adapters()[0].in_flight == 0
+
+
+def test_what_a_server_lost_meanwhile_is_loaded_and_proven_again_before_a_swap(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    stage.take()
+    stage.live(2, stage.two)
+    stage.stubs[0].names.discard(stage.one.served_name)
+    calls = len(stage.stubs[0].bodies)
+    stage.shelf.wanted = ServedRelease(3, {"pay": stage.one})
+    stage.fleet.follow()
+    assert stage.answers() == stage.one.served_name
+    assert stage.one.served_name in stage.stubs[0].names
+    assert len(stage.stubs[0].bodies) > calls
+    # Where no server answers nothing is proven, whatever was known before.
+    stage.fleet.hosts = ()
+    stage.shelf.wanted = ServedRelease(4, {"pay": stage.two})
+    stage.fleet.follow()
+    assert (stage.fleet.standing().serving.number, stage.fleet.standing().wanted) == (3, 4)
 
 
 def test_a_replaced_version_lingers_for_other_gateways(stage: Stage) -> None:
