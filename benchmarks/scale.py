@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +34,6 @@ from tests.db.postgres_server import running_postgres
 
 PER_ROUND, BATCH, STEPS, CHECKS, TOKENS = 2000, 200, 5, 4, 200
 CAPABILITIES, RUNS, TASKS = 20, 10, 5000
-# What a database of a million trajectories must reach (seconds, GiB).
-LIMITS = {"selection": (60.0, 1.0), "status": (3.0, 1.0), "rounds": (3.0, 1.0), "report": (3.0, 1.0), "show": (3.0, 1.0)}
 
 
 def trajectories(begin: int, end: int, round_id: str) -> list[TrajectoryRow]:
@@ -97,19 +95,20 @@ def trajectories(begin: int, end: int, round_id: str) -> list[TrajectoryRow]:
     ]
 
 
-def fill(store: Store, begin: int, end: int) -> float:
-    """Store trajectories `begin` to `end`; step rows a second of the last tenth of `end`."""
-    spent, counted, since = 0.0, 0, end - end // 10
+def fill(store: Store, begin: int, end: int) -> tuple[float, float]:
+    """Store trajectories `begin` to `end`; wall and processor seconds a step row of the last tenth of `end`."""
+    spent, used, counted, since = 0.0, 0.0, 0, end - end // 10
     for first in range(begin, end, PER_ROUND):
         one = store.start_round("shop", "bench", first, "laptop", {"seed": first})
         for batch in range(first, min(first + PER_ROUND, end), BATCH):
             rows = trajectories(batch, min(batch + BATCH, first + PER_ROUND, end), one.id)
-            began = time.perf_counter()
+            began, clock = time.perf_counter(), time.process_time()
             store.add_trajectories(rows)
             if batch >= since:
-                spent, counted = spent + time.perf_counter() - began, counted + len(rows)
+                spent, used = spent + time.perf_counter() - began, used + time.process_time() - clock
+                counted += len(rows)
         store.finish_round(one.id, RoundState.DONE)
-    return counted * STEPS / spent
+    return spent / (counted * STEPS), used / (counted * STEPS)
 
 
 def contrast(store: Store) -> str:
@@ -131,7 +130,8 @@ def selection(store: Store) -> str:
 
     outcomes = store.trajectory_frame(None, columns=("id", "task_id", "success"), target="shop")
     outcomes = outcomes.rename(columns={"id": "trajectory_id", "success": "passed"})
-    labels = label_matrix(store.check_frames(target="shop"), outcomes, RUNS)
+    checks = store.check_frames(columns=("trajectory_id", "kind", "required", "passed"), target="shop")
+    labels = label_matrix(checks, outcomes, RUNS)
     chosen = select(labels, n=RUNS)
     return f"{sum(c.selected for c in chosen)} of {len(chosen)} selected, {labels.pairs * RUNS:,} labels"
 
@@ -155,7 +155,9 @@ def page(store: Store) -> str:
     latest = store.latest_round()
     assert latest is not None
     settings = load_settings()
-    figures = figures_of(StoredRound(store, latest), settings, load_target("shop"), PolicyIdentity("small", "", "", "", ""))
+    figures = figures_of(
+        StoredRound(store, latest), settings, load_target("shop"), PolicyIdentity("small", "", "", "", "")
+    )
     return f"{figures.tokens['total']:,} tokens, page of {len(render(figures)) // 1024} KiB"
 
 
@@ -166,12 +168,27 @@ READ: dict[str, Callable[[Store], str]] = {
 IMPORTED = {
     "selection": ("tasks.mining.checks_analyst", "tasks.mining.selection"),
     "contrast": ("tasks.mining.checks_analyst",),
-    "page": ("environments.targets.catalogue", "environments.targets.shop.target", "tasks.reporting.collect", "tasks.reporting.page"),
+    "page": (
+        "environments.targets.catalogue",
+        "environments.targets.shop.target",
+        "tasks.reporting.collect",
+        "tasks.reporting.page",
+    ),
 }
 
 
-def measured(command: list[str], environment: dict[str, str]) -> tuple[float, float, str]:
-    """Seconds, peak GiB and last line of a command."""
+@dataclass(frozen=True)
+class Figure:
+    """What one reading took: wall and processor seconds, peak GiB, and what it says."""
+
+    seconds: float
+    processor: float
+    peak: float
+    said: str = ""
+
+
+def measured(command: list[str], environment: dict[str, str]) -> Figure:
+    """A command, whole; `said` is its last line."""
     began = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -180,19 +197,21 @@ def measured(command: list[str], environment: dict[str, str]) -> tuple[float, fl
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return time.perf_counter() - began, used.ru_maxrss / 2**20, (said.strip().splitlines() or [""])[-1]
+    last = (said.strip().splitlines() or [""])[-1]
+    return Figure(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20, last)
 
 
-def read(url: str, home: Path, trajectory: str, show: Callable[[str, float, float, str], None]) -> None:
+def read(url: str, home: Path, trajectory: str) -> Iterator[tuple[str, Figure]]:
     """All figures of reading at the present size."""
     environment = {**os.environ, "TRACE_DATABASE": url, "TRACE_HOME": str(home)}
     for name in READ:
-        inside = measured([sys.executable, "-m", "benchmarks.scale", "--read", name], environment)
-        figures = json.loads(inside[2])
-        show(name, figures["seconds"], inside[1], figures["said"])
-    for name, *arguments in (["status"], ["rounds"], ["report"], ["show", trajectory], ["show", trajectory[:10]]):
-        seconds, peak, _ = measured([sys.executable, "-m", "flows.cli.main", name, *arguments], environment)
-        show(name if arguments != [trajectory[:10]] else "show by beginning", seconds, peak, "")
+        whole = measured([sys.executable, "-m", "benchmarks.scale", "--read", name], environment)
+        inside = json.loads(whole.said)
+        yield name, Figure(inside["seconds"], inside["processor"], whole.peak, inside["said"])
+    for arguments in (["status"], ["rounds"], ["report"], ["show", trajectory], ["show", trajectory[:10]]):
+        found = measured([sys.executable, "-m", "flows.cli.main", *arguments], environment)
+        beginning = " by beginning" if arguments[-1] == trajectory[:10] else ""
+        yield f"{arguments[0]}{beginning}", replace(found, said="")
 
 
 def read_one(name: str) -> None:
@@ -200,9 +219,10 @@ def read_one(name: str) -> None:
     for module in ("pandas", *IMPORTED.get(name, ())):  # before the clock
         importlib.import_module(module)
     with open_store(os.environ["TRACE_DATABASE"]) as store:
-        began = time.perf_counter()
+        began, clock = time.perf_counter(), time.process_time()
         said = READ[name](store)
-        print(json.dumps({"seconds": time.perf_counter() - began, "said": said}))
+        seconds, processor = time.perf_counter() - began, time.process_time() - clock
+        print(json.dumps({"seconds": seconds, "processor": processor, "said": said}))
 
 
 @contextlib.contextmanager
@@ -215,6 +235,25 @@ def database(given: str, folder: Path) -> Iterator[str]:
         yield given or f"sqlite:///{folder / 'trace.db'}"
 
 
+def figures() -> dict[str, float]:
+    """Processor time in a database of 50,000 as a multiple of that in one of 5,000: what grows with size."""
+    small, large, found = 5_000, 50_000, dict[str, list[float]]()
+    with tempfile.TemporaryDirectory(prefix="trace-scale-") as folder, open_store(f"sqlite:///{folder}/t.db") as store:
+        for begin, end in ((0, small), (small, large)):
+            fill(store, begin, end - PER_ROUND)
+            for name, work in {
+                "insert": lambda end=end: fill(store, end - PER_ROUND, end),
+                "a round read whole": lambda: walk(store),
+                "contrast of a round": lambda: contrast(store),
+                "selection": lambda: selection(store),
+            }.items():
+                began = time.process_time()
+                work()
+                found.setdefault(name, []).append(time.process_time() - began)
+    per = {"selection": large / small}  # it reads all there is: a trajectory's share
+    return {f"{name}, 50,000 / 5,000": times[1] / times[0] / per.get(name, 1) for name, times in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
@@ -224,7 +263,7 @@ def main() -> None:
     if options.read:
         read_one(options.read)
         return
-    seen: dict[str, list[tuple[int, float, float]]] = {}
+    seen: dict[str, list[tuple[int, Figure]]] = {}
     with tempfile.TemporaryDirectory(prefix="trace-scale-") as name, database(options.database, Path(name)) as url:
         folder, before = Path(name), 0
         for size in sorted(options.sizes):
@@ -232,26 +271,28 @@ def main() -> None:
                 if not before and store.rows(Round):
                     raise SystemExit(f"{store.url} holds rounds already; give an empty database")
                 began = time.perf_counter()
-                rate = fill(store, before, size)
-                print(f"{size:,} trajectories: {rate:,.0f} step rows/s ({time.perf_counter() - began:.0f} s)", flush=True)
+                wall, processor = fill(store, before, size)
+            took = time.perf_counter() - began
+            print(
+                f"{size:,} trajectories, {1 / wall:,.0f} step rows/s, {1 / processor:,.0f} a processor second", end=""
+            )
+            print(f" (filled in {took:.0f} s)\n  {'':<20} {'wall':>8} {'processor':>9} {'peak':>8}", flush=True)
             before = size
-            seen.setdefault("insert", []).append((size, 1 / rate, 0.0))
+            seen.setdefault("insert", []).append((size, Figure(wall, processor, 0.0)))
             middle = trajectories(size // 2, size // 2 + 1, "")[0].id
-
-            def show(name: str, seconds: float, peak: float, said: str, size: int = size) -> None:
-                seen.setdefault(name, []).append((size, seconds, peak))
-                print(f"  {name:<20} {seconds:8.2f} s {peak:6.2f} GiB  {said}", flush=True)
-
-            read(url, folder / "home", middle, show)
+            for what, f in read(url, folder / "home", middle):
+                seen.setdefault(what, []).append((size, f))
+                print(f"  {what:<20} {f.seconds:6.2f} s {f.processor:7.2f} s {f.peak:4.2f} GiB  {f.said}", flush=True)
             shutil.rmtree(folder / "home")
             used = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
             print(f"  {used / 2**20:,.0f} MiB in the folder" if used else "", flush=True)
-    print("exponents of time and memory:")
+    print("exponents of wall and processor time, and of memory:")
     for what, figures in seen.items():
         if len(figures) > 1:
-            (a, t0, m0), (b, t1, m1) = figures[-2:]
-            memory = f"{math.log(m1 / m0) / math.log(b / a):5.2f}" if m0 and m1 else ""
-            print(f"  {what:<20} {math.log(t1 / t0) / math.log(b / a):5.2f} {memory}")
+            (a, old), (b, new) = figures[-2:]
+            pairs = ((old.seconds, new.seconds), (old.processor, new.processor), (old.peak, new.peak))
+            grown = [f"{math.log(y / x) / math.log(b / a):6.2f}" if x and y else "" for x, y in pairs]
+            print(f"  {what:<20} {' '.join(grown)}")
 
 
 if __name__ == "__main__":

@@ -94,10 +94,14 @@ def check_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFra
     return _joined(parts, _order(equals, "trajectory_id", "idx"))
 
 
-def check_frames(connection: Connection, equals: Mapping[str, Any]) -> Iterator[pd.DataFrame]:
-    """The columns of `checks` as `check_frame` has them, in frames one after another and in no order."""
+def check_frames(
+    connection: Connection, equals: Mapping[str, Any], names: Sequence[str] | None = None
+) -> Iterator[pd.DataFrame]:
+    """The columns of `checks` (all, or those of `names`) as `check_frame` has them, in frames one after another and in
+    no order."""
+    columns = TABLES["checks"].columns
     for part in _parts(equals):
-        yield from _frames(connection, _checks(tuple(TABLES["checks"].columns), part))
+        yield from _frames(connection, _checks([columns[name] for name in names or columns.keys()], part))
 
 
 def _checks(columns: Sequence[Any], equals: Mapping[str, Any]) -> Select[Any]:
@@ -176,7 +180,12 @@ def _frames(connection: Connection, query: Select[Any]) -> Iterator[pd.DataFrame
 def _data_frame(rows: Sequence[Any], names: list[str]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(rows, columns=names)
+    # By columns: pandas asks each of SQLAlchemy's rows whether it is a dataclass, which costs more than to read it.
+    return pd.DataFrame(
+        {name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+        if rows
+        else {name: [] for name in names}
+    )
 
 
 def _joined(parts: list[pd.DataFrame], order: list[str]) -> pd.DataFrame:

@@ -198,11 +198,13 @@ class Store:
         with self._read() as connection:
             return queries.check_frame(connection, _of_round(round_id, equals))
 
-    def check_frames(self, round_id: str | None = None, **equals: Any) -> Iterator[pd.DataFrame]:
+    def check_frames(
+        self, round_id: str | None = None, *, columns: Sequence[str] | None = None, **equals: Any
+    ) -> Iterator[pd.DataFrame]:
         """The rows of `check_frame` in frames one after another, for more checks than fit in memory: the columns of
-        `checks` alone, in no order."""
+        `checks` alone, all or those named, in no order."""
         with self._read() as connection:
-            yield from queries.check_frames(connection, _of_round(round_id, equals))
+            yield from queries.check_frames(connection, _of_round(round_id, equals), columns)
 
     def step_frame(self, round_id: str | None = None, **equals: Any) -> pd.DataFrame:
         """One row a step; `equals` are columns of trajectories."""

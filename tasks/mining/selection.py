@@ -131,9 +131,7 @@ def _count_table(table: _Table) -> _Counted:
         keys = capability[lacking] * ids + table.trajectory[rows][lacking]
         votes += np.bincount(keys, minlength=len(votes)).astype(np.int32)
     cells = counts.reshape(runs, names, 3, 2)
-    return _Counted(
-        table.capabilities, table.trajectories, cells, table.seen, lambda c: votes[c * ids : (c + 1) * ids]
-    )
+    return _Counted(table.capabilities, table.trajectories, cells, table.seen, lambda c: votes[c * ids : (c + 1) * ids])
 
 
 @dataclass(frozen=True)
