@@ -61,8 +61,11 @@ def _logging() -> None:
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
-    from db import open_store
-    from settings import load_settings
+    from flows.cli.loading import loading
+
+    with loading():
+        from db import open_store
+        from settings import load_settings
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
