@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from errors import LabelError
 from tasks.mining.label_matrix import LabelMatrix
 from tasks.mining.labels import LABELS, LACKING, NA, PRESENT
 
-Checks = pd.DataFrame | Iterable[pd.DataFrame]
+Checks: TypeAlias = pd.DataFrame | Iterable[pd.DataFrame]
 
 
 @dataclass(frozen=True)
