@@ -62,8 +62,11 @@ def _logging() -> None:
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
-    from db import open_store
-    from settings import load_settings
+    from flows.cli.loading import loading
+
+    with loading():
+        from db import open_store
+        from settings import load_settings
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
@@ -73,13 +76,15 @@ def _ready(settings: Any, stage: str = "") -> Any:
     """The module of the flows, when all that can be checked is right: what is light before anything else, the rest
     while Prefect's server starts. The server is stopped when something is refused. `stage` is a stage to look up."""
     from flows.cli.early_server import start_early
+    from flows.cli.loading import loading
     from tasks.round.preflight import check_by_loading, check_without_loading
 
     check_without_loading(settings)
     server = start_early()
     try:
-        check_by_loading(settings)
-        import flows.improve as flow
+        with loading():
+            check_by_loading(settings)
+            import flows.improve as flow
 
         if stage:
             flow.check_name(stage)

@@ -36,6 +36,7 @@ from models.adapters.files import (
     checked_name,
     verify,
 )
+from models.adapters.tracking import make_database
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -256,8 +257,7 @@ class Registry:
         os.environ.update(_ENVIRONMENT)  # read by mlflow when it is imported
         from mlflow import MlflowClient
 
-        if self.tracking_uri.startswith("sqlite:"):
-            Path(self.tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        make_database(self.tracking_uri)
         return MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
 
     @contextmanager
