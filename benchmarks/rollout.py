@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from types import SimpleNamespace
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from environments.contract import Prompt
 from environments.targets.shop.target import target
 from models.local.base import embedded_folder, load_base
-from models.local.packed import PackedLinear
+from models.local.packed import Packed
 from models.policy import Request, Sampling
 
 
@@ -72,7 +73,7 @@ def layer_rows(model: Any, repeats: int = 30, rows: int = 48) -> dict[str, float
     figures = {}
     for dtype in (torch.float32, torch.bfloat16):
         w, x = weight.to(dtype), torch.randn(rows, weight.shape[1]).to(dtype)
-        packed = PackedLinear(w, None)
+        packed = Packed([SimpleNamespace(weight=w)])
         for name, call in (("plain", lambda w=w, x=x: F.linear(x, w)), ("arranged", lambda p=packed, x=x: p(x))):
             figures[f"{str(dtype).removeprefix('torch.')} {name}"] = 1e6 * min(seconds(call) for _ in range(repeats))
     return figures

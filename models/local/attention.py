@@ -19,9 +19,10 @@ NAME = "trace_shared_prefix"
 
 
 class SharedBatch(Protocol):
-    """What the attention function asks of the batch object of a forward pass."""
+    """What a forward pass asks of its batch: q (N, H, D), already scaled, k and v (N, Hkv, D) of N flat tokens ->
+    (N, H, D)."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor: ...
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
 
 
 def _interface(
@@ -35,8 +36,8 @@ def _interface(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (1, H, N, D), key and value (1, Hkv, N, D) for N flat tokens -> (1, N, H, D)."""
-    out = shared.attend(module.layer_idx, query[0], key[0], value[0], scaling)
-    return out.unsqueeze(0), None
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    return shared.attend(module.layer_idx, q * scaling, k, v).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _interface)
@@ -48,25 +49,27 @@ def attend_padded(
     values: torch.Tensor,
     hidden: torch.Tensor,
     prefix: tuple[torch.Tensor, torch.Tensor] | None,
-    scaling: float,
 ) -> torch.Tensor:
     """Grouped-query attention of padded rows.
 
-    q (R, H, L, D); keys, values (R, Hkv, T, D); hidden (R, L, T), True where a key is out of sight; prefix keys and
-    values (Hkv, P, D), seen by all. Returns (R, H, L, D).
+    q (R, H, L, D), already scaled; keys, values (R, Hkv, T, D); hidden (R, L, T), -inf where a key is out of sight
+    and 0 elsewhere; prefix keys and values (Hkv, P, D), seen by all. Returns (R, H, L, D).
     """
     rows, heads, length, dim = q.shape
     groups = keys.shape[1]
     q = q.reshape(rows, groups, -1, dim)  # (R, Hkv, G*L, D): query heads of a group share their keys
-    own = torch.matmul(q, keys.transpose(2, 3)).view(rows, groups, -1, length, keys.shape[2])
-    own = own.masked_fill(hidden[:, None, None], float("-inf")).view(rows, groups, q.shape[2], keys.shape[2])
+    own = torch.matmul(q, keys.transpose(2, 3))
+    if length == 1:
+        own = own.add_(hidden[:, None])
+    else:
+        parts = own.view(rows, groups, -1, length, keys.shape[2])
+        own = parts.add_(hidden[:, None, None]).view(rows, groups, q.shape[2], keys.shape[2])
     if prefix is None:
-        weights = torch.softmax(own * scaling, dim=-1)
-        return torch.matmul(weights, values).reshape(rows, heads, length, dim)
+        return torch.matmul(torch.softmax(own, dim=-1), values).reshape(rows, heads, length, dim)
     pk, pv = prefix
     flat = q.transpose(0, 1).reshape(groups, -1, dim)  # (Hkv, R*G*L, D): one product against the shared prefix
     common = torch.matmul(flat, pk.transpose(1, 2)).view(groups, rows, q.shape[2], -1).transpose(0, 1)
-    weights = torch.softmax(torch.cat([common, own], dim=-1) * scaling, dim=-1)
+    weights = torch.softmax(torch.cat([common, own], dim=-1), dim=-1)
     seen, rest = weights.split([pk.shape[1], keys.shape[2]], dim=-1)
     out = torch.matmul(rest, values)
     shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)

@@ -37,7 +37,7 @@ class _Suffixes:
     ) -> torch.Tensor:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
         q_RHTD, k_RHTD, v_RHTD = (self._padded(x_HND) for x_HND in (q_HND, k_HND, v_HND))
-        out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, scaling)
+        out_RHTD = attend_padded(q_RHTD * scaling, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
         heads, _, dim = q_HND.shape
         return out_RHTD.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.place_N]
 

@@ -82,8 +82,8 @@ def test_embedding_leaves_open_sessions_alone(embedded_model: Embedded) -> None:
     policy, renderer = embedded_model
     tasks, _ = drawn(range(1))
     given = openings(target().environment, renderer, tasks[:3])
-    name = next(iter(policy.twin.layers))
-    weight = policy.twin.layers[name].base
+    name = next(iter(policy.decoder.layers))
+    weight = policy.decoder.layers[name].base
     policy.load_deltas("loud", "0", {name: torch.full_like(weight, 0.01)})
 
     def answer(between: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
