@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 
 # Words of the vocabulary that are summed before the search: the search then looks into one such block only.
 BLOCK = 256
+# Rows at once: their logits stay in the processor's cache from the first pass over them to the last.
+ROWS = 8
 
 
 def draw(
@@ -18,28 +21,36 @@ def draw(
     `uniform` has one number in [0, 1) per row: the token at which the cumulative distribution passes it. None takes
     the likeliest one, and its log-probability is that of temperature 1.
     """
-    scale = torch.tensor([1 / t if t > 0 else 1.0 for t in temperatures], device=logits.device)
-    scaled = logits.float() if all(t == 1 or t <= 0 for t in temperatures) else logits * scale[:, None]
+    inverse = [1 / t if t > 0 else 1.0 for t in temperatures]
+    given = [0.0 if u is None else u for u in uniform]
+    numbers = torch.tensor([inverse, given], device=logits.device).T
+    greedy = torch.tensor([u is None for u in uniform], device=logits.device)
+    found = [_draw(*part) for part in zip(logits.split(ROWS), numbers.split(ROWS), greedy.split(ROWS), strict=True)]
+    chosen, logprobs = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return chosen.tolist(), logprobs.tolist()
+
+
+def _draw(
+    logits: torch.Tensor, numbers: torch.Tensor, greedy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and log-probabilities of a few rows; `numbers` are 1 / temperature and the uniform number of each."""
+    scaled = logits.to(torch.float32, copy=True).mul_(numbers[:, :1])
     most, likeliest = scaled.max(dim=-1)
-    weights = torch.exp(scaled - most[:, None])
-    rows, words = weights.shape
+    rows, words = scaled.shape
     blocks = -(-words // BLOCK)
     if blocks * BLOCK != words:
-        weights = torch.nn.functional.pad(weights, (0, blocks * BLOCK - words))
-    weights = weights.view(rows, blocks, BLOCK)
+        scaled = F.pad(scaled, (0, blocks * BLOCK - words), value=float("-inf"))
+    every = torch.arange(rows, device=logits.device)
+    weights = scaled.sub_(most[:, None]).exp_().view(rows, blocks, BLOCK)
     upto = weights.sum(dim=-1).cumsum_(dim=-1)
     total = upto[:, -1]
-    given = torch.tensor([0.0 if u is None else u for u in uniform], device=logits.device)
-    wanted = given * total
+    wanted = numbers[:, 1] * total
     block = torch.searchsorted(upto, wanted[:, None], right=True)[:, 0].clamp_(max=blocks - 1)
-    every = torch.arange(rows, device=logits.device)
-    before = torch.where(block > 0, upto[every, (block - 1).clamp_(min=0)], 0.0)
+    before = torch.where(block > 0, upto[every, (block - 1).clamp(min=0)], 0.0)
     inside = weights[every, block].cumsum(dim=-1)
-    # A sum over the block and its cumulative sum round differently: the search ends at the block's last likely word.
     at = torch.searchsorted(inside, (wanted - before).clamp_(min=0)[:, None], right=True)[:, 0]
+    # A block's sum and its cumulative sum round differently: the search ends at the last word that has any weight.
     last = (inside < inside[:, -1:]).sum(dim=-1)
     picked = block * BLOCK + torch.minimum(at, last)
-    greedy = torch.tensor([u is None for u in uniform], device=logits.device)
     chosen = torch.where(greedy, likeliest, picked)
-    logprobs = scaled[every, chosen] - most - total.log()
-    return chosen.tolist(), logprobs.tolist()
+    return chosen, (weights.view(rows, -1)[every, chosen] / total).log()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from models.local.attention import attend_padded
+from models.local.attention import PrefixWeights, attend_decoding, attend_padded
 from models.policy import Request
 
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
@@ -58,16 +58,14 @@ def _zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 class PrefixPass:
-    """Forward pass of one sequence whose keys and values become a shared prefix: one (Hkv, P, D) tensor per layer."""
+    """Forward pass of one sequence whose keys and values become a shared prefix."""
 
     def __init__(self) -> None:
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
+        self.layers: list[PrefixWeights] = []
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))
-        self.k.append(k)
-        self.v.append(v)
+        self.layers.append(PrefixWeights(k, v))
         n, parts = q.shape[1], []
         # In blocks of queries: the scores of a prefix of 6,000 tokens at once would take gigabytes.
         for start in range(0, n, QUERIES_AT_ONCE):
@@ -106,13 +104,15 @@ class _Rows:
         reach[place] = starts[:, None] + np.arange(self.width)
         blocked = torch.from_numpy(np.arange(self.total) > reach[:, :, None])
         self.hidden = torch.zeros(blocked.shape, dtype=cache.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT).to(device)
+        if self.width == 1:
+            self.hidden = self.hidden.repeat_interleave(cache.heads, dim=0)
 
     def attend(
         self,
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        prefix: tuple[torch.Tensor, torch.Tensor] | None,
+        prefix: PrefixWeights | None,
     ) -> torch.Tensor:
         """q (n, H, D) of these rows' tokens, keys and values (slots, Hkv, T, D) of all -> (n, H, D)."""
         keys, values = keys[:, :, : self.total], values[:, :, : self.total]
@@ -123,8 +123,11 @@ class _Rows:
         heads, dim = q.shape[1:]
         if not self.whole:
             q = q.new_zeros(self.padded * self.width, heads, dim).index_copy_(0, self.at, q)
-        padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
-        out = attend_padded(padded, keys, values, self.hidden, prefix).transpose(1, 2).reshape(-1, heads, dim)
+        if self.width == 1:
+            out = attend_decoding(q, keys, values, self.hidden, prefix)
+        else:
+            padded, before = q.view(self.padded, self.width, heads, dim).transpose(1, 2), prefix and (prefix.k, prefix.v)
+            out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 
 
@@ -162,7 +165,7 @@ class RowsPass:
         dim = k.shape[-1]
         keys.view(-1, dim).index_copy_(0, self.at, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.at, v.reshape(-1, dim))
-        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
+        prefix = self.prefix.layers[layer] if self.prefix else None
         if len(self.parts) == 1:
             return self.parts[0].attend(q, keys, values, prefix)
         out = torch.empty_like(q)
