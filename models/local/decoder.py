@@ -115,11 +115,26 @@ class FusedDecoder:
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
     ) -> torch.Tensor:
         x = F.embedding(ids_N, self.embedding)
-        cos, sin = self.rotation(x, positions_N)
+        rotation = self.rotation(x, positions_N)
+        if mean is None:
+            x = self.through(range(len(self._stack)), x, rotation, batch)
+            return F.rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
+        first, last = mean
+        x = self.through(range(first), x, rotation, batch)
+        total = x.float()
+        for index in range(first, last):
+            x = self.through(range(index, index + 1), x, rotation, batch)
+            total += x
+        return total / (last - first + 1)
+
+    def through(
+        self, layers: range, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: SharedBatch
+    ) -> torch.Tensor:
+        """The stream (N, hidden) after some layers in a row, from that before them. Not differentiable."""
+        cos, (low, high) = rotation[0], rotation[1].chunk(2, dim=-1)
         half, turned, shape = self.dim // 2, self.heads + self.groups, x.shape[-1:]
-        low, high = sin[..., :half], sin[..., half:]
-        total: torch.Tensor | None = None
-        for index, layer in enumerate(self._stack):
+        for index in layers:
+            layer = self._stack[index]
             normed = F.rms_norm(x, shape, layer.norms[0], self.epsilon)
             qkv = layer.qkv(normed).view(len(x), -1, self.dim)
             plain = qkv[:, :turned]
@@ -130,11 +145,7 @@ class FusedDecoder:
             x = layer.o.plus(seen.reshape(len(x), -1), x)
             normed = F.rms_norm(x, shape, layer.norms[1], self.epsilon)
             x = layer.down.plus(layer.up.times(normed, layer.gate.silu(normed)), x)
-            if mean and mean[0] <= index + 1:
-                total = x.float() if total is None else total + x.float()
-                if index + 1 == mean[1]:
-                    return total / (mean[1] - mean[0] + 1)
-        return F.rms_norm(x, shape, self.norm, self.epsilon)
+        return x
 
 
 class PlainDecoder:

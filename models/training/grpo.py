@@ -103,6 +103,11 @@ class Rollouts:
         self.seconds = 0.0
         self.environment_seconds = 0.0
 
+    @property
+    def decoder(self) -> Any:
+        """The sampler's decoder on the model that is trained; None when servers sample."""
+        return getattr(self.actor.policy, "decoder", None)
+
     def seeds(self, step: int, collection: int) -> list[int]:
         """Scenario seeds of a step's groups: never used twice, nor by calibration (which counts down from -1)."""
         first = ((self.settings.seed % 1000) * 1_000 + step) * self.settings.collections * self.settings.groups
