@@ -107,9 +107,7 @@ def _int8(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 @torch.inference_mode()
-def products(
-    shapes: tuple[tuple[int, int], ...], copies: int, rows: int, kind: str, clock: Clock
-) -> dict[str, float]:
+def products(shapes: tuple[tuple[int, int], ...], copies: int, rows: int, kind: str, clock: Clock) -> dict[str, float]:
     """Seconds of `copies` times the products of `shapes` with `rows` rows, by arrangement; `kind` is a dtype's name."""
     dtype = torch.float32 if kind == "int8" else getattr(torch, kind)
     inputs = {width: torch.randn(rows, width).to(dtype) for _, width in shapes}

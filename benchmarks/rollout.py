@@ -3,10 +3,10 @@
     python -m benchmarks.rollout [--episodes 144] [--rows 48] [--tokens 32] [--dtype auto] [--clock wall|processor]
 
 First whole episodes of the shop, played as a round plays them: `--rows` in flight, several turns each, environment and
-tails included. Their time is held against the floor of exactly the tokens that were computed, in the model's own dtype
-and in fp32, measured before and after in the same run (`benchmarks/floor.py`). Then one turn each of the same prompts
-by this project's sampler and by plain `model.generate`, in one batch that is padded on the left, at the same temperature
-and number of tokens, with no end of turn. Exits with 1 when the episodes take more than 1.4 times the fp32 floor or the
+tails included. Their time is held against the floor of exactly the tokens that were computed, in the model's own
+dtype and in fp32, measured before and after in the same run (`benchmarks/floor.py`). Then one turn each of the same
+prompts by this project's sampler and by plain `model.generate`, in one batch that is padded on the left, at the same
+temperature and number of tokens, with no end of turn. Exits with 1 when the episodes take more than 1.4 times the fp32 floor or the
 sampler is less than 8 times as fast as `generate`.
 """
 
@@ -125,7 +125,9 @@ def main() -> None:
         generate(plain, rows, given.tokens, base.renderer.end_id)
         times["generate"].append(clock() - began)
     total = given.tokens * len(rows)
-    print(f"{len(rows)} prompts of {sum(map(len, rows)) // len(rows)} ids ({shared} shared), {given.tokens} tokens each:")
+    print(
+        f"{len(rows)} prompts of {sum(map(len, rows)) // len(rows)} ids ({shared} shared), {given.tokens} tokens each:"
+    )
     for name, found in times.items():
         print(f"{name:9} {total / min(found):8.0f} tokens/s")
     faster = min(times["generate"]) / min(times["sampler"])

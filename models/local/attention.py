@@ -90,19 +90,18 @@ class PrefixWeights:
             self._k = [arrange(head) for head in k]
             self._v = [arrange(head.t()) for head in v]
 
-    def scores(self, group: int, q: torch.Tensor) -> torch.Tensor:
-        """q (N, D) of the queries of one group -> (N, P)."""
-        if not self.arranged:
-            return q @ self.k[group].t()
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(q, self._k[group], None, "none", [], "")
-        return out
+    def scores(self, q: torch.Tensor) -> torch.Tensor:
+        """q (Hkv, N, D) -> (Hkv, N, P)."""
+        return self._times(q, self._k) if self.arranged else torch.bmm(q, self.k.transpose(1, 2))
 
-    def mixed(self, group: int, weights: torch.Tensor) -> torch.Tensor:
-        """weights (N, P) -> (N, D)."""
-        if not self.arranged:
-            return weights @ self.v[group]
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(weights, self._v[group], None, "none", [], "")
-        return out
+    def mixed(self, weights: torch.Tensor) -> torch.Tensor:
+        """weights (Hkv, N, P) -> (Hkv, N, D)."""
+        return self._times(weights, self._v) if self.arranged else torch.bmm(weights, self.v)
+
+    @staticmethod
+    def _times(x: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return torch.stack([multiply(part, m, None, "none", [], "") for part, m in zip(x, matrices, strict=True)])
 
 
 def attend_decoding(
@@ -127,11 +126,8 @@ def attend_decoding(
     size = prefix.k.shape[1]
     by_group = own.view(rows, groups, -1, length).transpose(0, 1).reshape(groups, -1, length)
     flat = each.view(rows, groups, -1, dim).transpose(0, 1).reshape(groups, -1, dim)  # (Hkv, R*G, D)
-    out, rest = torch.empty_like(flat), torch.empty_like(by_group)
-    for group in range(groups):
-        weights = torch.softmax(torch.cat([prefix.scores(group, flat[group]), by_group[group]], dim=-1), dim=-1)
-        out[group] = prefix.mixed(group, weights[:, :size])
-        rest[group] = weights[:, size:]
+    weights = torch.softmax(torch.cat([prefix.scores(flat), by_group], dim=-1), dim=-1)
+    out, rest = prefix.mixed(weights[..., :size]), weights[..., size:]
     split = rest.view(groups, rows, -1, length).transpose(0, 1).reshape(rows * groups, -1, length)
     mixed = torch.bmm(split, values).view(rows, groups, -1, dim)
     return mixed.add_(out.view(groups, rows, -1, dim).transpose(0, 1)).view(rows, heads, dim)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from models.local.attention import SharedBatch
 from models.local.layer_mean import LayerMean

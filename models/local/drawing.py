@@ -30,9 +30,7 @@ def draw(
     return chosen.tolist(), logprobs.tolist()
 
 
-def _draw(
-    logits: torch.Tensor, numbers: torch.Tensor, greedy: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw(logits: torch.Tensor, numbers: torch.Tensor, greedy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and log-probabilities of a few rows; `numbers` are 1 / temperature and the uniform number of each."""
     scaled = logits.to(torch.float32, copy=True).mul_(numbers[:, :1])
     most, likeliest = scaled.max(dim=-1)
@@ -45,11 +43,12 @@ def _draw(
     upto = weights.sum(dim=-1).cumsum_(dim=-1)
     total = upto[:, -1]
     wanted = numbers[:, 1] * total
-    block = torch.searchsorted(upto, wanted[:, None], right=True)[:, 0].clamp_(max=blocks - 1)
+    # A number that rounds to 1 passes the end: the search ends at the last block, and in it the last word, with weight.
+    block = torch.searchsorted(upto, wanted[:, None], right=True)[:, 0]
+    block = torch.minimum(block, (upto < total[:, None]).sum(dim=-1))
     before = torch.where(block > 0, upto[every, (block - 1).clamp(min=0)], 0.0)
     inside = weights[every, block].cumsum(dim=-1)
     at = torch.searchsorted(inside, (wanted - before).clamp_(min=0)[:, None], right=True)[:, 0]
-    # A block's sum and its cumulative sum round differently: the search ends at the last word that has any weight.
     last = (inside < inside[:, -1:]).sum(dim=-1)
     picked = block * BLOCK + torch.minimum(at, last)
     chosen = torch.where(greedy, likeliest, picked)

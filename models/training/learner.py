@@ -262,10 +262,9 @@ class PlainLearner:
         self.work.trained_forward += len(ids_N) * layers
         if torch.is_grad_enabled():
             self.work.trained_backward += len(ids_N) * layers
-        out = self.causal.model(
-            input_ids=ids_N[None], position_ids=positions_N[None], use_cache=False, shared=batch
-        ).last_hidden_state[0]
-        return out  # type: ignore[no-any-return]
+        call = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False, "shared": batch}
+        hidden: torch.Tensor = self.causal.model(**call).last_hidden_state[0]
+        return hidden
 
     def score(
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
@@ -280,5 +279,3 @@ class _Plain(_Matrix):
 
     def __init__(self, head: Any) -> None:
         self.weight, self.bias, self.arranged, self._turned = head.weight.detach(), head.bias, False, None
-
-

@@ -31,6 +31,7 @@ from models.training.grpo import (
     misspecified,
     train_adapter,
 )
+from models.training.learner import FusedLearner, make_learner
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -122,9 +123,13 @@ def lora(policy: Any) -> Any:
     return peft
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("shared", "batches"), [(0, 1), (9, 1), (9, 2)])
-def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any, shared: int, batches: int) -> None:
-    """Also when the rows come in micro-batches after a prefix that is passed through once."""
+def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(
+    tiny_model: Any, shared: int, batches: int, fused: bool
+) -> None:
+    """Also when the rows come in micro-batches after a prefix that is passed through once; through transformers and
+    PEFT, and through the layers' own pass."""
     policy, _ = tiny_model
     twin = plain_twin(policy)
     peft = lora(policy)
@@ -134,6 +139,10 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     rows = [random_ids(50, 9)[:shared] + random_ids(seed, 8 + 3 * seed) for seed in range(4)]
     wanted = [[p for p in range(shared + 2, len(row)) if p % 2] for row in rows]
     causal, got = peft.get_base_model(), []
+    if fused:
+        causal = make_learner(causal, policy.decoder)
+        assert isinstance(causal, FusedLearner)
+        assert causal.frozen == 1  # SMALL adapts the upper two of three layers
     prefix = StepPrefix(causal, rows[0][:shared]) if batches > 1 else None
     for first in range(0, 4, 4 // batches):
         part = slice(first, first + 4 // batches)
@@ -159,6 +168,24 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
             assert torch.allclose(parameter.grad, expected_gradients[name], atol=1e-3, rtol=1e-3), name
             compared += int(parameter.grad.abs().sum() > 0)
     assert compared > 10
+
+
+def test_a_disabled_adapter_leaves_the_base(tiny_model: Any) -> None:
+    """KL to the base is measured so."""
+    policy, _ = tiny_model
+    row, twin = random_ids(3, 12), plain_twin(policy)
+    peft = lora(policy)
+    learner = make_learner(peft.get_base_model(), policy.decoder)
+    with torch.no_grad():
+        expected = torch.log_softmax(twin(torch.tensor([row])).logits[0].float(), -1)[range(3, 11), row[4:]]
+        with peft.disable_adapter():
+            ((base, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+        ((adapted, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+    assert torch.allclose(base, expected, atol=1e-4)
+    assert (adapted - base).abs().max() > 1e-2
+    assert learner.work.trained_forward == 2 * 3 * 11  # both passes: three layers, prefix and the nine tokens after it
+    assert learner.work.trained_backward == 0
+    assert learner.work.trained_heads == 16
 
 
 def record(step: int, reward: float, success: float, loss: float = 0.1) -> StepRecord:
@@ -263,7 +290,7 @@ def test_work_that_is_left_out_changes_no_gradient(
         records: list[StepRecord] = []
         if name == "plain":
             monkeypatch.setattr("models.training.trl_trainer.NO_ADVANTAGE", -1.0)
-            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda causal, ids: None)
+            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda learner, ids: None)
         result = train_adapter(Source(Half), LocalActor(policy), renderer, settings, tmp_path / name, records.append)
         found.append((records[0], exported(result.folder, tmp_path / f"{name}.exported")[1]))
     (quick, deltas), (plain, expected) = found
