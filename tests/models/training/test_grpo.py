@@ -22,10 +22,24 @@ from models.episodes import Trajectory
 from models.training.actors import LocalActor
 from models.training.checkpoints import last_whole_checkpoint
 from models.training.forward import StepPrefix, token_logprobs
+<<<<<<< HEAD
 from models.training.grpo import train_adapter
 from models.training.lora import lora_config
 from models.training.records import StepRecord, TrainingSettings
 from models.training.rollouts import group_advantages
+=======
+from models.training.grpo import (
+    COMPLETE,
+    StepRecord,
+    TrainingSettings,
+    group_advantages,
+    last_whole_checkpoint,
+    lora_config,
+    misspecified,
+    train_adapter,
+)
+from models.training.learner import FusedLearner, make_learner
+>>>>>>> sampler
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -120,9 +134,13 @@ def lora(policy: Any) -> Any:
     return peft
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("shared", "batches"), [(0, 1), (9, 1), (9, 2)])
-def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any, shared: int, batches: int) -> None:
-    """Also when the rows come in micro-batches after a prefix that is passed through once."""
+def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(
+    tiny_model: Any, shared: int, batches: int, fused: bool
+) -> None:
+    """Also when the rows come in micro-batches after a prefix that is passed through once; through transformers and
+    PEFT, and through the layers' own pass."""
     policy, _ = tiny_model
     twin = plain_twin(policy)
     peft = lora(policy)
@@ -132,6 +150,10 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     rows = [random_ids(50, 9)[:shared] + random_ids(seed, 8 + 3 * seed) for seed in range(4)]
     wanted = [[p for p in range(shared + 2, len(row)) if p % 2] for row in rows]
     causal, got = peft.get_base_model(), []
+    if fused:
+        causal = make_learner(causal, policy.decoder)
+        assert isinstance(causal, FusedLearner)
+        assert causal.frozen == 1  # SMALL adapts the upper two of three layers
     prefix = StepPrefix(causal, rows[0][:shared]) if batches > 1 else None
     for first in range(0, 4, 4 // batches):
         part = slice(first, first + 4 // batches)
@@ -159,6 +181,51 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     assert compared > 10
 
 
+<<<<<<< HEAD
+=======
+def test_a_disabled_adapter_leaves_the_base(tiny_model: Any) -> None:
+    """KL to the base is measured so."""
+    policy, _ = tiny_model
+    row, twin = random_ids(3, 12), plain_twin(policy)
+    peft = lora(policy)
+    learner = make_learner(peft.get_base_model(), policy.decoder)
+    with torch.no_grad():
+        expected = torch.log_softmax(twin(torch.tensor([row])).logits[0].float(), -1)[range(3, 11), row[4:]]
+        with peft.disable_adapter():
+            ((base, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+        ((adapted, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+    assert torch.allclose(base, expected, atol=1e-4)
+    assert (adapted - base).abs().max() > 1e-2
+    assert learner.work.trained_forward == 2 * 3 * 11  # both passes: three layers, prefix and the nine tokens after it
+    assert learner.work.trained_backward == 0
+    assert learner.work.trained_heads == 16
+
+
+def record(step: int, reward: float, success: float, loss: float = 0.1) -> StepRecord:
+    return StepRecord(step, reward, success, loss, 0.0, 0.0, 0.0, 1.0)
+
+
+def test_misspecified_rewards_are_named() -> None:
+    rewards = [0.2, 0.25, 0.3, 0.6, 0.7, 0.8]
+    apart = [record(i, r, 0.1) for i, r in enumerate(rewards)]
+    together = [record(i, r, r - 0.1) for i, r in enumerate(rewards)]
+    assert misspecified(apart).startswith("reward-misspecified")
+    assert not misspecified(together)
+    assert not misspecified(apart[:5])  # too few steps to tell
+    assert not misspecified([record(i, 0.3, 0.1) for i in range(9)])
+
+
+def test_checkpoints_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
+    assert last_whole_checkpoint(tmp_path) is None
+    for step in (1, 2, 9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    records = [record(1, 0.5, 0.5)]
+    for step in (1, 9):
+        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text(json.dumps([asdict(r) for r in records]))
+    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-9", records)
+
+
+>>>>>>> sampler
 def weights(policy: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 
@@ -237,7 +304,7 @@ def test_work_that_is_left_out_changes_no_gradient(
         records: list[StepRecord] = []
         if name == "plain":
             monkeypatch.setattr("models.training.trl_trainer.NO_ADVANTAGE", -1.0)
-            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda causal, ids: None)
+            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda learner, ids: None)
         result = train_adapter(Source(Half), LocalActor(policy), renderer, settings, tmp_path / name, records.append)
         found.append((records[0], exported(result.folder, tmp_path / f"{name}.exported")[1]))
     (quick, deltas), (plain, expected) = found
