@@ -110,6 +110,11 @@ class Rollouts:
     def _scenario(self, step: int, place: int) -> TargetTask:
         return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
 
+    @property
+    def decoder(self) -> Any:
+        """The sampler's decoder on the model that is trained; None when servers sample."""
+        return getattr(self.actor.policy, "decoder", None)
+
     def collect(self, step: int) -> list[Trajectory]:
         """At most G x K trajectories, group by group, each once.
 

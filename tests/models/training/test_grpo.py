@@ -22,24 +22,11 @@ from models.episodes import Trajectory
 from models.training.actors import LocalActor
 from models.training.checkpoints import last_whole_checkpoint
 from models.training.forward import StepPrefix, token_logprobs
-<<<<<<< HEAD
 from models.training.grpo import train_adapter
+from models.training.learner import FusedLearner, make_learner
 from models.training.lora import lora_config
 from models.training.records import StepRecord, TrainingSettings
 from models.training.rollouts import group_advantages
-=======
-from models.training.grpo import (
-    COMPLETE,
-    StepRecord,
-    TrainingSettings,
-    group_advantages,
-    last_whole_checkpoint,
-    lora_config,
-    misspecified,
-    train_adapter,
-)
-from models.training.learner import FusedLearner, make_learner
->>>>>>> sampler
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -181,8 +168,6 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(
     assert compared > 10
 
 
-<<<<<<< HEAD
-=======
 def test_a_disabled_adapter_leaves_the_base(tiny_model: Any) -> None:
     """KL to the base is measured so."""
     policy, _ = tiny_model
@@ -201,31 +186,6 @@ def test_a_disabled_adapter_leaves_the_base(tiny_model: Any) -> None:
     assert learner.work.trained_heads == 16
 
 
-def record(step: int, reward: float, success: float, loss: float = 0.1) -> StepRecord:
-    return StepRecord(step, reward, success, loss, 0.0, 0.0, 0.0, 1.0)
-
-
-def test_misspecified_rewards_are_named() -> None:
-    rewards = [0.2, 0.25, 0.3, 0.6, 0.7, 0.8]
-    apart = [record(i, r, 0.1) for i, r in enumerate(rewards)]
-    together = [record(i, r, r - 0.1) for i, r in enumerate(rewards)]
-    assert misspecified(apart).startswith("reward-misspecified")
-    assert not misspecified(together)
-    assert not misspecified(apart[:5])  # too few steps to tell
-    assert not misspecified([record(i, 0.3, 0.1) for i in range(9)])
-
-
-def test_checkpoints_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
-    assert last_whole_checkpoint(tmp_path) is None
-    for step in (1, 2, 9, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    records = [record(1, 0.5, 0.5)]
-    for step in (1, 9):
-        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text(json.dumps([asdict(r) for r in records]))
-    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-9", records)
-
-
->>>>>>> sampler
 def weights(policy: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
 
