@@ -334,6 +334,8 @@ def test_the_local_model_is_a_host_like_a_server(stage: Stage, tiny_model: Any, 
         folder = make_adapter(policy.model, tmp_path / "strong", size=2.0, layers=(1, 2))
         host.load("probe", adapter_digest(folder), folder)
         taken = take_fingerprint(host, IDS, "probe")
+        assert host.score(IDS, 4) == host.score(IDS, 4) == policy.score(IDS, 4)
+        assert host.score(IDS, 4, "probe") != host.score(IDS, 4)
         host.unload("probe")
         stage.fleet.hosts = (host,)
         good = stage.shelf.add(folder, "ship", 1, **{TAG: taken.text()})
