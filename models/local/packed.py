@@ -44,8 +44,8 @@ class Packed:
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.bases: list[torch.Tensor] = [module.weight.detach() for module in modules]
-        biases = [getattr(module, "bias", None) for module in modules]
-        self.bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        biases = [module.bias.detach() for module in modules if getattr(module, "bias", None) is not None]
+        self.bias = torch.cat(biases) if biases else None
         self.arranged = can_arrange(self.bases[0])
         self.deltas: dict[int, torch.Tensor] = {}
         self._weight: torch.Tensor | None = None
