@@ -6,8 +6,8 @@ First whole episodes of the shop, played as a round plays them: `--rows` in flig
 tails included. Their time is held against the floor of exactly the tokens that were computed, in the model's own
 dtype and in fp32, measured before and after in the same run (`benchmarks/floor.py`). Then one turn each of the same
 prompts by this project's sampler and by plain `model.generate`, in one batch that is padded on the left, at the same
-temperature and number of tokens, with no end of turn. Exits with 1 when the episodes take more than 1.4 times the fp32 floor or the
-sampler is less than 8 times as fast as `generate`.
+temperature and number of tokens, with no end of turn. Exits with 1 when the episodes take more than 1.4 times the fp32
+floor or the sampler is less than 8 times as fast as `generate`.
 """
 
 from __future__ import annotations

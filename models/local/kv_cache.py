@@ -126,10 +126,8 @@ class _Rows:
         if self.width == 1:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
-            padded, before = (
-                q.view(self.padded, self.width, heads, dim).transpose(1, 2),
-                prefix and (prefix.k, prefix.v),
-            )
+            padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
+            before = (prefix.k, prefix.v) if prefix is not None else None
             out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 

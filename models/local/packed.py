@@ -44,8 +44,8 @@ class Packed:
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.bases: list[torch.Tensor] = [module.weight.detach() for module in modules]
-        biases = [getattr(module, "bias", None) for module in modules]
-        self.bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        biases = [b.detach() for b in (getattr(module, "bias", None) for module in modules) if b is not None]
+        self.bias = torch.cat(biases) if biases else None  # of layers that read the same input, all have one or none
         self.arranged = can_arrange(self.bases[0])
         self.deltas: dict[int, torch.Tensor] = {}
         self._weight: torch.Tensor | None = None
