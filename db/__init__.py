@@ -3,13 +3,18 @@
 from db.ledger import Stage
 from db.rows import (
     AdapterRow,
+    BarredRow,
     CalibrationRow,
     CapabilityRow,
     CheckRow,
     ConversationRow,
+    DrawnTaskRow,
     EnvironmentRow,
     EvaluationRow,
+    GatePlanRow,
     LabelRow,
+    LookRow,
+    ReleaseRow,
     ReplyRow,
     Round,
     RouteRow,
@@ -24,19 +29,25 @@ from db.rows import (
 )
 from db.store import Store, open_store
 from db.values.ids import row_id
-from db.values.states import AdapterState, EnvironmentState, RoundState, StageState
+from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, StageState
 
 __all__ = [
     "AdapterRow",
     "AdapterState",
+    "BarredRow",
     "CalibrationRow",
     "CapabilityRow",
     "CheckRow",
     "ConversationRow",
+    "DrawnTaskRow",
     "EnvironmentRow",
     "EnvironmentState",
     "EvaluationRow",
+    "GatePlanRow",
     "LabelRow",
+    "LookRow",
+    "ReleaseRow",
+    "ReleaseState",
     "ReplyRow",
     "Round",
     "RoundState",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, CursorResult, Select, Table, func, select, text
 
-from db.rows import AdapterRow, CapabilityRow, EnvironmentRow, EvaluationRow, Round, TrajectoryRow, row_from
+from db.rows import AdapterRow, CapabilityRow, EnvironmentRow, EvaluationRow, ReleaseRow, Round, TrajectoryRow, row_from
 from db.rows.contract import AnyRow
 from db.rows.trajectories import BLOBS, trajectory_from
 from db.schema import TABLES
@@ -27,6 +27,7 @@ _BY_ID = (
     EnvironmentRow.TABLE,
     CapabilityRow.TABLE,
     EvaluationRow.TABLE,
+    ReleaseRow.TABLE,
 )
 
 

@@ -1,7 +1,8 @@
 """The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
-Change a table here and its dataclass in `db/rows`, move `HEAD`, and let `python -m db.new_migration`
-write the migration; the tests compare the three, and `docs/2-database.md` lists the column.
+Change a table here (those of releases are in `db/release_tables.py`) and its dataclass in `db/rows`, move `HEAD`, and
+let `python -m db.new_migration` write the migration; the tests compare the three, and `docs/2-database.md` lists the
+column.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from typing import Any
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
+import db.release_tables  # noqa: F401  (adds its tables)
 from db.values.types import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
 
-HEAD = "0002"
+HEAD = "0003"
 VERSION_TABLE = "trace_alembic_version"
 
 
 class Round(Base):
-    """One run of the loop. `number` counts 1, 2, 3 over all targets and is given by the store."""
+    """One run of the loop. `number` counts 1, 2, 3 over all targets and is given by the store. `parent_id` is the
+    release that was live when it began, null for the bare base (no foreign key: releases refer to rounds)."""
 
     __tablename__ = "rounds"
     __table_args__ = (UniqueConstraint("number"), Index(None, "target", "state"))
 
     id: Mapped[Id]
     number: Mapped[int]
+    parent_id: Mapped[str | None]
     target: Mapped[str]
     data_hash: Mapped[str]
     seed: Mapped[int] = mapped_column(BigInteger)

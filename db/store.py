@@ -18,7 +18,7 @@ from db.rows import Round, Row, StageRow, TrajectoryRow, Written
 from db.rows.contract import AnyRow
 from db.schema import TABLES
 from db.values.ids import row_id
-from db.values.states import AdapterState, EnvironmentState, RoundState, check_transition, is_final, parse_state
+from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, is_final, parse_state
 from db.values.text import dump_json
 from errors import StoreError
 
@@ -81,15 +81,23 @@ class Store:
     # Rounds
 
     def start_round(
-        self, target: str, data_hash: str, seed: int, profile: str, config: Mapping[str, Any], code_version: str = ""
+        self,
+        target: str,
+        data_hash: str,
+        seed: int,
+        profile: str,
+        config: Mapping[str, Any],
+        code_version: str = "",
+        parent_id: str | None = None,
     ) -> Round:
-        """A new running round with the next number."""
+        """A new running round with the next number; `parent_id` is the release that it goes on from."""
         with self._write() as connection:
             lock_writers(connection)
             number = connection.execute(select(func.coalesce(func.max(_ROUNDS.c.number), 0) + 1)).scalar_one()
             row = Round(
                 id=row_id("round", number, target, data_hash, seed, profile),
                 number=number,
+                parent_id=parent_id,
                 target=target,
                 data_hash=data_hash,
                 seed=seed,
@@ -139,7 +147,7 @@ class Store:
             }
             if is_final(state):
                 values["finished_at"] = now
-            self._move(connection, Round, round_id, state, values)
+            writes.move_row(connection, Round, round_id, state, values)
             return self._round(connection, round_id)
 
     def _round(self, connection: Connection, round_id: str) -> Round:
@@ -217,35 +225,25 @@ class Store:
         return found[0] if found else None
 
     def set_state(
-        self, kind: type[Row], row_id: str, state: RoundState | EnvironmentState | AdapterState, /, **values: Any
+        self,
+        kind: type[Row],
+        row_id: str,
+        state: RoundState | EnvironmentState | AdapterState | ReleaseState,
+        /,
+        **values: Any,
     ) -> None:
-        """Move a round, synthesized environment or adapter to `state`, with further columns. The same state again is
-        allowed; anything that the transition table does not allow raises `TransitionError`."""
+        """Move a round, synthesized environment, adapter or release to `state`, with further columns. The same state
+        again is allowed; anything that the transition table does not allow raises `TransitionError`."""
         if kind is StageRow:
             raise StoreError("stages move through their ledger: use store.stage(round_id, name)")
         with self._write() as connection:
-            self._move(connection, kind, row_id, parse_state(kind.TABLE, state), values)
+            writes.move_row(connection, kind, row_id, parse_state(kind.TABLE, state), values)
 
     def row_beginning(self, key: str) -> tuple[str, dict[str, Any]] | None:
         """Table and columns of the round, trajectory, adapter, environment, capability or evaluation whose id begins
         with `key`; None when there is none, or several in each of these tables."""
         with self._read() as connection:
             return queries.row_beginning(connection, key)
-
-    def _move(self, connection: Connection, kind: type[Row], key: str, state: str, values: Mapping[str, Any]) -> None:
-        lock_writers(connection)
-        table = writes.table_of(kind)
-        present = connection.execute(select(table.c.state).where(table.c.id == key)).scalar_one_or_none()
-        if present is None:
-            raise StoreError(f"there is no row {key!r} in {table.name!r}; store it before its state moves")
-        check_transition(table.name, key, present, state)
-        moved = connection.execute(
-            update(table).where(table.c.id == key, table.c.state == present).values(state=state, **values)
-        )
-        if moved.rowcount != 1:
-            raise StoreError(
-                f"{table.name} row {key!r} left {present!r} while it was being moved; run the command again"
-            )
 
     def spent(self, round_id: str | None = None, **equals: Any) -> dict[str, float]:
         """Sums of calls, prompt_tokens, sampled_tokens, dollars and seconds."""

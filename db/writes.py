@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, select
+from sqlalchemy import Connection, Table, and_, bindparam, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 from db.engine import lock_writers
-from db.rows import SMALL_TABLES, Row, StageRow, TrajectoryRow, Written, values_of
+from db.rows import SMALL_TABLES, ReleaseRow, Row, StageRow, TrajectoryRow, Written, values_of
 from db.rows.trajectories import check_values, step_values, trajectory_values
 from db.schema import TABLES
 from db.values.states import STATES_OF, check_transition, parse_state
@@ -24,6 +24,8 @@ from errors import StoreError
 CHUNK = 5000
 # When a row was first written: a row that is replaced keeps it.
 WRITTEN_ONCE = frozenset({"created_at"})
+# All that may change in a release beside its state.
+RELEASE_CHANGES = frozenset({"reason", "evidence", "live_at", "ended_at"})
 
 
 def chunks(ids: Iterable[str]) -> Iterable[list[str]]:
@@ -90,6 +92,8 @@ def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None
         table = table_of(kind)
         if kind is StageRow:
             raise StoreError(f"rows of {kind.TABLE!r} are written by stage(), which keeps their rules")
+        if kind is ReleaseRow and replace:
+            raise StoreError("a release is never replaced; move its state (set_state), or make another release")
         group = [values_of(row) for row in rows if type(row) is kind]
         for values in group:
             missing = [column.name for column in table.primary_key if values[column.name] is None]
@@ -98,6 +102,24 @@ def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None
         if table.name in STATES_OF:
             check_states(connection, table, group, replace)
         insert_rows(connection, table, group, replace, WRITTEN_ONCE)
+
+
+def move_row(connection: Connection, kind: type[Row], key: str, state: str, values: Mapping[str, Any]) -> None:
+    """`Store.set_state` inside a transaction."""
+    lock_writers(connection)
+    table = table_of(kind)
+    fixed = set(values) - RELEASE_CHANGES if kind is ReleaseRow else set()
+    if fixed:
+        raise StoreError(f"release {key!r}: {sorted(fixed)} never change; make another release")
+    present = connection.execute(select(table.c.state).where(table.c.id == key)).scalar_one_or_none()
+    if present is None:
+        raise StoreError(f"there is no row {key!r} in {table.name!r}; store it before its state moves")
+    check_transition(table.name, key, present, state)
+    moved = connection.execute(
+        update(table).where(table.c.id == key, table.c.state == present).values(state=state, **values)
+    )
+    if moved.rowcount != 1:
+        raise StoreError(f"{table.name} row {key!r} left {present!r} while it was being moved; run the command again")
 
 
 def check_states(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], replace: bool) -> None:

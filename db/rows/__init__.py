@@ -4,6 +4,7 @@ from db.rows.adapters import AdapterRow, EvaluationRow, RouteRow, TrainingStepRo
 from db.rows.capabilities import CalibrationRow, CapabilityRow, EnvironmentRow, LabelRow, SelectionRow
 from db.rows.contract import Row, row_from, values_of
 from db.rows.conversations import ConversationRow, ReplyRow
+from db.rows.releases import BarredRow, DrawnTaskRow, GatePlanRow, LookRow, ReleaseRow
 from db.rows.rounds import Round, SpendRow, StageRow
 from db.rows.trajectories import CheckRow, StepRow, TrajectoryRow, Written
 
@@ -24,18 +25,28 @@ SMALL_TABLES: tuple[type[Row], ...] = (
     ConversationRow,
     ReplyRow,
     SpendRow,
+    ReleaseRow,
+    BarredRow,
+    LookRow,
+    DrawnTaskRow,
+    GatePlanRow,
 )
 
 __all__ = [
     "SMALL_TABLES",
     "AdapterRow",
+    "BarredRow",
     "CalibrationRow",
     "CapabilityRow",
     "CheckRow",
     "ConversationRow",
+    "DrawnTaskRow",
     "EnvironmentRow",
     "EvaluationRow",
+    "GatePlanRow",
     "LabelRow",
+    "LookRow",
+    "ReleaseRow",
     "ReplyRow",
     "Round",
     "RouteRow",

@@ -13,12 +13,14 @@ from db.values.types import utc_now
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A row of `rounds`. `number` counts 1, 2, 3 over all targets; `peak_gib` is memory, `seconds` count from start."""
+    """A row of `rounds`. `number` counts 1, 2, 3 over all targets; `peak_gib` is memory, `seconds` count from start.
+    `parent_id` is the release that was live when it began; None: the bare base."""
 
     TABLE: ClassVar[str] = "rounds"
 
     id: str
     number: int
+    parent_id: str | None = None
     target: str
     data_hash: str
     seed: int

@@ -1,4 +1,4 @@
-"""The states of rounds, stages, environments and adapters, and the one table of allowed moves.
+"""The states of rounds, stages, environments, adapters and releases, and the one table of allowed moves.
 
 A state without an entry on the right is final. The store checks every move against this table (`TransitionError`).
 """
@@ -43,7 +43,8 @@ class EnvironmentState(StrEnum):
 
 
 class AdapterState(StrEnum):
-    """One adapter: `registered` is a challenger in the registry; a `retired` champion can come back (rollback)."""
+    """One adapter: `registered` is a challenger in the registry; a `retired` champion can come back (rollback). A
+    `rejected` one becomes champion only by hand, with the release that holds it."""
 
     TRAINING = "training"
     TRAINED = "trained"
@@ -52,6 +53,16 @@ class AdapterState(StrEnum):
     CHAMPION = "champion"
     RETIRED = "retired"
     FAILED = "failed"
+
+
+class ReleaseState(StrEnum):
+    """One release: `live` answers users, one a target. A `rolled-back` or `refused` one becomes live only by hand."""
+
+    CANDIDATE = "candidate"
+    LIVE = "live"
+    RETIRED = "retired"
+    ROLLED_BACK = "rolled-back"
+    REFUSED = "refused"
 
 
 # By kind first: members of two kinds with the same text are equal to Python, and would share a key.
@@ -86,8 +97,15 @@ TRANSITIONS: Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
         AdapterState.REGISTERED: frozenset({AdapterState.CHAMPION, AdapterState.REJECTED, AdapterState.RETIRED}),
         AdapterState.CHAMPION: frozenset({AdapterState.RETIRED}),
         AdapterState.RETIRED: frozenset({AdapterState.CHAMPION}),
-        AdapterState.REJECTED: frozenset(),
+        AdapterState.REJECTED: frozenset({AdapterState.CHAMPION}),
         AdapterState.FAILED: frozenset(),
+    },
+    ReleaseState: {
+        ReleaseState.CANDIDATE: frozenset({ReleaseState.LIVE, ReleaseState.REFUSED}),
+        ReleaseState.LIVE: frozenset({ReleaseState.RETIRED, ReleaseState.ROLLED_BACK}),
+        ReleaseState.RETIRED: frozenset({ReleaseState.LIVE}),
+        ReleaseState.ROLLED_BACK: frozenset({ReleaseState.LIVE}),
+        ReleaseState.REFUSED: frozenset({ReleaseState.LIVE}),
     },
 }
 
@@ -96,6 +114,7 @@ STATES_OF: Mapping[str, type[StrEnum]] = {
     "stages": StageState,
     "synthesized_environments": EnvironmentState,
     "adapters": AdapterState,
+    "releases": ReleaseState,
 }
 
 

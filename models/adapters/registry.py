@@ -78,19 +78,19 @@ class Registry:
 
     def start_run(self, key: str, tags: Mapping[str, str] | None = None) -> str:
         """The run of `key` (such as `r3/set_address/train`), begun or resumed, as MLflow's run id."""
-        found = self._client.search_runs(
+        found = self.client.search_runs(
             [self.experiment_id], f"tags.`{RUN_KEY_TAG}` = '{checked_key(key)}'", max_results=1
         )
         if found:
             run_id = str(found[0].info.run_id)
-            self._client.update_run(run_id, status="RUNNING")
+            self.client.update_run(run_id, status="RUNNING")
         else:
-            run = self._client.create_run(self.experiment_id, tags={RUN_KEY_TAG: key} | dict(tags or {}), run_name=key)
+            run = self.client.create_run(self.experiment_id, tags={RUN_KEY_TAG: key} | dict(tags or {}), run_name=key)
             run_id = str(run.info.run_id)
         return run_id
 
     def end_run(self, run_id: str, failed: bool = False) -> None:
-        self._client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
+        self.client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
 
     def log_steps(self, run_id: str, steps: Mapping[int, Mapping[str, float]]) -> int:
         """Stores metrics by step and returns how many were new. A (metric, step) that is there already is left as it
@@ -98,7 +98,7 @@ class Registry:
         from mlflow.entities import Metric
 
         names = {name for metrics in steps.values() for name in metrics}
-        known = {name: {m.step for m in self._client.get_metric_history(run_id, name)} for name in names}
+        known = {name: {m.step for m in self.client.get_metric_history(run_id, name)} for name in names}
         now = int(time.time() * 1000)
         fresh = [
             Metric(name, float(value), now, step)
@@ -107,12 +107,12 @@ class Registry:
             if step not in known[name]
         ]
         for start in range(0, len(fresh), _BATCH):
-            self._client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
+            self.client.log_batch(run_id, metrics=fresh[start : start + _BATCH])
         return len(fresh)
 
     def log_report(self, run_id: str, html: str, name: str = "report.html") -> None:
         """Stores the report page as an artifact of the round's run."""
-        self._client.log_text(run_id, html, name)
+        self.client.log_text(run_id, html, name)
 
     def register(self, record: AdapterRecord, folder: Path, run_id: str) -> RegisteredAdapter:
         """Registers an adapter folder as the next version of its capability, and as `challenger`.
@@ -126,8 +126,8 @@ class Registry:
         if known is None:
             model_id = self._ready_model(record, digest) or self._log_model(record, folder, run_id, digest)
             known = self._create_version(name, record, model_id, run_id, digest)
-        self._client.set_registered_model_alias(name, CHALLENGER, known.version)
-        return self._adapter(record.capability, known)
+        self.client.set_registered_model_alias(name, CHALLENGER, known.version)
+        return self.adapter_of(record.capability, known)
 
     def log_evaluation(
         self, adapter: RegisteredAdapter, frame: pd.DataFrame, dataset: str, metrics: Mapping[str, float]
@@ -139,9 +139,9 @@ class Registry:
 
         source = from_pandas(frame, name=dataset)
         entity = source._to_mlflow_entity()
-        self._client.log_inputs(adapter.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "eval")])])
+        self.client.log_inputs(adapter.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "eval")])])
         for key, value in metrics.items():
-            self._client.log_metric(
+            self.client.log_metric(
                 adapter.run_id,
                 key,
                 float(value),
@@ -152,19 +152,19 @@ class Registry:
 
     def set_gate(self, capability: str, version: str, verdict: str) -> None:
         """Writes the gate's verdict on a version, where people look for it."""
-        self._client.set_model_version_tag(self.model_name(capability), version, "gate", verdict)
+        self.client.set_model_version_tag(self.model_name(capability), version, "gate", verdict)
 
     def versions(self, capability: str) -> list[RegisteredAdapter]:
         """All versions of a capability, oldest first."""
-        found = self._client.search_model_versions(f"name = '{self.model_name(capability)}'", max_results=10_000)
-        return [self._adapter(capability, version) for version in sorted(found, key=lambda v: int(v.version))]
+        found = self.client.search_model_versions(f"name = '{self.model_name(capability)}'", max_results=10_000)
+        return [self.adapter_of(capability, version) for version in sorted(found, key=lambda v: int(v.version))]
 
     def by_alias(self, capability: str, alias: str) -> RegisteredAdapter | None:
         """The version that an alias names, or None."""
         from mlflow.exceptions import MlflowException
 
         try:
-            version = self._client.get_model_version_by_alias(self.model_name(capability), alias)
+            version = self.client.get_model_version_by_alias(self.model_name(capability), alias)
         except MlflowException as error:
             if error.error_code in (
                 "RESOURCE_DOES_NOT_EXIST",
@@ -172,7 +172,7 @@ class Registry:
             ):  # no such model; no such alias
                 return None
             raise
-        return self._adapter(capability, version)
+        return self.adapter_of(capability, version)
 
     def champion(self, capability: str) -> RegisteredAdapter | None:
         """The version that is served, or None when the base model answers."""
@@ -181,7 +181,7 @@ class Registry:
     def champions(self) -> dict[str, RegisteredAdapter]:
         """Champion by capability, over all capabilities of the target."""
         prefix = f"trace-{self.target}-"
-        models = self._client.search_registered_models(f"name LIKE '{prefix}%'", max_results=1000)
+        models = self.client.search_registered_models(f"name LIKE '{prefix}%'", max_results=1000)
         names = [model.name.removeprefix(prefix) for model in models if model.tags.get("target") == self.target]
         found = {name: self.champion(name) for name in sorted(names)}
         return {name: adapter for name, adapter in found.items() if adapter is not None}
@@ -192,12 +192,12 @@ class Registry:
         Aliases have no compare-and-swap: one promotion at a time, under a lock of the caller's.
         """
         name = self.model_name(capability)
-        adapter = self._adapter(capability, self._client.get_model_version(name, version))
+        adapter = self.adapter_of(capability, self.client.get_model_version(name, version))
         current = self.champion(capability)
         if current is None or current.version != adapter.version:
             before = self._history(name, None if current is None else current.version)
             self._write_history(name, [*before, adapter.version])
-            self._client.set_registered_model_alias(name, CHAMPION, adapter.version)
+            self.client.set_registered_model_alias(name, CHAMPION, adapter.version)
         return adapter
 
     def rollback(self, capability: str) -> RegisteredAdapter | None:
@@ -212,14 +212,14 @@ class Registry:
         before = self._history(name, current.version)[:-1]
         # History first: a crash in between leaves an alias that the history does not know; the next call completes it.
         self._write_history(name, before)
-        self._client.set_model_version_tag(
+        self.client.set_model_version_tag(
             name, current.version, "rolled_back", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         )
         if not before:
-            self._client.delete_registered_model_alias(name, CHAMPION)
+            self.client.delete_registered_model_alias(name, CHAMPION)
             return None
-        self._client.set_registered_model_alias(name, CHAMPION, before[-1])
-        return self._adapter(capability, self._client.get_model_version(name, before[-1]))
+        self.client.set_registered_model_alias(name, CHAMPION, before[-1])
+        return self.adapter_of(capability, self.client.get_model_version(name, before[-1]))
 
     def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
         """The adapter's folder `destination/<served_name>`, fetched when needed and verified always.
@@ -230,9 +230,9 @@ class Registry:
 
         folder = destination / adapter.served_name
         if not folder.exists():
-            location = str(self._client.get_logged_model(adapter.model_id).artifact_location)
+            location = str(self.client.get_logged_model(adapter.model_id).artifact_location)
             check_location(location, adapter, None if self.remote else self.artifact_root)
-            listed = self._client.list_logged_model_artifacts(adapter.model_id)
+            listed = self.client.list_logged_model_artifacts(adapter.model_id)
             check_names((item.path for item in listed), location)
             destination.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=destination, prefix=".fetch-") as scratch:
@@ -261,7 +261,7 @@ class Registry:
         """The target's experiment `trace-<target>`, created on first use with its files under the artifact root."""
         from mlflow.exceptions import MlflowException
 
-        client, name = self._client, f"trace-{self.target}"
+        client, name = self.client, f"trace-{self.target}"
         found = client.get_experiment_by_name(name)
         if found is None:
             location = (
@@ -280,7 +280,8 @@ class Registry:
         return str(found.experiment_id)
 
     @cached_property
-    def _client(self) -> MlflowClient:
+    def client(self) -> MlflowClient:
+        """MLflow's own client, made on first use."""
         os.environ.update(_ENVIRONMENT)  # read by mlflow when it is imported
         from mlflow import MlflowClient
 
@@ -289,7 +290,7 @@ class Registry:
         return MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
 
     @contextmanager
-    def _as_global_uri(self) -> Iterator[None]:
+    def as_global_uri(self) -> Iterator[None]:
         """MLflow's SQL registry looks a `models:/<id>` source up in the process-wide tracking URI, whatever its client
         says."""
         import mlflow
@@ -303,14 +304,14 @@ class Registry:
 
     def _ready_model(self, record: AdapterRecord, digest: str) -> str | None:
         """A logged model with these bytes that a crash left without a version."""
-        found = self._client.search_logged_models([self.experiment_id], f"tags.sha256 = '{digest}'")
+        found = self.client.search_logged_models([self.experiment_id], f"tags.sha256 = '{digest}'")
         ready = [m for m in found if str(m.status) == "READY" and m.tags.get("capability") == record.capability]
         return str(ready[0].model_id) if ready else None
 
     def _log_model(self, record: AdapterRecord, folder: Path, run_id: str, digest: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        client = self._client
+        client = self.client
         model = client.create_logged_model(
             self.experiment_id,
             name=f"{record.capability}-lora",
@@ -333,18 +334,18 @@ class Registry:
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.create_registered_model(name, tags={"target": self.target, "capability": record.capability})
+            self.client.create_registered_model(name, tags={"target": self.target, "capability": record.capability})
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
         tags = self._tags(record, digest) | {"gate": "pending", "model_id": model_id}
-        with self._as_global_uri():
-            version = self._client.create_model_version(
+        with self.as_global_uri():
+            version = self.client.create_model_version(
                 name, source=f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id
             )
         # What mlflow's own register_model writes, so that the UI shows the version beside the logged model.
         link = json.dumps([{"name": name, "version": version.version}])
-        self._client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
+        self.client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})
         return version
 
     def _tags(self, record: AdapterRecord, digest: str) -> dict[str, str]:
@@ -359,10 +360,11 @@ class Registry:
         return dict(record.tags) | own
 
     def _version_by_hash(self, name: str, digest: str) -> ModelVersion | None:
-        found = self._client.search_model_versions(f"name = '{name}' AND tags.sha256 = '{digest}'")
+        found = self.client.search_model_versions(f"name = '{name}' AND tags.sha256 = '{digest}'")
         return min(found, key=lambda v: int(v.version)) if found else None
 
-    def _adapter(self, capability: str, version: ModelVersion) -> RegisteredAdapter:
+    def adapter_of(self, capability: str, version: ModelVersion) -> RegisteredAdapter:
+        """MLflow's version as an adapter of ours. Raises AdapterError when this project did not register it."""
         tags = dict(version.tags)
         source = str(version.source or "")
         # version.model_id is None on the SQLite store, so the id comes from the source, which must have this form.
@@ -385,7 +387,7 @@ class Registry:
     def _history(self, name: str, current: str | None) -> list[str]:
         """Champions in order, the last being `current`. The alias is the truth: a promotion that died after writing the
         history and before moving the alias is cut off; an alias that the history does not know is put at its end."""
-        written = json.loads(self._client.get_registered_model(name).tags.get(HISTORY_TAG, "[]"))
+        written = json.loads(self.client.get_registered_model(name).tags.get(HISTORY_TAG, "[]"))
         if current is None:
             return []
         if current in written:
@@ -393,4 +395,4 @@ class Registry:
         return [*written, current]
 
     def _write_history(self, name: str, versions: Sequence[str]) -> None:
-        self._client.set_registered_model_tag(name, HISTORY_TAG, json.dumps(list(versions)))
+        self.client.set_registered_model_tag(name, HISTORY_TAG, json.dumps(list(versions)))

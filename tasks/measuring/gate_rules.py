@@ -1,54 +1,259 @@
-"""The gate: which adapters may become champion (method, section 7), and why, in sentences.
+"""The gate: what may answer users (method, section 7), and why, in sentences. Pure functions on frames of outcomes.
 
-The rule. For every capability that was tried, the base model and the base model with its adapter played the same
-held-out tasks with the same seeds.
+Two phases, on the same held-out tasks, trials and seeds, at the level that the look may spend (`gate_plan.alpha_at`).
 
-1. *Better*: over the capability's own families (all tasks where it has none) the paired difference is positive and its
-   p-value, after Holm over all capabilities tried, is at most alpha.
-2. *Nothing else falls*, looked at family by family and for all other families together (which has the power that a
-   small family lacks). A fall of at most `margin` points is none. A larger one is
-   - a **regression** when it is distinguishable from noise: its paired interval lies below zero;
-   - **unclear** when it is not, but is larger than one task of the family (100 / tasks points). It blocks all the
-     same, as `underpowered`: what cannot be excluded is not promoted;
-   - within the family's resolution when it is at most one task: it passes, and the reasons say so. So a family of ten
-   tasks blocks from the second task lost, a family of hundred from two points, and the pool of all other families
-   catches many falls of one task each.
-3. A regression outranks everything. An adapter that is not better is `underpowered` when its difference is positive
-   and the test could not have found a worthwhile gain (minimum detectable effect above `worthwhile`, or too few tasks
-   for any p-value to pass), else `rejected-not-better`."""
+**A, every capability that was tried** (`judge_capabilities`). *Incumbent*: the live release, routed as in production
+(the bare base in round 1). *Challenger*: the capability's new adapter alone, without the router. It is `better` when
+over the capability's own families (all tasks where it has none) the paired difference is positive and its p-value,
+after Holm over all capabilities tried, is at most the look's level. On all other families the adapter alone is a figure
+in the verdict, what a wrong route costs: it decides nothing, because a router stands before it.
+
+**B, the assembled candidate** (`judge_release`): the live members, with those that passed and the router fitted for
+exactly these, against the live release as a whole. It is promoted when
+
+1. it is *better*: the difference over all tasks is positive, and significant over all tasks or over the own families of
+   what passed (its gain is still there after routing);
+2. *nothing falls*, by the rule of `falls`: overall, in any family, in all other families together (which has the power
+   that a small family lacks), nor in pass^k. Tasks that both sides answer with the very same episode differ by exactly
+   zero, so what is not routed differently costs no power.
+
+A regression outranks everything. What is not better is `underpowered` when its difference is positive and the test
+could not have found a worthwhile gain (minimum detectable effect above it, or too few tasks for any p-value to pass),
+else `rejected-not-better`. What is better but may have lost something elsewhere is `underpowered` too."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 import pandas as pd
 
-from tasks.measuring.statistics import PairedDifference, holm, minimum_detectable_effect, paired_difference
+from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
+from tasks.measuring.falls import FallKind, judge_fall
+from tasks.measuring.gate_plan import GateRules, alpha_at, rules_sha256
+from tasks.measuring.statistics import (
+    PairedDifference,
+    holm,
+    minimum_detectable_effect,
+    paired_difference,
+    pass_k_difference,
+)
+
+__all__ = [
+    "CapabilityDecision",
+    "GateDecision",
+    "GateRules",
+    "GateVerdict",
+    "ReleaseDecision",
+    "alpha_at",
+    "gate",
+    "judge_capabilities",
+    "judge_release",
+    "rules_sha256",
+]
+
+COLUMNS = ("task", "family", "base", "other")
 
 
-class GateVerdict(StrEnum):
-    """What the gate says of one adapter."""
+def judge_capabilities(
+    pairs: Mapping[str, pd.DataFrame],
+    own: Mapping[str, Collection[str]],
+    rules: GateRules,
+    alpha: float,
+    look: int = 1,
+    gains: Mapping[str, float] | None = None,
+) -> dict[str, CapabilityDecision]:
+    """Phase A, on all capabilities tried in a round at once, because Holm's correction is over all of them.
 
-    PROMOTED = "promoted"
-    NOT_BETTER = "rejected-not-better"
-    REGRESSION = "rejected-regression"
-    UNDERPOWERED = "underpowered"
+    `pairs[capability]` has one row per task and trial: task, family, base (the live release's outcome), other (that of
+    the adapter alone); outcomes in [0, 1], NaN where errored, as `statistics.align` makes them. `own[capability]` are
+    the families that the capability is about; empty or missing means unknown: then all tasks are its own. `alpha` is
+    what this look may spend and `look` its number. `gains[capability]` is the gain in points on fresh seeds for which
+    the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be able to find. ValueError
+    when a capability has no pair of its own families that both sides finished."""
+    _check_alpha(alpha)
+    own_pairs = {name: _own(name, frame, own.get(name, ())) for name, frame in pairs.items()}
+    differences = {name: paired_difference(f["base"], f["other"], f["task"]) for name, f in own_pairs.items()}
+    adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
+    tried, verdicts = len(pairs), {}
+    for name, frame in pairs.items():
+        difference, mine = differences[name], own_pairs[name]
+        mde = minimum_detectable_effect(mine["base"], mine["other"], mine["task"], alpha=alpha / tried)
+        worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
+        better = difference.points > 0 and adjusted[name] <= alpha
+        reasons = [
+            f"Its own tasks, alone against the live release: {_figures(difference)}, {adjusted[name]:.4f} after Holm "
+            f"over {tried} tried: {_significant(better, alpha, look)}."
+        ]
+        verdict = GateVerdict.BETTER
+        if not better:
+            verdict, why = _not_better("Its own tasks", difference, mde, (alpha / tried, worthwhile))
+            reasons.append(why)
+        others = frame[~frame["family"].isin(list(own.get(name) or frame["family"].unique()))]
+        elsewhere, each, told = _elsewhere(others)
+        verdicts[name] = CapabilityDecision(
+            name, verdict, (*reasons, *told), difference, adjusted[name], mde, alpha, look, tried, elsewhere, each
+        )
+    return verdicts
 
 
-@dataclass(frozen=True)
-class GateRules:
-    """Levels of the gate; points are percentage points of success.
+def judge_release(
+    pair: pd.DataFrame,
+    rules: GateRules,
+    alpha: float,
+    trials: int,
+    own: Mapping[str, Collection[str]],
+    look: int = 1,
+) -> ReleaseDecision:
+    """Phase B: the assembled candidate (`other`) against the live release (`base`) on the same tasks and trials.
 
-    `fall_confidence` is two-sided, so 0.90 calls a fall real at one-sided 5 %: missing a regression costs more than
-    evaluating again. `worthwhile` is the gain that an evaluation should be able to see.
-    """
+    `pair` has the columns of `judge_capabilities`, with outcomes 0 or 1. `own[capability]` are the families of each
+    capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
+    `trials` is k of pass^k. ValueError without a task that both sides finished."""
+    _check_alpha(alpha)
+    _check_columns("pair", pair)
+    everything = set(pair["family"])
+    mine = {name: set(families) or everything for name, families in own.items()}
+    of_passed = {family for families in mine.values() for family in families}
+    overall = paired_difference(pair["base"], pair["other"], pair["task"])
+    mde = minimum_detectable_effect(pair["base"], pair["other"], pair["task"], alpha=alpha)
+    of_own = _over(pair, of_passed)
+    whole, kept = overall.p <= alpha, of_own is not None and of_own.points > 0 and of_own.p <= alpha
+    better = overall.points > 0 and (whole or kept)
+    reasons = [f"As a whole: {_figures(overall)}: {_significant(overall.points > 0 and whole, alpha, look)}."]
+    capabilities = {}
+    for name, families in mine.items():
+        difference = _over(pair, families)
+        if difference is not None:
+            capabilities[name] = difference
+            reasons.append(f"Own tasks of {name}, routed: {_figures(difference)}.")
+    if better and not whole and of_own is not None:
+        reasons.append(f"The gain on its own tasks is still there after routing: {_figures(of_own)}.")
+    level = rules.fall_confidence
+    watched: dict[str, PairedDifference | None] = {"overall": _over(pair, everything, level)}
+    if everything - of_passed and of_passed:
+        watched["all other families together"] = _over(pair, everything - of_passed, level)
+    by_family = {str(f): _over(pair, {f}, level) for f in sorted(everything)}
+    watched |= by_family
+    pass_k = _pass_k(pair, trials, level)
+    if trials > 1:
+        watched[f"pass^{trials}"] = pass_k
+    falls = {name: judge_fall(name, change, rules) for name, change in watched.items()}
+    reasons += [fall.reason for fall in falls.values() if fall.reason]
+    kinds = {fall.kind for fall in falls.values()}
+    if FallKind.REGRESSION in kinds:
+        verdict = GateVerdict.REGRESSION
+    elif not better:
+        verdict, why = _not_better("The release", overall, mde, (alpha, rules.worthwhile))
+        reasons.append(why)
+    elif any(fall.blocks for fall in falls.values()):
+        verdict = GateVerdict.UNDERPOWERED
+    else:
+        verdict = GateVerdict.PROMOTED
+        reasons.append(f"Nothing fell by more than {rules.margin:g} points or one task, in no family nor in pass^k.")
+    return ReleaseDecision(
+        verdict=verdict,
+        reasons=tuple(reasons),
+        difference=overall,
+        own=of_own,
+        capabilities=capabilities,
+        elsewhere=watched.get("all other families together"),
+        families={name: change for name, change in by_family.items() if change is not None},
+        falls={name: fall.kind for name, fall in falls.items()},
+        pass_k=pass_k,
+        trials=trials,
+        mde=mde,
+        alpha=alpha,
+        look=look,
+    )
 
-    alpha: float = 0.05
-    margin: float = 2.0
-    worthwhile: float = 5.0
-    fall_confidence: float = 0.90
+
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is {alpha!r}; it is the level that a look may spend, give a number between 0 and 1")
+
+
+def _check_columns(name: str, frame: pd.DataFrame) -> None:
+    missing = [c for c in COLUMNS if c not in frame.columns]
+    if missing:
+        raise ValueError(f"{name} has no column {', '.join(missing)}; pairs need {', '.join(COLUMNS)}")
+
+
+def _own(name: str, frame: pd.DataFrame, families: Collection[str]) -> pd.DataFrame:
+    _check_columns(name, frame)
+    own = frame[frame["family"].isin(list(families))] if families else frame
+    if own.empty:
+        present = sorted(frame["family"].astype(str).unique())
+        raise ValueError(f"capability {name!r} has no episode of its families {sorted(families)}; evaluated: {present}")
+    return own
+
+
+def _over(pair: pd.DataFrame, families: Collection[str], confidence: float = 0.95) -> PairedDifference | None:
+    """The difference over some families, None when both sides finished no task of them."""
+    rows = pair[pair["family"].isin(list(families))]
+    if not _finished_by_both(rows):
+        return None
+    return paired_difference(rows["base"], rows["other"], rows["task"], confidence)
+
+
+def _pass_k(pair: pd.DataFrame, k: int, confidence: float) -> PairedDifference | None:
+    finished = pair.groupby("task")[["base", "other"]].count().min(axis=1)
+    if not (finished >= k).any():
+        return None
+    return pass_k_difference(pair["base"], pair["other"], pair["task"], k, confidence)
+
+
+def _elsewhere(
+    others: pd.DataFrame,
+) -> tuple[PairedDifference | None, dict[str, PairedDifference], list[str]]:
+    """What a wrong route costs: the adapter alone on all other families together, on each, and as sentences."""
+    names = sorted(others["family"].unique())
+    each = {str(name): change for name in names if (change := _over(others, {name})) is not None}
+    together = _over(others, names)
+    if together is None:
+        return None, {}, []
+    told = f"What a wrong route costs: alone on all other families, {_figures(together)}"
+    worst = min(each, key=lambda name: each[name].points)
+    if each[worst].points < 0:
+        told += f"; most in {worst}, {each[worst].points:+.1f}"
+    return together, each, [told + "."]
+
+
+def _finished_by_both(rows: pd.DataFrame) -> bool:
+    return bool(set(rows.loc[rows["base"].notna(), "task"]) & set(rows.loc[rows["other"].notna(), "task"]))
+
+
+def _figures(d: PairedDifference) -> str:
+    return (
+        f"{d.points:+.1f} points over {d.tasks} tasks, {d.changed} of them changed "
+        f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), p = {d.p:.4f}"
+    )
+
+
+def _significant(better: bool, alpha: float, look: int) -> str:
+    return f"{'significant' if better else 'not significant'} at {alpha:.4g}, what look {look} may spend"
+
+
+def _not_better(
+    what: str, difference: PairedDifference, mde: float, needs: tuple[float, float]
+) -> tuple[GateVerdict, str]:
+    level, worthwhile = needs
+    if difference.points <= 0:
+        return GateVerdict.NOT_BETTER, f"{what} did not gain."
+    if difference.floor_p > level:
+        return GateVerdict.UNDERPOWERED, (
+            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.4f}, so no gain could have "
+            "passed; evaluate on more tasks."
+        )
+    if mde > worthwhile:
+        return GateVerdict.UNDERPOWERED, (
+            f"Only a gain of {mde:.1f} points or more would have been found with 80 % power, and {worthwhile:g} "
+            "would be worth having; evaluate on more tasks."
+        )
+    return GateVerdict.NOT_BETTER, f"A gain of {mde:.1f} points would have been found with 80 % power, and was not."
+
+
+# The rule of one phase, until the stage `gate` judges in two.
 
 
 @dataclass(frozen=True)
@@ -89,14 +294,6 @@ def gate(
     }
 
 
-def _own(name: str, frame: pd.DataFrame, families: Collection[str]) -> pd.DataFrame:
-    rows = frame[frame["family"].isin(list(families))] if families else frame
-    if rows.empty:
-        present = sorted(frame["family"].astype(str).unique())
-        raise ValueError(f"capability {name!r} has no episode of its families {sorted(families)}; evaluated: {present}")
-    return rows
-
-
 def _decide(
     name: str,
     mine: pd.DataFrame,
@@ -118,20 +315,20 @@ def _decide(
         paired_difference(others["base"], others["other"], others["task"], rules.fall_confidence) if families else None
     )
     falls = dict(families) | ({"all other families together": together} if together and len(families) > 1 else {})
-    verdicts = {family: _fall(family, fall, rules) for family, fall in falls.items()}
+    verdicts = {family: judge_fall(family, fall, rules) for family, fall in falls.items()}
 
     reasons = [_gain_sentence(difference, adjusted, tried, rules)]
-    reasons += [sentence for _, sentence in verdicts.values() if sentence]
+    reasons += [fall.reason for fall in verdicts.values() if fall.reason]
     reasons += [
         f"{family}: no task was finished by both sides, so a fall there cannot be excluded." for family in unseen
     ]
     better = difference.points > 0 and adjusted <= rules.alpha
-    if any(kind == "regression" for kind, _ in verdicts.values()):
+    if any(fall.kind is FallKind.REGRESSION for fall in verdicts.values()):
         verdict = GateVerdict.REGRESSION
     elif not better:
-        verdict, why = _not_better(difference, mde, tried, rules)
+        verdict, why = _not_better("Its own tasks", difference, mde, (rules.alpha / tried, rules.worthwhile))
         reasons.append(why)
-    elif unseen or any(kind == "unclear" for kind, _ in verdicts.values()):
+    elif unseen or any(fall.blocks for fall in verdicts.values()):
         verdict = GateVerdict.UNDERPOWERED
     else:
         verdict = GateVerdict.PROMOTED
@@ -143,10 +340,6 @@ def _decide(
     return GateDecision(name, verdict, tuple(reasons), difference, adjusted, mde, families, together)
 
 
-def _finished_by_both(rows: pd.DataFrame) -> bool:
-    return bool(set(rows.loc[rows["base"].notna(), "task"]) & set(rows.loc[rows["other"].notna(), "task"]))
-
-
 def _gain_sentence(difference: PairedDifference, adjusted: float, tried: int, rules: GateRules) -> str:
     passed = difference.points > 0 and adjusted <= rules.alpha
     return (
@@ -154,40 +347,4 @@ def _gain_sentence(difference: PairedDifference, adjusted: float, tried: int, ru
         f"(95 % interval {difference.low:+.1f} to {difference.high:+.1f}), p = {difference.p:.4f}, "
         f"{adjusted:.4f} after Holm over {tried} tried: "
         f"{'significant' if passed else 'not significant'} at {rules.alpha:g}."
-    )
-
-
-def _not_better(difference: PairedDifference, mde: float, tried: int, rules: GateRules) -> tuple[GateVerdict, str]:
-    if difference.points <= 0:
-        return GateVerdict.NOT_BETTER, "Its own tasks did not gain."
-    if difference.floor_p * tried > rules.alpha:
-        return GateVerdict.UNDERPOWERED, (
-            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.4f}, so no gain could have "
-            "passed; evaluate on more tasks."
-        )
-    if mde > rules.worthwhile:
-        return GateVerdict.UNDERPOWERED, (
-            f"Only a gain of {mde:.1f} points or more would have been found with 80 % power, and {rules.worthwhile:g} "
-            "would be worth having; evaluate on more tasks."
-        )
-    return GateVerdict.NOT_BETTER, f"A gain of {mde:.1f} points would have been found with 80 % power, and was not."
-
-
-def _fall(family: str, change: PairedDifference, rules: GateRules) -> tuple[str, str]:
-    """("held" | "regression" | "unclear" | "within"), and its sentence ("" when held)."""
-    fall, one_task = -change.points, 100 / change.tasks
-    if fall <= rules.margin + 1e-9:
-        return "held", ""
-    level = f"{100 * rules.fall_confidence:.0f} % interval {change.low:+.1f} to {change.high:+.1f}"
-    if change.high < 0:
-        return "regression", f"{family}: fell by {fall:.1f} points over {change.tasks} tasks ({level}, below zero)."
-    if fall > one_task + 1e-9:
-        return "unclear", (
-            f"{family}: fell by {fall:.1f} points over {change.tasks} tasks ({level}); this may be noise but is more "
-            "than one task, so it blocks until more trials or tasks tell."
-        )
-    return (
-        "within",
-        f"{family}: fell by {fall:.1f} points, at most one of its {change.tasks} tasks ({level}): "
-        "within its resolution.",
     )

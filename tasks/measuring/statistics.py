@@ -7,21 +7,26 @@ Tasks are the clusters: trials of one task are not independent, so a thousand tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+from scipy import special, stats
 
 Floats = npt.NDArray[np.float64]
+Signs = npt.NDArray[np.int8]
 
 WORST_CASE_TASKS = 2.0
 EXACT_UP_TO = 16
 DRAWS = 20_000
 PERMUTATION_SEED = 20_260_404
+# Sign patterns up to this many tasks are kept (at most 1.3 MB each): a gate asks for the same few sizes many times.
+KEPT_UP_TO = 64
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,23 @@ def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.9
     Medicine 24) generalised from matched pairs to task differences: two pseudo-tasks (half +1, half -1, one 0) keep it
     from shrinking to nothing when all tasks agree; quantiles of t with G - 1 degrees of freedom. Raises ValueError
     when no task was finished by both sides."""
-    differences, left_out = _task_differences(base, other, tasks)
+    return difference_of(*task_differences(base, other, tasks), confidence)
+
+
+def pass_k_difference(base: Any, other: Any, tasks: Any, k: int, confidence: float = 0.95) -> PairedDifference:
+    """As `paired_difference`, of pass^k: the chance that k trials of a task all succeed, averaged over tasks.
+
+    Outcomes are 0 or 1 here. Per task and side it is C(c, k) / C(n, k) for c successes in n finished trials, which is
+    unbiased (Yao et al., 2024, tau-bench, arXiv 2406.12045); a task with fewer than k finished trials on a side has no
+    such figure and is left out. ValueError for k below 1, for other outcomes, and when no task is left."""
+    if k < 1:
+        raise ValueError(f"pass^k needs k of at least 1, got {k!r}")
+    sides = [_pass_k(*counts, k) for counts in _task_counts(base, other, tasks, binary=True)]
+    return difference_of(*_finished(sides[1] - sides[0]), confidence)
+
+
+def difference_of(differences: Floats, left_out: int = 0, confidence: float = 0.95) -> PairedDifference:
+    """The paired difference of tasks whose differences (G,) in [-1, 1] are known. ValueError when there is none."""
     if not len(differences):
         raise ValueError("the two sides share no finished task: nothing can be paired; evaluate both on the same tasks")
     count = len(differences)
@@ -119,13 +140,48 @@ def minimum_detectable_effect(base: Any, other: Any, tasks: Any, power: float = 
     `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the
     observed spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
     section 5."""
-    differences, _ = _task_differences(base, other, tasks)
+    differences, _ = task_differences(base, other, tasks)
     if len(differences) < 2:
         return 100.0
     _, error = _stabilised(differences)
     return min(
         100.0, 100 * error * (_t_quantile(1 - alpha / 2, len(differences)) + _t_quantile(power, len(differences)))
     )
+
+
+def tasks_needed(
+    gain: float, base_rate: float, trials: int, alpha: float = 0.05, power: float = 0.8, alike: float = 0.5
+) -> int:
+    """How many tasks of `trials` trials each find a true gain of `gain` points with probability `power` at `alpha`.
+
+    `base_rate` in [0, 1] is the success without the gain. The variance of a task's difference is taken as
+    (p (1 - p) + q (1 - q)) (alike + (1 - alike) / trials) for the rates p and q of the two sides: `alike` is the share
+    of an outcome's variance that lies between tasks and that more trials cannot average away, and the two sides are
+    taken as independent, which asks for too many tasks rather than too few. `alpha` is that of one test: divide that of
+    a look by the capabilities tried. ValueError for a gain that is none and for values out of range."""
+    values = {"base_rate": (base_rate, 0, 1), "alike": (alike, 0, 1), "alpha": (alpha, 0, 1), "power": (power, 0, 1)}
+    for name, (value, low, high) in values.items():
+        if not low <= value <= high or (name in ("alpha", "power") and value in (low, high)):
+            raise ValueError(f"{name} is {value!r}; give a number between {low} and {high}")
+    if not 0 < gain <= 100 or trials < 1:
+        raise ValueError(f"a gain of {gain!r} points in {trials!r} trials cannot be looked for; both must be above 0")
+    reached = min(1.0, base_rate + gain / 100)
+    spread = base_rate * (1 - base_rate) + reached * (1 - reached)
+    # Where every outcome is certain the sample may still hold another one: no less than one task in a hundred.
+    variance = max(spread, 0.01) * (alike + (1 - alike) / trials)
+
+    changed = int(np.ceil(1 - np.log2(alpha)))  # all in its favour: with fewer no p-value reaches alpha
+
+    def finds(tasks: int) -> bool:
+        quantiles = _t_quantile(1 - alpha / 2, tasks) + _t_quantile(power, tasks)
+        # A sum of outcomes moves in whole steps, which costs the permutation test of few tasks some of its level.
+        reach = 100 * (quantiles * float(np.sqrt(variance / tasks)) + 1 / (trials * tasks))
+        return reach <= gain and float(stats.binom.sf(changed - 1, tasks, gain / 100)) >= power
+
+    low = high = max(3, changed)
+    while not finds(high):
+        low, high = high, 2 * high
+    return low + bisect_left(range(low, high), True, key=finds)
 
 
 def align(base: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -147,21 +203,52 @@ def align(base: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 def sign_flip_p(differences: Floats, draws: int = DRAWS) -> float:
     """Two-sided p-value of the mean of `differences` (G,) under random signs; see `paired_difference`."""
-    moved = differences[np.abs(differences) > 1e-12]
-    m = len(moved)
-    if m == 0:
-        return 1.0
-    observed = abs(float(moved.sum())) - 1e-9 * float(np.abs(moved).sum())
-    if m <= EXACT_UP_TO:
-        patterns = np.arange(1 << (m - 1), dtype=np.int64)[:, None]  # half of them: the other half mirrors it
-        signs = 1 - 2 * ((patterns >> np.arange(m)) & 1)
-        return float(np.mean(np.abs(signs @ moved) >= observed))
+    return float(sign_flip_p_of_rows(differences[None, :], draws)[0])
+
+
+def sign_flip_p_of_rows(differences: Floats, draws: int = DRAWS) -> Floats:
+    """`sign_flip_p` of every row of `differences` (N, G), as (N,). Rows in which equally many tasks changed share their
+    sign patterns, so thousands of rows cost little more than the product of two matrices."""
+    moved = np.abs(differences) > 1e-12
+    sizes = moved.sum(axis=1)
+    p = np.ones(len(differences))
+    for m in np.unique(sizes[sizes > 0]).tolist():
+        rows = np.flatnonzero(sizes == m)
+        values = differences[rows][moved[rows]].reshape(len(rows), m)
+        observed = np.abs(values.sum(axis=1)) - 1e-9 * np.abs(values).sum(axis=1)
+        extreme, patterns = np.zeros(len(rows), dtype=np.int64), 0
+        for signs in _sign_patterns(m, draws):
+            patterns += len(signs)
+            wide = signs.astype(np.float64)
+            for i in range(0, len(rows), 64):  # 64 sums of 20,000 patterns are 10 MB
+                part = slice(i, i + 64)
+                extreme[part] += np.count_nonzero(np.abs(wide @ values[part].T) >= observed[part], axis=0)
+        p[rows] = extreme / patterns if m <= EXACT_UP_TO else (1 + extreme) / (1 + patterns)
+    return p
+
+
+def _sign_patterns(m: int, draws: int) -> Iterator[Signs]:
+    """Patterns of m signs in blocks (rows, m): half of all of them (the other half mirrors it) up to `EXACT_UP_TO`,
+    else `draws` drawn from a fixed seed."""
+    if m <= KEPT_UP_TO:
+        yield _kept_patterns(m, draws)
+        return
     rng = np.random.default_rng(PERMUTATION_SEED)
-    extreme, rows = 0, max(1, 4_000_000 // m)
+    rows = max(1, 4_000_000 // m)
     for start in range(0, draws, rows):
-        signs = rng.integers(0, 2, size=(min(rows, draws - start), m), dtype=np.int8) * np.int8(2) - np.int8(1)
-        extreme += int(np.count_nonzero(np.abs(signs @ moved) >= observed))
-    return (1 + extreme) / (1 + draws)
+        yield _drawn_signs(rng, min(rows, draws - start), m)
+
+
+@lru_cache(maxsize=KEPT_UP_TO)
+def _kept_patterns(m: int, draws: int) -> Signs:
+    if m > EXACT_UP_TO:
+        return _drawn_signs(np.random.default_rng(PERMUTATION_SEED), draws, m)
+    patterns = np.arange(1 << (m - 1), dtype=np.int64)[:, None]
+    return (1 - 2 * ((patterns >> np.arange(m)) & 1)).astype(np.int8)
+
+
+def _drawn_signs(rng: np.random.Generator, rows: int, m: int) -> Signs:
+    return rng.integers(0, 2, size=(rows, m), dtype=np.int8) * np.int8(2) - np.int8(1)
 
 
 def holm(p_values: Sequence[float] | npt.ArrayLike) -> Floats:
@@ -189,25 +276,45 @@ def _task_means(outcomes: Any, clusters: Any) -> tuple[Floats, int]:
     return np.bincount(codes, weights=values[kept]) / np.bincount(codes), int(kept.sum())
 
 
-def _task_differences(base: Any, other: Any, tasks: Any) -> tuple[Floats, int]:
-    """Per-task differences of means, (G,), and how many tasks one side never finished."""
+def task_differences(base: Any, other: Any, tasks: Any) -> tuple[Floats, int]:
+    """Per-task differences of mean outcomes, (G,), and how many tasks one side never finished; arguments as in
+    `paired_difference`."""
+    means = [
+        np.divide(sums, trials, out=np.full(len(sums), np.nan), where=trials > 0)
+        for sums, trials in _task_counts(base, other, tasks)
+    ]
+    return _finished(means[1] - means[0])
+
+
+def _finished(differences: Floats) -> tuple[Floats, int]:
+    finished = ~np.isnan(differences)
+    return differences[finished], int((~finished).sum())
+
+
+def _task_counts(base: Any, other: Any, tasks: Any, binary: bool = False) -> list[tuple[Floats, Floats]]:
+    """For each side the sum of outcomes and the number of finished trials, by task, (G,) each."""
     sides = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
     codes, names = pd.factorize(np.asarray(tasks))
     if any(side.shape != codes.shape for side in sides):
         raise ValueError(
             f"base, other and tasks must be equally long, got {sides[0].shape}, {sides[1].shape}, {codes.shape}"
         )
-    means = []
+    counts = []
     for side in sides:
         kept = ~np.isnan(side)
         if np.any((side[kept] < 0) | (side[kept] > 1)):
             raise ValueError("outcomes must lie in [0, 1] (NaN for an episode that errored)")
-        sums = np.bincount(codes[kept], weights=side[kept], minlength=len(names))
-        trials = np.bincount(codes[kept], minlength=len(names))
-        means.append(np.divide(sums, trials, out=np.full(len(names), np.nan), where=trials > 0))
-    differences = means[1] - means[0]
-    finished = ~np.isnan(differences)
-    return differences[finished], int((~finished).sum())
+        if binary and np.any((side[kept] > 0) & (side[kept] < 1)):
+            raise ValueError("pass^k needs outcomes that are 0 or 1 (NaN for an episode that errored)")
+        sums = np.bincount(codes[kept], weights=side[kept], minlength=len(names)).astype(np.float64)
+        counts.append((sums, np.bincount(codes[kept], minlength=len(names)).astype(np.float64)))
+    return counts
+
+
+def _pass_k(successes: Floats, trials: Floats, k: int) -> Floats:
+    """C(c, k) / C(n, k) by task, NaN where n < k."""
+    ways = special.comb(trials, k)
+    return np.divide(special.comb(successes, k), ways, out=np.full(len(ways), np.nan), where=ways > 0)
 
 
 def _effective_size(means: Floats, rate: float, n: int, confidence: float) -> float:

@@ -9,6 +9,7 @@ from db.values.states import (
     TRANSITIONS,
     AdapterState,
     EnvironmentState,
+    ReleaseState,
     RoundState,
     StageState,
     check_transition,
@@ -21,7 +22,8 @@ FINAL = {
     RoundState: {"done", "failed", "cancelled"},
     StageState: {"done", "skipped"},
     EnvironmentState: {"rejected", "withdrawn"},
-    AdapterState: {"rejected", "failed"},
+    AdapterState: {"failed"},
+    ReleaseState: set(),
 }
 
 

@@ -91,11 +91,11 @@ def test_a_crash_between_finalize_and_register_is_repaired(registry, tmp_path, m
         with pytest.raises(KeyboardInterrupt):
             registered(registry, tmp_path)
     assert registry.versions(CAPABILITY) == []
-    left = registry._client.search_logged_models([registry.experiment_id])
+    left = registry.client.search_logged_models([registry.experiment_id])
     assert len(left) == 1
     adapter = registry.register(record(), tmp_path / "adapter-1.0", registry.start_run("r1/resumed"))
     assert adapter.model_id == left[0].model_id
-    assert len(registry._client.search_logged_models([registry.experiment_id])) == 1
+    assert len(registry.client.search_logged_models([registry.experiment_id])) == 1
     assert registry.download(adapter, tmp_path / "cache").is_dir()
 
 
@@ -106,24 +106,24 @@ def test_steps_resume_and_are_stored_once(registry):
     registry.end_run(run, failed=True)
     assert registry.start_run("r1/cap/train") == run
     assert registry.log_steps(run, steps) == 800
-    history = registry._client.get_metric_history(run, "reward")
+    history = registry.client.get_metric_history(run, "reward")
     assert [m.step for m in history] == list(range(700))
     registry.end_run(run)
-    assert registry._client.get_run(run).info.status == "FINISHED"
+    assert registry.client.get_run(run).info.status == "FINISHED"
 
 
 def test_evaluation_and_report_are_stored_where_people_look(registry, tmp_path):
     adapter = registered(registry, tmp_path)
     frame = pd.DataFrame({"task": ["a", "b"], "success": [1.0, 0.0]})
     registry.log_evaluation(adapter, frame, "validation-v1", {"eval/success_rate": 0.5})
-    metrics = registry._client.get_logged_model(adapter.model_id).metrics
+    metrics = registry.client.get_logged_model(adapter.model_id).metrics
     assert [(m.key, m.value, m.dataset_name) for m in metrics] == [("eval/success_rate", 0.5, "validation-v1")]
-    inputs = registry._client.get_run(adapter.run_id).inputs.dataset_inputs
+    inputs = registry.client.get_run(adapter.run_id).inputs.dataset_inputs
     assert [i.dataset.name for i in inputs] == ["validation-v1"]
     registry.set_gate(CAPABILITY, adapter.version, "promoted")
     assert registry.versions(CAPABILITY)[0].tags["gate"] == "promoted"
     registry.log_report(adapter.run_id, "<p>Berichtä</p>")
-    assert [a.path for a in registry._client.list_artifacts(adapter.run_id)] == ["report.html"]
+    assert [a.path for a in registry.client.list_artifacts(adapter.run_id)] == ["report.html"]
 
 
 def test_promotion_and_rollback_walk_back_through_the_champions(registry, tmp_path):
@@ -212,7 +212,7 @@ def test_changed_bytes_are_refused_on_the_server_side_and_in_the_cache(registry,
     save_file({"layers.0.q_proj.lora_A.weight": np.zeros((4, 8), np.float32)}, folder / "adapter_model.safetensors")
     with pytest.raises(AdapterError, match="files were changed"):
         registry.download(adapter, tmp_path / "cache")
-    location = Path(registry._client.get_logged_model(adapter.model_id).artifact_location.removeprefix("file://"))
+    location = Path(registry.client.get_logged_model(adapter.model_id).artifact_location.removeprefix("file://"))
     config = location / "adapter_config.json"
     config.write_text(config.read_text().replace("tiny", "evil"))
     with pytest.raises(AdapterError, match="files were changed"):
@@ -234,7 +234,7 @@ def test_sources_outside_the_artifact_root_are_refused(registry, tmp_path, store
     with pytest.raises(AdapterError, match="outside the artifact root"):
         elsewhere.download(adapter, tmp_path / "cache")
     for source in ("/etc", "file:///etc", "http://127.0.0.1/x"):
-        version = registry._client.create_model_version(adapter.name, source=source, tags={"sha256": adapter.sha256})
+        version = registry.client.create_model_version(adapter.name, source=source, tags={"sha256": adapter.sha256})
         with pytest.raises(AdapterError, match="not registered by this project"):
             registry.promote(CAPABILITY, version.version)
 

@@ -1,0 +1,81 @@
+"""What the gate says, with every figure behind it; `as_json` gives a verdict for a JSON column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from tasks.measuring.falls import FallKind
+from tasks.measuring.statistics import PairedDifference
+
+
+class GateVerdict(StrEnum):
+    """What the gate says of an adapter or a release. `better` is an adapter that passed phase A and waits for B."""
+
+    PROMOTED = "promoted"
+    BETTER = "better"
+    NOT_BETTER = "rejected-not-better"
+    REGRESSION = "rejected-regression"
+    UNDERPOWERED = "underpowered"
+
+
+@dataclass(frozen=True)
+class CapabilityDecision:
+    """Phase A's verdict on one capability's adapter, with every figure behind it.
+
+    `difference` is over its own families and `adjusted_p` its p-value after Holm over the `tried`; `mde` in points, at
+    the level that Holm grants for certain (alpha / tried). `elsewhere` holds all other families together and `families`
+    each of them (None and empty without any): the adapter alone, without the router."""
+
+    capability: str
+    verdict: GateVerdict
+    reasons: tuple[str, ...]
+    difference: PairedDifference
+    adjusted_p: float
+    mde: float
+    alpha: float
+    look: int
+    tried: int
+    elsewhere: PairedDifference | None
+    families: Mapping[str, PairedDifference]
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict is GateVerdict.BETTER
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ReleaseDecision:
+    """Phase B's verdict on the assembled candidate, with every figure behind it.
+
+    `difference` is over all tasks, `own` over the own families of what passed (None without any), `capabilities` the
+    same one by one, `elsewhere` over all other families (None without any), `families` over each family. `falls` says
+    of each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall. `pass_k` is
+    the difference of pass^k with k = `trials` (None when no task had that many finished trials on both sides). `mde` is
+    that of the difference over all tasks, in points, at `alpha`."""
+
+    verdict: GateVerdict
+    reasons: tuple[str, ...]
+    difference: PairedDifference
+    own: PairedDifference | None
+    capabilities: Mapping[str, PairedDifference]
+    elsewhere: PairedDifference | None
+    families: Mapping[str, PairedDifference]
+    falls: Mapping[str, FallKind]
+    pass_k: PairedDifference | None
+    trials: int
+    mde: float
+    alpha: float
+    look: int
+
+    @property
+    def promoted(self) -> bool:
+        return self.verdict is GateVerdict.PROMOTED
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,101 @@
+"""What the gate fixes before the first evaluation episode: its rules, its tasks, and the level that a look may spend.
+
+A split that a target draws anew every round is looked at once and has the whole level. A fixed split is looked at again
+and again, so its level is spent over the looks: the n-th has alpha x 6 / (pi n)^2, and the sum over all looks is alpha,
+however many there will be. The first look has its share too (0.61 alpha): with the whole alpha the later ones would
+have nothing left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GateRules:
+    """Levels of the gate; points are percentage points of success.
+
+    `alpha` is that of a whole split, of which a look spends its share (`alpha_at`). `margin` is the fall that counts as
+    none. `fall_confidence` is two-sided, so 0.90 calls a fall real at one-sided 5 %: missing a regression costs more
+    than evaluating again. `worthwhile` is the gain that an evaluation should be able to see. ValueError for a level
+    that cannot be one."""
+
+    alpha: float = 0.05
+    margin: float = 2.0
+    worthwhile: float = 5.0
+    fall_confidence: float = 0.90
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("fall_confidence", self.fall_confidence)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name} is {value!r}; it is a probability, give a number between 0 and 1")
+        for name, value in (("margin", self.margin), ("worthwhile", self.worthwhile)):
+            if not 0 <= value <= 100:
+                raise ValueError(f"{name} is {value!r}; it is in percentage points, give a number from 0 to 100")
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """Everything that decides a round's verdicts besides the outcomes; stored before the first evaluation episode.
+
+    `own` names the capabilities tried and the families that each is about (empty: unknown, all tasks are its own).
+    `tasks` are the ids of the split's tasks and `trials` the episodes of each. `look` counts the looks at this split
+    and draw from 1; `drawn` says that the split was drawn for this round. `gains` are the points that each capability
+    gained on fresh seeds, where the tasks were drawn for them."""
+
+    rules: GateRules
+    own: Mapping[str, tuple[str, ...]]
+    tasks: tuple[str, ...]
+    trials: int
+    look: int = 1
+    drawn: bool = False
+    gains: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def alpha(self) -> float:
+        """The level that this look may spend."""
+        return alpha_at(self.look, self.rules.alpha, self.drawn)
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the plan; equal plans have equal ones, in whatever order they were put together."""
+        return rules_sha256(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan for a JSON column; what has no order is sorted."""
+        return {
+            "rules": asdict(self.rules),
+            "own": {name: sorted(families) for name, families in sorted(self.own.items())},
+            "tasks": sorted(self.tasks),
+            "trials": self.trials,
+            "look": self.look,
+            "drawn": self.drawn,
+            "alpha": self.alpha,
+            "gains": dict(sorted(self.gains.items())),
+        }
+
+
+def alpha_at(look: int, alpha: float, drawn: bool = False) -> float:
+    """The level of the `look`-th look (from 1) at one split whose whole level is `alpha`.
+
+    `drawn`: the split was drawn for this round alone, so its one look has all of it. ValueError for a look below 1 and
+    for a second look at a drawn split, which has nothing left to spend."""
+    if look < 1:
+        raise ValueError(f"look {look!r} does not exist; looks are counted from 1")
+    if not drawn:
+        return alpha * 6 / (math.pi * look) ** 2
+    if look > 1:
+        raise ValueError(f"look {look} at a drawn split: its first look spent the whole level; draw other tasks")
+    return alpha
+
+
+def rules_sha256(rules: GateRules | Mapping[str, Any]) -> str:
+    """Hex SHA-256 of rules (or of a plan as JSON), written as canonical JSON. ValueError for what JSON cannot hold."""
+    content = asdict(rules) if isinstance(rules, GateRules) else rules
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,229 @@
+"""The life of a release: candidate, live, retired, rolled back, refused.
+
+The database is the truth: a promotion or a rollback is one transaction of it. `publish` then makes MLflow say the same;
+it is called before and after every change and at every start, so that a death in between is mended by the next.
+What a round may do by itself is less than what a person may do (`by_hand`): see `promote`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import func, select
+
+from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Store, row_id
+from db.engine import database_time
+from db.queries import rows
+from db.schema import TABLES
+from db.writes import move_row, put_rows
+from errors import AdapterError, ConfigurationError
+from models.adapters.registry import Registry
+from tasks.releases import moves
+from tasks.releases.lookup import (
+    apart,
+    barred,
+    base_name,
+    check_same_base,
+    live_release,
+    release_numbered,
+    releases_of,
+    stored_release,
+)
+from tasks.releases.publication import check_files, member_adapters, publish, release_router
+
+__all__ = [
+    "allow",
+    "barred",
+    "check_files",
+    "incumbent",
+    "live_release",
+    "member_adapters",
+    "new_candidate",
+    "promote",
+    "publish",
+    "refuse",
+    "release_numbered",
+    "release_router",
+    "releases_of",
+    "rollback",
+]
+
+logger = logging.getLogger("trace")
+
+# States from which `rollback` may bring a release back: it was live once.
+WAS_LIVE = (ReleaseState.RETIRED, ReleaseState.ROLLED_BACK)
+
+
+def incumbent(
+    store: Store, target: str, base: str, base_revision: str, data_hash: str
+) -> tuple[ReleaseRow | None, str]:
+    """The release that a round goes on from and its candidate is compared with, and "". None where nothing is live, or
+    where the live release stands on another base or other data: a new lineage begins then, and the text says why."""
+    live = live_release(store, target)
+    why = "" if live is None else apart(live, base, base_revision, data_hash)
+    if live is None or not why:
+        return live, ""
+    return None, f"release {live.number} is not comparable: {why}; this round begins a new lineage from the bare base"
+
+
+def new_candidate(
+    store: Store,
+    *,
+    target: str,
+    parent: ReleaseRow | None,
+    round_id: str | None,
+    base: str,
+    base_revision: str,
+    data_hash: str,
+    members: Mapping[str, Mapping[str, str]],
+    router: str = "",
+    router_path: str = "",
+    evidence: Mapping[str, Any] | None = None,
+) -> ReleaseRow:
+    """A release with the next number of its target, in state `candidate`.
+
+    The same round with the same parent and members gives the row that is there (without a round: while it is a
+    candidate). Raises `ConfigurationError` for members that are not whole, stand on another base, or are not the
+    stored adapters, and for a parent on another base or other data.
+    """
+    given = {capability: dict(members[capability]) for capability in sorted(members)}
+    moves.check_members(given)
+    why = "" if parent is None else apart(parent, base, base_revision, data_hash)
+    if parent is not None and why:
+        raise ConfigurationError(
+            f"release {parent.number} cannot be the parent of a candidate: {why}; give no parent, so that a new "
+            "lineage begins from the bare base"
+        )
+    parent_id = None if parent is None else parent.id
+    with store.transaction() as connection:
+        moves.check_adapters(connection, given, base, base_revision)
+        for known in rows(connection, ReleaseRow, {"target": target, "round_id": round_id, "parent_id": parent_id}):
+            if known.members == given and (round_id is not None or known.state == ReleaseState.CANDIDATE):
+                return known
+        table = TABLES[ReleaseRow.TABLE]
+        newest = select(func.coalesce(func.max(table.c.number), 0)).where(table.c.target == target)
+        number = connection.execute(newest).scalar_one() + 1
+        row = ReleaseRow(
+            id=row_id("release", target, number),
+            target=target,
+            number=number,
+            parent_id=parent_id,
+            round_id=round_id,
+            base=base,
+            base_revision=base_revision,
+            data_hash=data_hash,
+            members=given,
+            router=router,
+            router_path=router_path,
+            state=ReleaseState.CANDIDATE,
+            evidence=dict(evidence or {}),
+            created_at=database_time(connection),
+        )
+        put_rows(connection, [row], replace=False)
+        return moves.release_row(connection, row.id)
+
+
+def promote(store: Store, registry: Registry, release_id: str, reason: str, by_hand: bool = False) -> ReleaseRow:
+    """Make a release live, its predecessor retired, their adapters champions and retired; then `publish`.
+
+    A round may promote a candidate whose parent is live (or, of a new lineage, without parent) and whose adapters are
+    not barred. `by_hand` may promote any release on the live one's base; what was barred of it is allowed again.
+    A release that is live already is only published. Raises `ConfigurationError`, `TransitionError` or `AdapterError`
+    (a member's files are gone or changed), and what is live stays live.
+    """
+    wanted = stored_release(store, release_id)
+    _heal(store, registry, wanted.target)
+    if wanted.state != ReleaseState.LIVE:
+        check_files(registry, wanted)
+    with store.transaction() as connection:
+        row, live = moves.release_row(connection, release_id), moves.live_row(connection, wanted.target)
+        if row.state != ReleaseState.LIVE:
+            moves.check_promotion(connection, row, live, by_hand)
+            if by_hand:
+                moves.allow_adapters(connection, row)
+            moves.swap(connection, row.target, live, row, (ReleaseState.RETIRED, reason))
+    publish(store, registry, wanted.target)
+    return stored_release(store, release_id)
+
+
+def refuse(store: Store, release_id: str, reason: str) -> ReleaseRow:
+    """End a candidate, and the adapters that only it would have made champions. Again it changes nothing."""
+    with store.transaction() as connection:
+        row, now = moves.release_row(connection, release_id), database_time(connection)
+        if row.state != ReleaseState.REFUSED:
+            moves.move_release(connection, row, ReleaseState.REFUSED, reason, now)
+        for adapter in moves.member_rows(connection, row):
+            if adapter.state == AdapterState.REGISTERED:
+                move_row(connection, AdapterRow, adapter.id, AdapterState.REJECTED, {})
+        return moves.release_row(connection, release_id)
+
+
+def rollback(store: Store, registry: Registry, target: str, to: int | None = None) -> ReleaseRow | None:
+    """Make an earlier release live again, and return it; None: the bare base answers again.
+
+    Without `to` it is the nearest ancestor of the live one that was not rolled back itself; `to` 0 is the bare base.
+    Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
+    a person allows them. Raises `ConfigurationError` when there is nothing to go back to or `to` names a release that
+    was never live or stands on another base, `AdapterError` when the restored release's files are gone.
+    """
+    _heal(store, registry, target)
+    live, back = _destination(store, target, to)
+    if back is not None:
+        check_files(registry, back)
+    with store.transaction() as connection:
+        now_live = moves.live_row(connection, target)
+        if now_live is None or now_live.id != live.id:
+            raise ConfigurationError(
+                f"release {live.number} of {target} was live and no longer is: another process replaced it; look at "
+                "'trace-agent history', then roll back again"
+            )
+        said = f"rolled back to {'the bare base' if back is None else f'release {back.number}'}"
+        moves.bar_adapters(connection, live, back, said)
+        moves.swap(connection, target, live, back, (ReleaseState.ROLLED_BACK, said))
+    publish(store, registry, target)
+    return None if back is None else stored_release(store, back.id)
+
+
+def allow(store: Store, target: str, release: ReleaseRow) -> list[str]:
+    """Lift the bars on a release's adapters; the capabilities whose adapter was barred."""
+    if release.target != target:
+        raise ConfigurationError(f"release {release.number} is of target {release.target!r}, not of {target!r}")
+    with store.transaction() as connection:
+        return moves.allow_adapters(connection, release)
+
+
+def _heal(store: Store, registry: Registry, target: str) -> None:
+    """`publish` before a change. What it refuses must not stand in the way of leaving that release."""
+    try:
+        publish(store, registry, target)
+    except AdapterError as problem:
+        logger.warning("MLflow cannot show what is live: %s", problem)
+
+
+def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow, ReleaseRow | None]:
+    """The live release, and where a rollback leads (None: the bare base)."""
+    live = live_release(store, target)
+    if live is None:
+        raise ConfigurationError(f"nothing to go back to: the bare base answers for {target}, no release is live")
+    if to is None:
+        back = live
+        while back.parent_id is not None:
+            back = stored_release(store, back.parent_id)
+            if back.state == ReleaseState.RETIRED and base_name(back) == base_name(live):
+                return live, back
+        return live, None
+    if to == 0:
+        return live, None
+    back = release_numbered(store, target, to)
+    if back.id == live.id:
+        raise ConfigurationError(
+            f"release {to} of {target} is live already; give an earlier one, or 0 for the bare base"
+        )
+    if back.state not in WAS_LIVE:
+        raise ConfigurationError(
+            f"release {to} of {target} is {back.state} and was never live; 'trace-agent promote {to}' makes it live"
+        )
+    check_same_base(back, live)
+    return live, back

@@ -1,0 +1,66 @@
+"""Finding releases, and what tells two of them apart."""
+
+from __future__ import annotations
+
+from db import BarredRow, ReleaseRow, ReleaseState, Store
+from errors import ConfigurationError, StoreError
+
+
+def live_release(store: Store, target: str) -> ReleaseRow | None:
+    """What answers the users of a target; None: the bare base."""
+    return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
+
+
+def releases_of(store: Store, target: str) -> list[ReleaseRow]:
+    """All releases of a target, oldest first."""
+    return sorted(store.rows(ReleaseRow, target=target), key=lambda row: row.number)
+
+
+def release_numbered(store: Store, target: str, number: int) -> ReleaseRow:
+    """A release by its number; `StoreError` names those that exist."""
+    known = {row.number: row for row in releases_of(store, target)}
+    if number not in known:
+        have = f"it has {', '.join(map(str, known))}" if known else "it has none yet; run 'trace-agent improve'"
+        raise StoreError(f"target {target!r} has no release {number}; {have}")
+    return known[number]
+
+
+def barred(store: Store, target: str) -> dict[str, BarredRow]:
+    """The adapters that may not be promoted automatically, by their digest."""
+    return {row.sha256: row for row in store.rows(BarredRow, target=target, allowed_at=None)}
+
+
+def stored_release(store: Store, release_id: str) -> ReleaseRow:
+    """A release by id; `StoreError` when there is none."""
+    found = store.row(ReleaseRow, id=release_id)
+    if found is None:
+        raise StoreError(f"there is no release {release_id!r} in {store.url}; 'trace-agent history' lists them")
+    return found
+
+
+def apart(release: ReleaseRow, base: str, base_revision: str, data_hash: str) -> str:
+    """Why a release cannot be compared with what stands on this base and these data; "" when it can."""
+    if (release.base, release.base_revision) != (base, base_revision):
+        return f"it stands on {base_name(release)}, not on {base}@{base_revision}"
+    if release.data_hash != data_hash:
+        return f"the target's data changed from {release.data_hash} to {data_hash}"
+    return ""
+
+
+def ground(release: ReleaseRow) -> tuple[str, str, str]:
+    """Base, revision and data hash: what two releases must share to be compared."""
+    return release.base, release.base_revision, release.data_hash
+
+
+def base_name(release: ReleaseRow) -> str:
+    """Base model and revision, as people read them."""
+    return f"{release.base}@{release.base_revision}"
+
+
+def check_same_base(release: ReleaseRow, live: ReleaseRow) -> None:
+    """Raise `ConfigurationError` unless both stand on one base: a server holds the adapters of one base only."""
+    if base_name(release) != base_name(live):
+        raise ConfigurationError(
+            f"release {release.number} of {release.target} stands on {base_name(release)}, the live release "
+            f"{live.number} on {base_name(live)}; go back to the bare base first: trace-agent rollback --to 0"
+        )

@@ -1,0 +1,50 @@
+"""What a gate fixes beforehand: the level a look may spend, and the digest of rules and plan."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
+
+PLAN = GatePlan(GateRules(), {"b": ("y", "x"), "a": ()}, ("t2", "t1"), trials=8, look=2)
+
+
+def test_the_looks_at_one_split_spend_alpha_between_them():
+    assert alpha_at(1, 0.05) == pytest.approx(0.05 * 6 / math.pi**2)
+    assert alpha_at(2, 0.05) == pytest.approx(alpha_at(1, 0.05) / 4)
+    spent = sum(alpha_at(n, 0.05) for n in range(1, 20_001))
+    assert 0.9999 * 0.05 < spent < 0.05
+
+
+def test_a_drawn_split_has_the_whole_level_once():
+    assert alpha_at(1, 0.05, drawn=True) == 0.05
+    with pytest.raises(ValueError, match="look 2 at a drawn split"):
+        alpha_at(2, 0.05, drawn=True)
+    with pytest.raises(ValueError, match="look 0"):
+        alpha_at(0, 0.05)
+
+
+def test_equal_plans_have_one_digest_and_every_part_decides_it():
+    same = GatePlan(GateRules(), {"a": (), "b": ("x", "y")}, ("t1", "t2"), trials=8, look=2)
+    assert PLAN.sha256 == same.sha256
+    assert json.loads(json.dumps(PLAN.as_json()))["alpha"] == pytest.approx(alpha_at(2, 0.05))
+    others = [
+        GatePlan(GateRules(margin=3.0), same.own, same.tasks, 8, 2),
+        GatePlan(GateRules(), {"a": (), "b": ("x",)}, same.tasks, 8, 2),
+        GatePlan(GateRules(), same.own, ("t1",), 8, 2),
+        GatePlan(GateRules(), same.own, same.tasks, 4, 2),
+        GatePlan(GateRules(), same.own, same.tasks, 8, 3),
+        GatePlan(GateRules(), same.own, same.tasks, 8, 1, drawn=True),
+        GatePlan(GateRules(), same.own, same.tasks, 8, 2, gains={"a": 14.0}),
+    ]
+    assert len({PLAN.sha256, *(o.sha256 for o in others)}) == 1 + len(others)
+    assert rules_sha256(GateRules()) == rules_sha256(PLAN.as_json()["rules"]) != rules_sha256(GateRules(alpha=0.1))
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.0}, {"alpha": 1.0}, {"fall_confidence": 90.0}, {"margin": -1.0}])
+def test_rules_that_cannot_be_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        GateRules(**wrong)

@@ -1,0 +1,110 @@
+"""Sign flips by the thousand, pass^k, and how many tasks a gain needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tasks.measuring.statistics import (
+    DRAWS,
+    PERMUTATION_SEED,
+    minimum_detectable_effect,
+    paired_difference,
+    pass_k_difference,
+    sign_flip_p,
+    sign_flip_p_of_rows,
+    tasks_needed,
+)
+
+
+def one_by_one(differences: np.ndarray) -> float:
+    """The definition, pattern by pattern or draw by draw."""
+    moved = differences[np.abs(differences) > 1e-12]
+    m = len(moved)
+    if m == 0:
+        return 1.0
+    observed = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()
+    if m <= 16:
+        signs = np.array([[1 - 2 * (i >> j & 1) for j in range(m)] for i in range(2**m)])
+        return float(np.mean(np.abs(signs @ moved) >= observed))
+    rng = np.random.default_rng(PERMUTATION_SEED)
+    signs = rng.integers(0, 2, size=(DRAWS, m), dtype=np.int8) * 2.0 - 1.0
+    return (1 + np.count_nonzero(np.abs(signs @ moved) >= observed)) / (1 + DRAWS)
+
+
+def test_p_values_of_many_rows_are_those_of_each_row():
+    rng = np.random.default_rng(0)
+    eighths = rng.integers(-3, 4, size=(60, 40)) / 8  # with unchanged tasks, so the numbers of changed ones differ
+    eighths[0], eighths[1, 3:], eighths[2, 12:] = 0.0, 0.0, 0.0
+    many = sign_flip_p_of_rows(eighths)
+    assert many.tolist() == [sign_flip_p(row) for row in eighths]
+    assert many[:12].tolist() == [one_by_one(row) for row in eighths[:12]]
+    long = rng.normal(0.2, 1, size=(2, 90))  # more tasks than patterns are kept for
+    assert sign_flip_p_of_rows(long).tolist() == [one_by_one(row) for row in long]
+
+
+def test_pass_k_by_hand():
+    tasks = np.repeat(["a", "b"], 4)
+    base = np.array([1, 1, 1, 1, 1, 1, 0, 0], dtype=float)
+    other = np.array([1, 1, 1, 0, 1, 1, 1, 0], dtype=float)
+    # Two of four trials both succeed: base C(4,2)/C(4,2) and C(2,2)/C(4,2), other C(3,2)/C(4,2) twice.
+    result = pass_k_difference(base, other, tasks, k=2)
+    assert result.points == pytest.approx(100 * ((1 / 2 - 1) + (1 / 2 - 1 / 6)) / 2)
+    assert pass_k_difference(base, other, tasks, k=1).points == paired_difference(base, other, tasks).points
+    assert pass_k_difference(base, other, tasks, k=4).points == pytest.approx(-50.0)
+
+
+def test_pass_k_is_unbiased_and_leaves_tasks_with_too_few_trials_out():
+    rng = np.random.default_rng(1)
+    rate, k, tasks = 0.7, 3, 4_000
+    drawn = (rng.random((tasks, 5)) < rate).astype(float)
+    result = pass_k_difference(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
+    assert result.points == pytest.approx(100 * rate**k, abs=1.5)
+    drawn[0, :3] = np.nan
+    result = pass_k_difference(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
+    assert (result.tasks, result.left_out) == (tasks - 1, 1)
+
+
+def test_pass_k_refuses_what_it_cannot_be_taken_of():
+    with pytest.raises(ValueError, match="k of at least 1"):
+        pass_k_difference([1.0], [0.0], ["a"], 0)
+    with pytest.raises(ValueError, match="0 or 1"):
+        pass_k_difference([0.5], [0.0], ["a"], 1)
+    with pytest.raises(ValueError, match="no finished task"):
+        pass_k_difference([1.0], [0.0], ["a"], 2)
+
+
+@pytest.mark.parametrize(("gain", "base_rate", "trials", "alpha"), [(14, 0.3, 8, 0.05 / 3), (40, 0.25, 2, 0.03)])
+def test_so_many_tasks_find_the_gain_with_the_power_asked_for(gain, base_rate, trials, alpha):
+    tasks = tasks_needed(gain, base_rate, trials, alpha, power=0.8, alike=0.5)
+    rng = np.random.default_rng(2)
+    nights, p = 300, []
+    rates = (base_rate, base_rate + gain / 100)
+    for _ in range(nights):
+        sides = []
+        for rate in rates:
+            own = rng.beta(rate, 1 - rate, size=tasks)  # half of an outcome's variance lies between tasks
+            sides.append((rng.random((tasks, trials)) < own[:, None]).mean(axis=1))
+        p.append(sign_flip_p(sides[1] - sides[0], draws=2_000))
+    assert 0.74 < np.mean(np.array(p) <= alpha) < 0.92
+
+
+def test_more_tasks_are_needed_for_less():
+    needed = [tasks_needed(gain, 0.3, 8) for gain in (5, 10, 20, 40)]
+    assert needed == sorted(needed, reverse=True)
+    assert tasks_needed(10, 0.3, 1) > tasks_needed(10, 0.3, 8)
+    assert tasks_needed(10, 0.3, 8, alpha=0.01) > tasks_needed(10, 0.3, 8)
+    assert tasks_needed(100, 0.0, 8, alpha=0.001) >= 11  # 2^(1 - 10) is above 0.001
+    # The effect that so many tasks can detect is the gain that they were drawn for.
+    tasks = tasks_needed(20, 0.4, 1)
+    rng = np.random.default_rng(3)
+    base, other = (rng.random(tasks) < 0.4).astype(float), (rng.random(tasks) < 0.6).astype(float)
+    assert minimum_detectable_effect(base, other, np.arange(tasks)) == pytest.approx(20, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gain": 0}, {"gain": 120}, {"base_rate": 1.2}, {"trials": 0}, {"alpha": 0.0}, {"alike": 2.0}]
+)
+def test_a_gain_that_cannot_be_looked_for_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"gain|base_rate|trials|alpha|alike"):
+        tasks_needed(**{"gain": 10, "base_rate": 0.3, "trials": 8} | wrong)

@@ -1,0 +1,356 @@
+"""Releases become live, are retired, refused, rolled back and barred; MLflow says the same (SQLite stores)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from db import AdapterRow, AdapterState, BarredRow, ReleaseRow, ReleaseState, Store, open_store, row_id
+from errors import AdapterError, ConfigurationError, StoreError, TransitionError
+from models.adapters.files import AdapterRecord
+from models.adapters.registry import CHAMPION, Registry
+from models.adapters.releases import read_aliases, release_model
+from models.router.router import Router
+from tasks.releases import lifecycle
+from tasks.releases.lifecycle import (
+    allow,
+    barred,
+    incumbent,
+    live_release,
+    member_adapters,
+    new_candidate,
+    promote,
+    publish,
+    refuse,
+    release_numbered,
+    release_router,
+    releases_of,
+    rollback,
+)
+
+BASE, REVISION, DATA = "tiny", "abc", "data-1"
+_TARGETS, _VALUES = count(1), count(1)
+
+
+@dataclass
+class Home:
+    """A target of its own in the module's two stores, with the adapters that a test asks for."""
+
+    store: Store
+    registry: Registry
+    folder: Path
+
+    @property
+    def target(self) -> str:
+        return self.registry.target
+
+    def member(self, capability: str, base: str = BASE) -> dict[str, str]:
+        """A new adapter of a capability, registered by a round of its own, as a member of a release."""
+        value = float(next(_VALUES))
+        place = self.folder / f"{capability}-{value}"
+        place.mkdir(parents=True)
+        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "tiny"}
+        (place / "adapter_config.json").write_text(json.dumps(config))
+        save_file({"q.lora_A.weight": np.full((4, 8), value, np.float32)}, place / "adapter_model.safetensors")
+        round_ = self.store.start_round(self.target, DATA, 1, "laptop", {})
+        record = AdapterRecord(capability, base, REVISION, round_.id)
+        found = self.registry.register(record, place, self.registry.start_run(f"{round_.id}/{capability}"))
+        row = AdapterRow(
+            id=row_id(round_.id, "adapter", capability),
+            round_id=round_.id,
+            base=base,
+            base_revision=REVISION,
+            sha256=found.sha256,
+            state=AdapterState.REGISTERED,
+            registered_model=found.name,
+            registered_version=found.version,
+        )
+        self.store.put([row])
+        return {"adapter_id": row.id, "model": found.name, "version": found.version, "sha256": found.sha256}
+
+    def candidate(self, members: dict[str, dict[str, str]], **changes: Any) -> ReleaseRow:
+        given: dict[str, Any] = {
+            "target": self.target,
+            "parent": live_release(self.store, self.target),
+            "round_id": None,
+            "base": BASE,
+            "base_revision": REVISION,
+            "data_hash": DATA,
+            "members": members,
+        }
+        return new_candidate(self.store, **given | changes)
+
+    def promoted(self, members: dict[str, dict[str, str]], **changes: Any) -> ReleaseRow:
+        return promote(self.store, self.registry, self.candidate(members, **changes).id, "better")
+
+    def state(self, member: dict[str, str]) -> AdapterState:
+        row = self.store.row(AdapterRow, id=member["adapter_id"])
+        assert row is not None
+        return row.state
+
+    def states(self) -> dict[int, str]:
+        return {row.number: str(row.state) for row in releases_of(self.store, self.target)}
+
+    def check(self) -> None:
+        """At most one release is live; its members alone are champions, in the store and in MLflow."""
+        live = live_release(self.store, self.target)
+        members = {} if live is None else live.members
+        said = read_aliases(self.registry)
+        assert said.live == (live.id if live else None)
+        assert said.champions == {m["model"]: m["version"] for m in members.values()}
+        rounds = {r.id for r in self.store.rows(lifecycle.moves.Round, target=self.target)}
+        champions = {a.id for a in self.store.rows(AdapterRow, state=AdapterState.CHAMPION) if a.round_id in rounds}
+        assert champions == {m["adapter_id"] for m in members.values()}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
+    root = tmp_path_factory.mktemp("releases")
+    with open_store(f"sqlite:///{root}/trace.db") as store:
+        yield store, root
+
+
+@pytest.fixture
+def home(stores: tuple[Store, Path], tmp_path: Path) -> Home:
+    store, root = stores
+    registry = Registry(f"sqlite:///{root}/mlflow.db", f"target-{next(_TARGETS)}", root / "artifacts")
+    return Home(store, registry, tmp_path)
+
+
+def test_promotions_move_releases_adapters_and_aliases_together(home: Home) -> None:
+    assert live_release(home.store, home.target) is None
+    one, two, other = home.member("refund"), home.member("refund"), home.member("exchange")
+    first = home.promoted({"refund": one})
+    assert (first.number, first.state, first.parent_id, first.ended_at) == (1, ReleaseState.LIVE, None, None)
+    assert first.reason == "better"
+    home.check()
+    second = home.promoted({"refund": two, "exchange": other})
+    assert (second.number, second.parent_id) == (2, first.id)
+    assert home.states() == {1: "retired", 2: "live"}
+    first = release_numbered(home.store, home.target, 1)
+    assert first.ended_at is not None
+    assert first.reason == "replaced by release 2"
+    assert [entry["state"] for entry in first.evidence["history"]] == ["live", "retired"]
+    assert [home.state(m) for m in (one, two, other)] == ["retired", "champion", "champion"]
+    home.check()
+    # Again it changes nothing, in the store and in MLflow.
+    assert promote(home.store, home.registry, second.id, "again") == second
+    assert publish(home.store, home.registry, home.target) == []
+    assert sorted(member_adapters(home.registry, second)) == ["exchange", "refund"]
+    version = home.registry.client.get_model_version_by_alias(release_model(home.registry), "live")
+    assert (version.tags["release"], version.tags["number"]) == (second.id, "2")
+    assert two["sha256"] in version.tags["member.refund"]
+    with pytest.raises(StoreError, match=r"no release 7; it has 1, 2"):
+        release_numbered(home.store, home.target, 7)
+
+
+def test_the_same_round_and_members_give_the_same_candidate(home: Home) -> None:
+    one, two = home.member("refund"), home.member("refund")
+    round_id = home.store.row(AdapterRow, id=one["adapter_id"]).round_id  # type: ignore[union-attr]
+    first = home.candidate({"refund": one}, round_id=round_id)
+    assert home.candidate({"refund": one}, round_id=round_id) == first
+    assert home.candidate({"refund": two}, round_id=round_id).number == 2
+    with pytest.raises(ConfigurationError, match=r"'refund' is .*it needs adapter_id, model, version, sha256"):
+        home.candidate({"refund": one | {"version": ""}})
+    with pytest.raises(ConfigurationError, match="give the stored one"):
+        home.candidate({"refund": one | {"sha256": "0" * 64}})
+    with pytest.raises(ConfigurationError, match="is the bare base"):
+        home.candidate({})
+
+
+def test_a_refused_candidate_rejects_its_own_adapters_and_is_live_only_by_hand(home: Home) -> None:
+    one, two = home.member("refund"), home.member("exchange")
+    home.promoted({"refund": one})
+    row = home.candidate({"refund": one, "exchange": two})
+    refused = refuse(home.store, row.id, "no better than release 1")
+    assert refuse(home.store, row.id, "no better than release 1") == refused
+    assert (refused.state, refused.reason) == (ReleaseState.REFUSED, "no better than release 1")
+    assert [home.state(one), home.state(two)] == ["champion", "rejected"]
+    with pytest.raises(TransitionError, match=r"release 2 of .* is refused, no candidate; .*trace-agent promote 2"):
+        promote(home.store, home.registry, row.id, "better")
+    home.check()
+    assert promote(home.store, home.registry, row.id, "I know better", by_hand=True).state == ReleaseState.LIVE
+    home.check()
+
+
+def test_rollback_walks_back_through_the_parents_and_bars_what_was_left(home: Home) -> None:
+    one, two, other = home.member("refund"), home.member("refund"), home.member("exchange")
+    home.promoted({"refund": one})
+    home.promoted({"refund": two})
+    home.promoted({"refund": two, "exchange": other})
+    back = rollback(home.store, home.registry, home.target)
+    assert back is not None
+    assert (back.number, home.states()) == (2, {1: "retired", 2: "live", 3: "rolled-back"})
+    assert set(barred(home.store, home.target)) == {other["sha256"]}
+    assert [home.state(m) for m in (one, two, other)] == ["retired", "champion", "retired"]
+    home.check()
+    again = home.candidate({"refund": two, "exchange": other})
+    with pytest.raises(
+        ConfigurationError, match=r"exchange version 1 .*barred: release 3 was rolled back to release 2"
+    ):
+        promote(home.store, home.registry, again.id, "better")
+    home.check()
+    assert rollback(home.store, home.registry, home.target).number == 1  # type: ignore[union-attr]
+    assert set(barred(home.store, home.target)) == {other["sha256"], two["sha256"]}
+    assert rollback(home.store, home.registry, home.target) is None
+    assert home.states() == {1: "rolled-back", 2: "rolled-back", 3: "rolled-back", 4: "candidate"}
+    home.check()
+    with pytest.raises(ConfigurationError, match="nothing to go back to: the bare base answers"):
+        rollback(home.store, home.registry, home.target)
+    # A person lifts the bars of what they promote, and of nothing else.
+    promote(home.store, home.registry, again.id, "by me", by_hand=True)
+    assert set(barred(home.store, home.target)) == {one["sha256"]}
+    assert home.store.row(BarredRow, target=home.target, sha256=two["sha256"]).allowed_at is not None  # type: ignore[union-attr]
+    home.check()
+    first = release_numbered(home.store, home.target, 1)
+    assert allow(home.store, home.target, first) == ["refund"]
+    assert allow(home.store, home.target, first) == []
+
+
+def test_rollback_to_a_number(home: Home) -> None:
+    members = [home.member("refund") for _ in range(3)]
+    for member in members:
+        home.promoted({"refund": member})
+    assert rollback(home.store, home.registry, home.target, to=1).number == 1  # type: ignore[union-attr]
+    assert home.states() == {1: "live", 2: "retired", 3: "rolled-back"}
+    home.check()
+    waiting = home.candidate({"refund": members[1], "exchange": home.member("exchange")})
+    for number, message in ((1, "is live already"), (4, "is candidate and was never live"), (9, r"it has 1, 2, 3, 4")):
+        with pytest.raises((ConfigurationError, StoreError), match=message):
+            rollback(home.store, home.registry, home.target, to=number)
+    assert waiting.number == 4
+    assert rollback(home.store, home.registry, home.target, to=0) is None
+    home.check()
+
+
+def test_a_candidate_that_was_not_compared_with_the_live_release_is_refused(home: Home) -> None:
+    early = home.candidate({"refund": home.member("refund")})
+    home.promoted({"exchange": home.member("exchange")})
+    late = home.candidate({"refund": home.member("refund")})
+    home.promoted({"cancel": home.member("cancel")})
+    for row, made in ((early, "from the bare base"), (late, "from release 2")):
+        with pytest.raises(ConfigurationError, match=f"not compared with the live release 4: it was made {made}"):
+            promote(home.store, home.registry, row.id, "better")
+    rollback(home.store, home.registry, home.target, to=0)
+    with pytest.raises(ConfigurationError, match="cannot follow the bare base"):
+        promote(home.store, home.registry, late.id, "better")
+    home.check()
+
+
+def test_another_base_or_other_data_begin_a_new_lineage(home: Home) -> None:
+    first = home.promoted({"refund": home.member("refund")})
+    assert incumbent(home.store, home.target, BASE, REVISION, DATA) == (first, "")
+    none, why = incumbent(home.store, home.target, BASE, REVISION, "data-2")
+    assert none is None
+    assert "data changed from data-1 to data-2" in why
+    with pytest.raises(ConfigurationError, match=r"cannot be the parent.*data changed from data-1 to data-2"):
+        home.candidate({"refund": home.member("refund")}, data_hash="data-2")
+    second = home.promoted({"refund": home.member("refund")}, parent=None, data_hash="data-2")
+    assert home.states() == {1: "retired", 2: "live"}
+    assert second.parent_id is None
+    big = home.candidate({"refund": home.member("refund", base="big")}, parent=None, base="big")
+    with pytest.raises(ConfigurationError, match=r"release 3 of .* stands on big@abc, the live release 2 on tiny@abc"):
+        promote(home.store, home.registry, big.id, "by me", by_hand=True)
+    assert promote(home.store, home.registry, big.id, "better").state == ReleaseState.LIVE
+    with pytest.raises(ConfigurationError, match=r"release 1 of .* stands on tiny@abc, the live release 3 on big@abc"):
+        rollback(home.store, home.registry, home.target, to=1)
+    home.check()
+
+
+def test_an_alias_that_was_moved_by_hand_is_put_back_with_a_warning(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two, other = home.member("refund"), home.member("refund"), home.member("exchange")
+    home.promoted({"refund": two})
+    client = home.registry.client
+    client.set_registered_model_alias(one["model"], CHAMPION, one["version"])
+    client.set_registered_model_alias(other["model"], CHAMPION, other["version"])
+    with caplog.at_level(logging.WARNING, "trace"):
+        changes = publish(home.store, home.registry, home.target)
+    assert changes == [f"champion of {other['model']}: 1 -> none", f"champion of {two['model']}: 1 -> 2"]
+    assert f"champion of {two['model']} was on version 1, not by a release: put back to 2" in caplog.text
+    home.check()
+    client.delete_registered_model_alias(release_model(home.registry), "live")
+    assert publish(home.store, home.registry, home.target) == ["live: none -> release 1"]
+    home.check()
+
+
+def test_a_registry_that_the_store_knows_nothing_of_is_left_alone(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    one = home.member("refund")
+    home.registry.client.set_registered_model_alias(one["model"], CHAMPION, one["version"])
+    with caplog.at_level(logging.WARNING, "trace"):
+        assert publish(home.store, home.registry, home.target) == []
+    assert "the store has no release of it" in caplog.text
+    assert read_aliases(home.registry).champions == {one["model"]: "1"}
+
+
+def files_of(home: Home, member: dict[str, str], capability: str) -> Path:
+    found = {a.version: a for a in home.registry.versions(capability)}[member["version"]]
+    location = home.registry.client.get_logged_model(found.model_id).artifact_location
+    return Path(str(location).removeprefix("file://"))
+
+
+def test_an_adapter_that_is_gone_or_changed_is_never_made_live_and_can_be_left(home: Home) -> None:
+    one, two, three = (home.member("refund") for _ in range(3))
+    first = home.promoted({"refund": one})
+    home.promoted({"refund": two})
+    waiting = home.candidate({"refund": three})
+    changed = files_of(home, three, "refund") / "adapter_config.json"
+    changed.write_text(changed.read_text().replace("tiny", "evil"))
+    with pytest.raises(AdapterError, match="its files were changed"):
+        promote(home.store, home.registry, waiting.id, "better")
+    assert home.states() == {1: "retired", 2: "live", 3: "candidate"}
+    home.check()
+    # What is live may be damaged: it is left by a rollback, unless what lies behind is damaged too.
+    shutil.rmtree(files_of(home, two, "refund"))
+    kept = files_of(home, one, "refund")
+    kept.rename(kept.with_name("away"))
+    with pytest.raises(AdapterError, match="missing"):
+        rollback(home.store, home.registry, home.target)
+    assert home.states() == {1: "retired", 2: "live", 3: "candidate"}
+    kept.with_name("away").rename(kept)
+    home.registry.client.delete_model_version(two["model"], two["version"])
+    with pytest.raises(AdapterError, match=r"refund has no version 2 .*a release names it: it was deleted there"):
+        publish(home.store, home.registry, home.target)
+    back = rollback(home.store, home.registry, home.target)
+    assert back == replace(first, **{k: getattr(back, k) for k in ("reason", "evidence", "live_at", "ended_at")})
+    home.check()
+
+
+def test_the_router_of_a_release_is_the_one_that_was_released(home: Home, tmp_path: Path) -> None:
+    rows, labels = np.eye(6, 8, dtype=np.float32), ["refund", "", "refund", "", "refund", ""]
+    router = Router.fit(rows, labels, [f"t{i}" for i in range(6)], neighbours=1)
+    router.save(tmp_path / "r1" / "router")
+    member = home.member("refund")
+    row = home.candidate({"refund": member}, router=router.version, router_path="r1/router")
+    assert release_router(tmp_path, row).version == router.version  # type: ignore[union-attr]
+    assert release_router(tmp_path, replace(row, router="")).version == router.version  # type: ignore[union-attr]
+    assert release_router(tmp_path, replace(row, router="", router_path="")) is None
+    Router.fit(rows * 2 + 1, labels, [f"t{i}" for i in range(6)], neighbours=2).save(tmp_path / "r1" / "router")
+    with pytest.raises(StoreError, match=f"release 1 of {home.target} has router {router.version}, but .*changed"):
+        release_router(tmp_path, row)
+    shutil.rmtree(tmp_path / "r1")
+    with pytest.raises(StoreError, match="cannot be read"):
+        release_router(tmp_path, row)
+
+
+def test_a_release_never_changes(home: Home) -> None:
+    row = home.promoted({"refund": home.member("refund")})
+    with pytest.raises(StoreError, match="never replaced"):
+        home.store.put([replace(row, data_hash="other")], replace=True)
+    with pytest.raises(StoreError, match=r"\['members'\] never change"):
+        home.store.set_state(ReleaseRow, row.id, ReleaseState.RETIRED, members={})
+    second = replace(row, id="x", number=2)
+    with pytest.raises(StoreError, match="breaks a rule of the schema"):
+        home.store.put([second])
+    home.check()
