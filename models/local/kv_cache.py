@@ -127,7 +127,7 @@ class _Rows:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
             padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
-            before = None if prefix is None else (prefix.k, prefix.v)
+            before = (prefix.k, prefix.v) if prefix is not None else None
             out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 

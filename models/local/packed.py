@@ -9,7 +9,8 @@ sampling without one costs, and the base stays as it was. Layers that read the s
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,10 +45,11 @@ class Packed:
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self.bases: list[torch.Tensor] = [module.weight.detach() for module in modules]
-        biases = [module.bias.detach() for module in modules if getattr(module, "bias", None) is not None]
-        self.bias = torch.cat(biases) if biases else None
+        biases = [b.detach() for b in (getattr(module, "bias", None) for module in modules) if b is not None]
+        self.bias = torch.cat(biases) if biases else None  # of layers that read the same input, all have one or none
         self.arranged = can_arrange(self.bases[0])
         self.deltas: dict[int, torch.Tensor] = {}
+        self.bare = False  # whether the merged deltas are left out for now
         self._weight: torch.Tensor | None = None
 
     def merge(self, part: int, delta: torch.Tensor | None) -> None:
@@ -60,6 +62,8 @@ class Packed:
 
     @property
     def weight(self) -> torch.Tensor:
+        if self.bare and self.deltas:  # as the model has it: the same kernels take it, slower
+            return torch.cat(self.bases) if len(self.bases) > 1 else self.bases[0]
         if self._weight is None:
             made = [w + self.deltas[i].to(w.dtype) if i in self.deltas else w for i, w in enumerate(self.bases)]
             whole = torch.cat(made) if len(made) > 1 else made[0]
@@ -116,6 +120,18 @@ def merge(layers: Mapping[str, Part], merged: set[str], deltas: Mapping[str, tor
     for name, delta in deltas.items():
         layers[name].merge(delta)
     return set(deltas)
+
+
+@contextmanager
+def base_alone(layers: Mapping[str, Part], merged: Iterable[str]) -> Iterator[None]:
+    """The base within: what is merged stays arranged and is left out, which costs less than to arrange it twice."""
+    for name in merged:
+        layers[name].packed.bare = True
+    try:
+        yield
+    finally:
+        for name in merged:
+            layers[name].packed.bare = False
 
 
 class PackedLinear(nn.Module):

@@ -25,10 +25,10 @@ from torch import nn
 from errors import PolicyError
 from models.adapters.deltas import folder_deltas
 from models.local.attention import SharedBatch, check_supported
-from models.local.decoder import Decoder, PlainDecoder, make_decoder
+from models.local.decoder import make_decoder
 from models.local.drawing import draw
 from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass
-from models.local.packed import merge
+from models.local.packed import base_alone, merge
 from models.local.work import Work
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
@@ -51,7 +51,6 @@ class LocalPolicy:
         self.stop_ids, self.rows = stop_ids, rows
         self.context = int(config.max_position_embeddings)
         self.decoder = make_decoder(model)
-        self._plain = PlainDecoder(model, arranged=False)
         self._identity = identity
         self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
         self._current: str | None = None
@@ -226,10 +225,9 @@ class LocalPolicy:
             raise PolicyError(
                 f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row"
             )
-        # An adapter that is merged stays: changing the merged weights costs more than the plain model's slower layers.
-        decoder = self.decoder if self._current is None else self._plain
-        shared = self._prefix(None, tuple(prefix), decoder)
-        return self._rows_after(rows, len(prefix), shared, decoder, layers)
+        with base_alone(self.decoder.layers, self._merged):
+            shared = self._prefix(None, tuple(prefix))
+            return self._rows_after(rows, len(prefix), shared, layers)
 
     @torch.inference_mode()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -242,7 +240,6 @@ class LocalPolicy:
         rows: Sequence[Sequence[int]],
         offset: int,
         shared: PrefixPass | None,
-        decoder: Decoder | None = None,
         layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
         """Hidden states (N, hidden) of `rows` laid flat, after a prefix of `offset` tokens. Nothing is kept."""
@@ -252,7 +249,7 @@ class LocalPolicy:
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [offset + j for count in counts for j in range(count)]
         self.work.prefilled += len(positions)
-        return self._forward([i for row in rows for i in row], positions, batch, decoder, layers)
+        return self._forward([i for row in rows for i in row], positions, batch, layers)
 
     def _at_rest(self, what: str) -> None:
         if self.busy:
@@ -324,14 +321,14 @@ class LocalPolicy:
             self._merged = merge(self.decoder.layers, self._merged, deltas)
             self._current = adapter
 
-    def _prefix(self, adapter: str | None, ids: tuple[int, ...], decoder: Decoder | None = None) -> PrefixPass | None:
+    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> PrefixPass | None:
         if not ids:
             return None
         key = (adapter, ids)
         if key not in self._prefixes:
             shared = PrefixPass()
             self.work.prefilled += len(ids)
-            self._forward(ids, range(len(ids)), shared, decoder)
+            self._forward(ids, range(len(ids)), shared)
             self._prefixes[key] = shared
             while len(self._prefixes) > PREFIXES_KEPT:
                 self._prefixes.popitem(last=False)
@@ -343,13 +340,12 @@ class LocalPolicy:
         ids: Sequence[int],
         positions: Sequence[int],
         shared: SharedBatch,
-        decoder: Decoder | None = None,
         layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
         """Hidden states (N, hidden) of N flat tokens: the last ones, or the mean over `layers`."""
         device = self._cache.like.device
         ids_N, positions_N = torch.tensor(ids, device=device), torch.tensor(positions, device=device)
-        return (decoder or self.decoder).run(ids_N, positions_N, shared, layers)
+        return self.decoder.run(ids_N, positions_N, shared, layers)
 
     def _run(self) -> tuple[list[Row], torch.Tensor]:
         """Compute `todo` of the rows in flight: the rows, and the hidden state (R, hidden) of each one's last token."""

@@ -74,7 +74,7 @@ def test_embedding_leaves_open_sessions_alone(embedded_model: Embedded) -> None:
     policy, renderer = embedded_model
     tasks, _ = drawn(range(1))
     given = openings(target().environment, renderer, tasks[:3])
-    name = next(iter(policy.decoder.layers))
+    name = "model.layers.0.self_attn.q_proj"
     weight = policy.decoder.layers[name].base
     policy.load_deltas("loud", "0", {name: torch.full_like(weight, 0.01)})
 
