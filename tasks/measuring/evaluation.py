@@ -136,9 +136,9 @@ def run_evaluation(
 
 def _adapter_row(store: Store, loaded: LoadedPolicy) -> str | None:
     """The adapter as the store knows it, else the name that it is served under."""
-    if not (loaded.adapter or loaded.name.adapter):
+    served = loaded.served or loaded.adapter or loaded.name.adapter
+    if not served:
         return None
-    served = loaded.adapter or loaded.name.adapter
     capability, _, rest = served.partition("@v")
     version = rest.partition("-")[0]
     rows = store.rows(AdapterRow, registered_version=version) if version else []

@@ -65,7 +65,8 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy ready to play. `renderer` and `adapter` are a token policy's, `context` is in tokens where it is known,
+    """A policy ready to play. `renderer` and `adapter` are a token policy's (`served` is
+    the adapter's name in the registry), `context` is in tokens where it is known,
     `chat` is the policy once more if it is an API model's. A release has `choose`, which gives each task's adapter, and
     `acting`, the identity of the whole. `close` ends threads and connections; a policy on servers
     takes its adapters from them."""
@@ -75,6 +76,7 @@ class LoadedPolicy:
     sampling: Sampling
     renderer: Renderer | None = None
     adapter: str | None = None
+    served: str = ""
     window: int = 1
     context: int | None = None
     chat: ChatPolicy | None = None
@@ -204,7 +206,9 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
         window=2 * policy.rows, context=policy.context, close=policy.close,
     )  # fmt: skip
     try:
-        return loaded if found is None else replace(loaded, adapter=_proven(policy, base, *found))
+        if found is None:
+            return loaded
+        return replace(loaded, adapter=_proven(policy, base, *found), served=found[0].served_name)
     except BaseException:
         loaded.close()
         raise
@@ -220,9 +224,9 @@ def _proven(policy: TrainablePolicy, base: BaseModel, adapter: RegisteredAdapter
             f"{identity.base} ({identity.revision}); evaluate it on that model"
         )
     expected = read_fingerprint(adapter.tags, adapter.served_name)
-    served = load_folder(policy, folder, adapter.served_name, "evaluate", adapter.sha256)
-    prove(policy, expected, served)
-    return served
+    name = load_folder(policy, folder, adapter.capability, "evaluate", adapter.sha256)
+    prove(policy, expected, name)
+    return name
 
 
 def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:
