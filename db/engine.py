@@ -108,8 +108,8 @@ def _sqlite_engine(url: URL, *, write: bool, foreign_keys: bool = True, **option
         _enter_wal(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         if write:
-            # Ids are hashes: each row of a large file goes to another page of its indexes. More pages are kept, and they
-            # reach the file less often: a fifth more rows a second at a million trajectories.
+            # Ids are hashes: each row of a large file goes to another page of its indexes. More pages are kept, and
+            # they reach the file less often: a fifth more rows a second at a million trajectories.
             connection.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
             connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
