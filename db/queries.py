@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Select, Table, func, select, text
@@ -100,9 +101,22 @@ def check_frames(
 ) -> Iterator[pd.DataFrame]:
     """The columns of `checks` (all, or those of `names`) as `check_frame` has them, in frames one after another and in
     no order."""
-    columns = TABLES["checks"].columns
-    for part in _parts(equals):
-        yield from _frames(connection, _checks([columns[name] for name in names or columns.keys()], part))
+    trajectories, checks = TABLES["trajectories"], TABLES["checks"]
+    columns = [checks.c[name] for name in names or checks.columns.keys()]
+    wanted = [
+        found
+        for part in _parts(equals)
+        for found in connection.execute(
+            select(trajectories.c.id).where(where(trajectories, part), trajectories.c.error_boundary.is_(None))
+        ).scalars()
+    ]
+    if len(wanted) <= CHUNK:
+        query = select(*columns).where(checks.c.trajectory_id.in_(wanted))
+        yield from _frames(connection, query)
+        return
+    # Of many trajectories the checks are read as they lie, and those of others left out here: to look each up by its
+    # id goes through the whole file in no order.
+    yield from _frames(connection, select(checks.c.trajectory_id.label("_of"), *columns), set(wanted))
 
 
 def _checks(columns: Sequence[Any], equals: Mapping[str, Any]) -> Select[Any]:
@@ -165,15 +179,17 @@ def sql(connection: Connection, query: str, values: Mapping[str, Any]) -> pd.Dat
     return _joined([_data_frame(result.all(), list(result.keys()))], [])
 
 
-def _frames(connection: Connection, query: Select[Any]) -> Iterator[pd.DataFrame]:
+def _frames(connection: Connection, query: Select[Any], of: AbstractSet[str] | None = None) -> Iterator[pd.DataFrame]:
     """A query's rows as frames of `_ROWS`, one at least. Rows as Python objects take ten times a frame's place, so they
-    are never all there at once."""
+    are never all there at once. With `of` the first column is left out, and so are rows where it is none of those."""
     result = connection.execute(query.execution_options(yield_per=_ROWS))
-    names = list(result.keys())
+    names = list(result.keys())[0 if of is None else 1 :]
     found = False
     for part in result.partitions():
-        found = True
-        yield _data_frame(part, names)
+        rows = part if of is None else [row[1:] for row in part if row[0] in of]
+        if rows:
+            found = True
+            yield _data_frame(rows, names)
     if not found:
         yield _data_frame([], names)
 

@@ -125,6 +125,11 @@ def test_frames_take_more_ids_than_a_statement(store: Store, round_: Round, monk
     checks = store.check_frame(None, id=wanted)
     assert list(checks.trajectory_id) == [name for name in frame.id for _ in range(2)]
     assert list(checks.idx) == [0, 1] * 7
+    # So many that the others are left out while all are read.
+    (all_at_once,) = store.check_frames(None, id=wanted)
+    pd.testing.assert_frame_equal(
+        all_at_once.sort_values(["trajectory_id", "idx"], ignore_index=True), checks[list(all_at_once)]
+    )
 
 
 def test_many_trajectories_are_read_in_pages(store: Store, round_: Round) -> None:
