@@ -57,7 +57,7 @@ class ImproveParameters(BaseModel):
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, gpu, smoke or dry")
-    seed: int | None = Field(default=None, ge=0, description="another seed is another round")
+    seed: int | None = Field(default=None, ge=0, description="another seed gives other draws")
     budget: int | None = Field(default=None, ge=1, description="rollouts of the round; derives the rest")
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")

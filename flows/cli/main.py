@@ -45,7 +45,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
 Profile = Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")]
-Seed = Annotated[int | None, typer.Option(help="Another seed is another round.")]
+Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
 Budget = Annotated[int | None, typer.Option(help="Rollouts of the round; derives the rest.")]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
 
