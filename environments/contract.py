@@ -218,6 +218,11 @@ class Drawable(Protocol):
         """
         ...
 
+    def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        """`count` more validation tasks of a family for the same round, beside those of `drawn`, under the same rules;
+        fewer are the first of more. Raises TargetError as `drawn` does."""
+        ...
+
     def content(self, task: TargetTask) -> str:
         """Hash of what the task asks and what solves it: equal for tasks that differ in their seed alone."""
         ...

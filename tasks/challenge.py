@@ -8,6 +8,8 @@ chosen wrongly is a figure of its verdict. The rules are stored, with their hash
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from prefect.artifacts import create_table_artifact
@@ -19,7 +21,7 @@ from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
 from tasks.measuring.gate_rules import judge_capabilities
 from tasks.measuring.lineup import lineup_of, play_alone, play_lineup
-from tasks.measuring.statistics import align
+from tasks.measuring.statistics import align, tasks_needed
 from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult
@@ -36,9 +38,11 @@ def challenge(context: Context) -> ChallengeResult:
     capabilities = registered(context.stored)
     if not capabilities:
         return ChallengeResult(skipped="no capability was trained")
-    tasks, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
     own = {c: families_of(context, c) for c in capabilities}
     look = look_at(context, SPLIT)
+    further = _further(context, own, look)
+    tasks, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
+    tasks = [*tasks, *context.further_tasks(further)]
     plan = _plan(context, own, tasks, look)
     lineup = lineup_of(context, context.incumbent)
     live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
@@ -65,6 +69,7 @@ def challenge(context: Context) -> ChallengeResult:
         ],
     )
     return ChallengeResult(
+        further=further,
         live_ids=live_ids,
         alone_ids=alone_ids,
         verdicts={c: str(d.verdict) for c, d in decisions.items()},
@@ -114,9 +119,34 @@ def look_at(context: Context, split: str) -> LookRow:
 
 
 def _gains(context: Context, capabilities: Iterable[str]) -> dict[str, float]:
-    """Points that each adapter gained on fresh seeds of its own environment."""
+    """Points that each adapter gained on fresh seeds of its own environment, on the champion that it was trained on
+    from, or on the base."""
     measured = {c: context.result(RegisterResult, c) for c in capabilities}
-    return {c: round(100 * (r.adapter_success - r.base_success), 6) for c, r in measured.items()}
+    return {c: round(100 * (r.adapter_success - _before(r)), 6) for c, r in measured.items()}
+
+
+def _before(measured: RegisterResult) -> float:
+    return measured.base_success if measured.champion_success is None else measured.champion_success
+
+
+def _further(context: Context, own: Mapping[str, Sequence[str]], look: LookRow) -> dict[str, int]:
+    """How many more validation tasks of which family find the gains seen on fresh seeds with 80 % power, at most
+    `evaluation.own_tasks` a capability in all. A family of several capabilities gets what the one needs that needs
+    most. None where the target cannot draw, the families are not known, or nothing was gained."""
+    s, gains = context.settings.evaluation, _gains(context, own)
+    there = Counter(t.family for t in context.tasks(SPLIT))
+    further: dict[str, int] = {}
+    for capability, families in own.items():
+        gain = min(100.0, gains[capability])
+        if not look.draw or not families or gain <= 0:
+            continue
+        before = _before(context.result(RegisterResult, capability))
+        needed = tasks_needed(gain, before, s.validation_trials, look.alpha / len(own))
+        short = min(needed, s.own_tasks) - sum(there[f] for f in families)
+        if short > 0:
+            each = math.ceil(short / len(families))
+            further |= {f: max(each, further.get(f, 0)) for f in families}
+    return further
 
 
 def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[TargetTask], look: LookRow) -> str:

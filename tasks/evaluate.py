@@ -16,7 +16,7 @@ from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import clustered_interval
 from tasks.releases.lifecycle import release_numbered
 from tasks.round.context import Context
-from tasks.round.results import EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
+from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
 
@@ -30,7 +30,14 @@ def evaluate(context: Context) -> EvaluateResult:
     candidate = context.store.row(ReleaseRow, id=routed.candidate)
     sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
     trials = context.settings.evaluation.validation_trials
-    return EvaluateResult(**_measure(context, "validation", sides, trials, context.seed))
+    more = context.further_tasks(context.result(ChallengeResult).further)
+    further = {
+        f"further_{name}_ids": play_lineup(
+            context, lineup, more, trials, context.seed, f"further validation tasks ({name})", "evaluation"
+        ).ids
+        for name, lineup in sides.items()
+    }
+    return EvaluateResult(**_measure(context, "validation", sides, trials, context.seed), **further)
 
 
 @stage("test", title="evaluate on test")

@@ -30,7 +30,8 @@ def gate(context: Context) -> GateResult:
         return GateResult(skipped=evaluated.skipped, verdicts=challenged.verdicts)
     candidate = context.store.row(ReleaseRow, id=context.result(RouteResult).candidate)
     assert candidate is not None
-    live, other = outcomes(context.store, evaluated.live_ids), outcomes(context.store, evaluated.routed_ids)
+    live = outcomes(context.store, [*evaluated.live_ids, *evaluated.further_live_ids])
+    other = outcomes(context.store, [*evaluated.routed_ids, *evaluated.further_routed_ids])
     trials = context.settings.evaluation.validation_trials
     own = {c: families_of(context, c) for c in challenged.passed}
     pair = align(live, other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,15 +151,31 @@ class Context:
     def _drawn(self, split: str) -> list[TargetTask]:
         """The tasks that this round drew, which have no content of earlier rounds; their contents are stored."""
         if split not in self._tasks:
-            target, this = self.target, self.round
-            assert isinstance(target, Drawable)
-            numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
-            drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
-            used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
-            tasks = list(target.drawn(split, Draw(self.settings.seed, this.number, used)))
-            self.store.put([self._drawn_row(target.content(t), t) for t in tasks])
-            self._tasks[split] = tasks
+            assert isinstance(self.target, Drawable)
+            self._tasks[split] = self._recorded(self.target.drawn(split, self._draw))
         return self._tasks[split]
+
+    def further_tasks(self, families: Mapping[str, int]) -> list[TargetTask]:
+        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw."""
+        if not isinstance(self.target, Drawable):
+            return []
+        drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
+        return self._recorded([task for tasks in drawn for task in tasks])
+
+    @cached_property
+    def _draw(self) -> Draw:
+        """What decides the round's draws, with the contents that earlier rounds of the target drew."""
+        this = self.round
+        numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
+        drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
+        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
+        return Draw(self.settings.seed, this.number, used)
+
+    def _recorded(self, tasks: Sequence[TargetTask]) -> list[TargetTask]:
+        """The tasks, once their contents are stored: no later round draws them."""
+        assert isinstance(self.target, Drawable)
+        self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
+        return list(tasks)
 
     def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
         this = self.round

@@ -191,10 +191,12 @@ class RegisterResult(StageResult):
 
 class ChallengeResult(StageResult):
     """Each new adapter alone against the live release on validation: trajectory ids, the gate's verdict by capability
-    and those that passed. `look` counts the looks at this split, `alpha` is what this one may spend; `plan` is the hash
-    of the rules, which were stored before the first episode."""
+    and those that passed. `further` tasks of families were drawn, so that the gains seen on fresh seeds could be found.
+    `look` counts the looks at this split, `alpha` is what this one may spend; `plan` is the hash of the rules, which
+    were stored before the first episode."""
 
     stage: ClassVar[str] = "challenge"
+    further: dict[str, int] = {}
     live_ids: list[str] = []
     alone_ids: dict[str, list[str]] = {}
     verdicts: dict[str, str] = {}
@@ -230,9 +232,12 @@ class SuccessRate(BaseModel):
 
 class EvaluateResult(StageResult):
     """The validation split: trajectory ids and success of the base, of the release that was live when the round began,
-    of the candidate (`routed`), and of the no-op."""
+    of the candidate (`routed`), and of the no-op. The rates are over the split as it was drawn; on the further tasks of
+    the challenge, live and candidate have ids alone."""
 
     stage: ClassVar[str] = "evaluate"
+    further_live_ids: list[str] = []
+    further_routed_ids: list[str] = []
     base_ids: list[str] = []
     live_ids: list[str] = []
     routed_ids: list[str] = []

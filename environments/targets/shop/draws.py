@@ -53,10 +53,10 @@ def fresh(family: str, seed: int) -> TargetTask:
     raise AssertionError("unreachable: `count` does not end")
 
 
-def _take(family: str, seeds: Iterator[int], split: str, taken: set[str]) -> list[TargetTask]:
-    """The split's tasks of a family, on the first of `seeds` whose contents are for evaluation and not in `taken`,
-    which grows by them. Raises TargetError when the seeds run out."""
-    wanted = FAMILIES[family].share * PER_SHARE[split]
+def _take(family: str, seeds: Iterator[int], split: str, taken: set[str], wanted: int = 0) -> list[TargetTask]:
+    """Tasks of a family for a split (`wanted`, or its share), on the first of `seeds` whose contents are for evaluation
+    and not in `taken`, which grows by them. Raises TargetError when the seeds run out."""
+    wanted = wanted or FAMILIES[family].share * PER_SHARE[split]
     tasks: list[TargetTask] = []
     met: set[str] = set()
     while len(tasks) < wanted:
@@ -97,13 +97,24 @@ def drawn_splits(chosen: Draw, reserved: set[str]) -> dict[str, tuple[TargetTask
 
     A seed always gives the same scenario, so a task's id says its content, whatever was used before.
     """
-    # The numbers of one home never meet; two homes' seeds may, which costs nothing.
-    place = (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS
-    first = DRAWN_SEED + place * SEEDS_OF_A_ROUND
     taken = reserved | chosen.used
     found: dict[str, list[TargetTask]] = {split: [] for split in DRAWN_SPLITS}
     for family in FAMILIES:
-        seeds = iter(range(first, first + SEEDS_OF_A_ROUND))
+        seeds = _seeds(chosen)
         for split in DRAWN_SPLITS:
             found[split] += _take(family, seeds, split, taken)
     return {split: tuple(tasks) for split, tasks in found.items()}
+
+
+def further_tasks(chosen: Draw, drawn: set[str], family: str, wanted: int) -> tuple[TargetTask, ...]:
+    """`wanted` more validation tasks of a family for a round, without the contents in `chosen.used` and in `drawn`,
+    those of the fixed splits and of the round's own."""
+    return tuple(_take(family, _seeds(chosen), "validation", drawn | chosen.used, wanted)) if wanted else ()
+
+
+def _seeds(chosen: Draw) -> Iterator[int]:
+    """The seeds that a round looks for its tasks among, from the first."""
+    # The numbers of one home never meet; two homes' seeds may, which costs nothing.
+    place = (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS
+    first = DRAWN_SEED + place * SEEDS_OF_A_ROUND
+    return iter(range(first, first + SEEDS_OF_A_ROUND))

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 
 from environments.contract import SPLITS, Draw, Message, TargetTask, ToolCall, content_hash
-from environments.targets.shop.draws import DRAWN_SPLITS, FRESH_SEEDS, content_of, drawn_splits, fixed_splits, fresh
+from environments.targets.shop.draws import (
+    DRAWN_SPLITS,
+    FRESH_SEEDS,
+    content_of,
+    drawn_splits,
+    fixed_splits,
+    fresh,
+    further_tasks,
+)
 from environments.targets.shop.episode import MAX_STEPS, ShopEnvironment
 from environments.targets.shop.families import FAMILIES
 from errors import TargetError
@@ -87,6 +95,12 @@ class ShopTarget:
         if latest is None or latest[0] != draw:
             self._latest = latest = draw, drawn_splits(draw, self._reserved)
         return latest[1][split]
+
+    def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        if family not in FAMILIES:
+            raise TargetError(f"family {family!r} does not exist; the families are {', '.join(FAMILIES)}")
+        own = {self.content(task) for split in DRAWN_SPLITS for task in self.drawn(split, draw)}
+        return further_tasks(draw, self._reserved | own, family, count)
 
     def content(self, task: TargetTask) -> str:
         return content_of(task.payload["opening"], task.payload["reference"])

@@ -125,6 +125,21 @@ def test_a_draw_is_decided_by_its_seed_number_and_what_was_used() -> None:
     assert all(t.payload == payloads[t.id] for t in both)
 
 
+def test_further_tasks_are_of_the_same_round_and_new() -> None:
+    draw = Draw(3, 2, frozenset(contents(SHOP.drawn("validation", Draw(3, 1)))))
+    more = SHOP.further(draw, "wants_person", 30)
+    assert (len(more), {t.family for t in more}, {t.split for t in more}) == (30, {"wants_person"}, {"validation"})
+    assert SHOP.further(draw, "wants_person", 7) == more[:7]
+    assert not SHOP.further(draw, "wants_person", 0)
+    others = [t for split in DRAWN for t in SHOP.drawn(split, draw)] + [t for s in SPLITS for t in SHOP.tasks(s)]
+    found = contents(more)
+    assert len(set(found)) == 30
+    assert not set(found) & (set(contents(others)) | draw.used)
+    assert not {t.id for t in more} & {t.id for t in others}
+    with pytest.raises(TargetError, match="family 'nobody' does not exist"):
+        SHOP.further(draw, "nobody", 1)
+
+
 def test_another_process_draws_the_same() -> None:
     code = (
         "import json; from environments.contract import Draw; from environments.targets.shop.target import target as t;"
