@@ -44,7 +44,10 @@ def main(seed: int, most: int, profile: str) -> None:
     rollout.do(context)
     contrast.do(context)
     for capability in select.do(context).selected[:most]:
-        if not (synthesize.do(context, capability).goes_on and calibrate.do(context, capability).goes_on):
+        made = synthesize.do(context, capability)
+        measured = calibrate.do(context, capability) if made.goes_on else None
+        if measured is None or not measured.goes_on:
+            print(f"{capability}: not trained, {measured.reason if measured else '; '.join(made.reasons)}")
             continue
         result = train.do(context, capability)
         row = context.store.stage(context.round.id, f"train:{capability}").row()
