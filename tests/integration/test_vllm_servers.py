@@ -311,6 +311,9 @@ def test_promotion_under_load_fails_no_request(
     assert failed == []
     assert sum(answered.values()) == PER_SECOND * SECONDS
     assert answered[one.served_name]
+    # Under load the server's scores of the base were seen half a nat off: a release that is refused for that leaves the
+    # one before whole, and is tried again, as a gateway does every minute.
+    world.fleet.reconcile()
     world.fleet.follow()
     assert one.served_name not in world.server.models(), changes
     request(0)
