@@ -14,7 +14,7 @@ MLFLOW_PORT ?= 5000
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install improve ui test check format install-targets install-toolsandbox install-vllm clean
+.PHONY: help install improve ui test bench check format install-targets install-toolsandbox install-vllm clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-20s %s\n' "$$name" "$$text"; done
@@ -73,6 +73,9 @@ test: install install-targets ## Run all tests, or some: ARGS="-m quick" (instal
 	@sh tests/ensure_chromium.sh
 	@# Two processes of one thread each: most tests wait for servers or run Python. A file's tests stay together.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+bench: install ## Measure, and compare ratios with benchmarks/baseline.json (15 minutes; ARGS="--update" stores them)
+	@$(BIN)/python -m benchmarks.regression $(ARGS)
 
 check: install ## Lint and type-check everything, Dockerfile and compose files included
 	@$(BIN)/ruff check -q .

@@ -83,6 +83,10 @@ class TrainSettings(_Part):
     temperature: float = Field(0.7, gt=0)
     upper_layers: int | None = 15
     micro_batch: int = Field(24, ge=1)
+    candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
+    choosing: int = Field(
+        16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
+    )
 
 
 class EvaluationSettings(_Part):
@@ -91,8 +95,13 @@ class EvaluationSettings(_Part):
     trials: int = Field(2, ge=1, description="episodes per test task")
     validation_trials: int = Field(2, ge=1, description="episodes per validation task (tasks tell more)")
     margin: float = Field(2.0, ge=0, description="points another family may fall by")
+    own_tasks: int = Field(
+        60, ge=0, description="most validation tasks that are drawn of the families of a capability, for power"
+    )
     alpha: float = Field(0.05, gt=0, lt=1)
-    fresh: int = Field(32, ge=4, description="fresh seeds that an adapter is measured on in its own environment")
+    fresh: int = Field(
+        32, ge=4, le=10_000, description="fresh seeds that an adapter is measured on in its own environment"
+    )
 
 
 class PolicySettings(_Part):

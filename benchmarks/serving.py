@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from flows.serve import keep_loaded
 from models.providers.litellm_client import litellm_modules
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
+from models.serving.fleet.releases import Generation, Standing
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
@@ -53,17 +54,27 @@ class OneAdapter:
     """A fleet with one adapter that is always live."""
 
     adapter = ServedAdapter(NAME, "refund_payment", "1", "0" * 64, AdapterState.LIVE, 0.0)
+    generation = Generation(1, {"refund_payment": NAME})
 
     def adapters(self) -> list[ServedAdapter]:
         return [self.adapter]
 
+    def standing(self) -> Standing:
+        return Standing(self.generation, 1)
+
     def reconcile(self) -> list[str]:
         return []
 
-    def acquire(self, capability: str) -> ServedAdapter | None:
+    def follow(self) -> list[str]:
+        return []
+
+    def enter(self) -> Generation:
+        return self.generation
+
+    def acquire(self, generation: Generation, capability: str) -> ServedAdapter | None:
         return self.adapter
 
-    def release(self, name: str) -> None: ...
+    def leave(self, generation: Generation, name: str = "") -> None: ...
 
     def report(self, name: str, replica: str = "") -> None: ...
 

@@ -1,6 +1,7 @@
 """Is the shop a target worth improving on: how often the base succeeds, by family, and what needs no model at all.
 
     python -m benchmarks.shop [--split test] [--trials 2]
+    python -m benchmarks.shop --nights      # only: how many rounds in a row can draw tasks of their own
 
 Required: the base succeeds on 25-60 % of the tasks, on at least 3 families under 20 % and on at least 2 over 80 %; the
 oracle on all, the no-op policy on at most 5 %, the random one on at most 20 %. Exits with 1 when one is missed.
@@ -9,10 +10,12 @@ oracle on all, the no-op policy on at most 5 %, the random one on at most 20 %. 
 from __future__ import annotations
 
 import argparse
+import time
 from collections import defaultdict
 
-from environments.contract import SPLITS, TargetTask
+from environments.contract import SPLITS, Draw, TargetTask
 from environments.targets.shop.target import target
+from errors import TargetError
 from models.episodes import Episode, Player, Trajectory, play_all
 from models.local.base import load_base
 from models.policy import MessagePolicy, Sampling
@@ -39,11 +42,28 @@ def play(policy: MessagePolicy, tasks: list[TargetTask]) -> float:
     return success(play_all(Player(target().environment, policy, None, Sampling()), [Episode(t.id, t) for t in tasks]))
 
 
+def nights() -> None:
+    """Draw round after round, each without what the earlier ones drew, until a family has nothing left."""
+    shop, used, number, slowest = target(), set[str](), 0, 0.0
+    try:
+        while True:
+            number += 1
+            draw, began = Draw(0, number, frozenset(used)), time.perf_counter()
+            tasks = [task for split in ("diagnosis", "validation") for task in shop.drawn(split, draw)]
+            slowest = max(slowest, time.perf_counter() - began)
+            used |= {shop.content(task) for task in tasks}
+    except TargetError as error:
+        print(f"{number - 1} rounds drew {len(used)} contents, the slowest in {slowest:.2f} s; then: {error}")
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--split", choices=[*SPLITS, "all"], default="all")
     arguments.add_argument("--trials", type=int, default=1)
+    arguments.add_argument("--nights", action="store_true")
     given = arguments.parse_args()
+    if given.nights:
+        return nights()
     shop, settings = target(), load_settings()
     splits = SPLITS if given.split == "all" else (given.split,)
     base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows, settings.cache)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, CursorResult, Select, Table, func, select, text
+from sqlalchemy import Connection, Select, Table, func, select, text
 
 from db.rows import AdapterRow, CapabilityRow, EnvironmentRow, EvaluationRow, ReleaseRow, Round, TrajectoryRow, row_from
 from db.rows.contract import AnyRow
 from db.rows.trajectories import BLOBS, trajectory_from
 from db.schema import TABLES
-from db.writes import table_of, where
+from db.writes import CHUNK, chunks, table_of, where
 from errors import StoreError
 
 # Pandas takes longer to import than everything else here together, and most processes only write.
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PAGE = 500
+_ROWS = 50_000  # of a frame, while it is read
 # The tables whose rows a person looks up by id, in this order.
 _BY_ID = (
     Round.TABLE,
@@ -46,8 +48,11 @@ def row_beginning(connection: Connection, key: str) -> tuple[str, dict[str, Any]
     """Table and columns, without blobs, of the row whose id begins with `key`, if a table has only one such row."""
     for name in _BY_ID:
         table = TABLES[name]
-        found = connection.execute(select(table).where(table.c.id.like(f"{key}%")).limit(2)).mappings().all()
-        if len(found) == 1:
+        # What begins with `key` follows it in the order of the key's index, which LIKE would not use: it looks at
+        # every row. In an order that skips some characters a match might be missed; ids have letters and digits only.
+        query = select(table).where(table.c.id >= key).order_by(table.c.id).limit(2)
+        found = [row for row in connection.execute(query).mappings() if row["id"].startswith(key)]
+        if len(found) == 1 or any(row["id"] == key for row in found):
             return name, {column: value for column, value in found[0].items() if not isinstance(value, bytes)}
     return None
 
@@ -60,27 +65,67 @@ def round_where(connection: Connection, *conditions: Any) -> Round | None:
     return None if found is None else row_from(Round, dict(found))
 
 
-def trajectory_frame(connection: Connection, equals: Mapping[str, Any], with_blobs: bool) -> pd.DataFrame:
-    """One row a trajectory, without messages; `success` is a nullable boolean. Blobs are the stored bytes."""
+def trajectory_frame(
+    connection: Connection, equals: Mapping[str, Any], with_blobs: bool, names: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """One row a trajectory, without messages; `success` is a nullable boolean. Blobs are the stored bytes. `names` are
+    the columns that are wanted, all of these when None."""
     table = TABLES["trajectories"]
     columns = [c for c in table.columns if c.name != "messages" and (with_blobs or c.name not in BLOBS)]
-    frame = _frame(connection, select(*columns).where(where(table, equals)).order_by(table.c.id))
-    return frame.astype({"success": "boolean", "reward": "float64"})
+    if names is not None:
+        columns = [table.c[name] for name in names]
+    kinds = {"success": "boolean", "reward": "float64"}
+    parts = [
+        frame.astype({name: kind for name, kind in kinds.items() if name in frame})
+        for part in _parts(equals)
+        for frame in _frames(connection, select(*columns).where(where(table, part)).order_by(table.c.id))
+    ]
+    return _joined(parts, _order(equals, "id"))
 
 
 def check_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFrame:
     """One row a check of the trajectories that did not fail for infrastructure, with what they were about."""
     trajectories, checks = TABLES["trajectories"], TABLES["checks"]
-    about = [
-        trajectories.c[name] for name in ("task_id", "family", "split", "seed", "trial", "policy_id", "adapter_id")
+    about = ("task_id", "family", "split", "seed", "trial", "policy_id", "adapter_id", "reward", "success")
+    columns = (*checks.columns, *(trajectories.c[name] for name in about))
+    parts = [
+        frame.astype({"success": "boolean", "reward": "float64"})
+        for part in _parts(equals)
+        for frame in _frames(connection, _checks(columns, part).order_by(checks.c.trajectory_id, checks.c.idx))
     ]
-    query = (
-        select(checks, *about, trajectories.c.reward, trajectories.c.success)
-        .join(trajectories, trajectories.c.id == checks.c.trajectory_id)
+    return _joined(parts, _order(equals, "trajectory_id", "idx"))
+
+
+def check_frames(
+    connection: Connection, equals: Mapping[str, Any], names: Sequence[str] | None = None
+) -> Iterator[pd.DataFrame]:
+    """The columns of `checks` (all, or those of `names`) as `check_frame` has them, in frames one after another and in
+    no order."""
+    trajectories, checks = TABLES["trajectories"], TABLES["checks"]
+    columns = [checks.c[name] for name in names or checks.columns.keys()]
+    wanted = [
+        found
+        for part in _parts(equals)
+        for found in connection.execute(
+            select(trajectories.c.id).where(where(trajectories, part), trajectories.c.error_boundary.is_(None))
+        ).scalars()
+    ]
+    if len(wanted) <= CHUNK:
+        query = select(*columns).where(checks.c.trajectory_id.in_(wanted))
+        yield from _frames(connection, query)
+        return
+    # Of many trajectories the checks are read as they lie, and those of others left out here: to look each up by its
+    # id goes through the whole file in no order.
+    yield from _frames(connection, select(checks.c.trajectory_id.label("_of"), *columns), set(wanted))
+
+
+def _checks(columns: Sequence[Any], equals: Mapping[str, Any]) -> Select[Any]:
+    trajectories, checks = TABLES["trajectories"], TABLES["checks"]
+    return (
+        select(*columns)
+        .join_from(checks, trajectories, trajectories.c.id == checks.c.trajectory_id)
         .where(where(trajectories, equals), trajectories.c.error_boundary.is_(None))
-        .order_by(checks.c.trajectory_id, checks.c.idx)
     )
-    return _frame(connection, query).astype({"success": "boolean", "reward": "float64"})
 
 
 def step_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFrame:
@@ -92,24 +137,22 @@ def step_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFram
         .where(where(trajectories, equals))
         .order_by(steps.c.trajectory_id, steps.c.idx)
     )
-    return _frame(connection, query)
+    return _joined(list(_frames(connection, query)), [])
 
 
 def trajectories(connection: Connection, equals: Mapping[str, Any], with_blobs: bool) -> Iterator[TrajectoryRow]:
     """Trajectories with steps and checks, in pages by id, so that memory stays flat however many there are."""
     table = TABLES["trajectories"]
     columns = [c for c in table.columns if with_blobs or c.name not in BLOBS]
-    last = ""
-    while True:
-        query = select(*columns).where(where(table, equals), table.c.id > last).order_by(table.c.id).limit(_PAGE)
+    # All ids first: to find the next page by its id and the conditions, a database sorts what they leave each time.
+    ids = connection.execute(select(table.c.id).where(where(table, equals)).order_by(table.c.id)).scalars().all()
+    for start in range(0, len(ids), _PAGE):
+        wanted = list(ids[start : start + _PAGE])
+        query = select(*columns).where(table.c.id.in_(wanted)).order_by(table.c.id)
         page = connection.execute(query).mappings().all()
-        if not page:
-            return
-        ids = [found["id"] for found in page]
-        steps, checks = (_children(connection, name, ids) for name in ("steps", "checks"))
+        steps, checks = (_children(connection, name, wanted) for name in ("steps", "checks"))
         for found in page:
             yield trajectory_from(dict(found), steps.get(found["id"], []), checks.get(found["id"], []))
-        last = ids[-1]
 
 
 def stored_ids(connection: Connection, ids: list[str]) -> set[str]:
@@ -133,17 +176,56 @@ def sql(connection: Connection, query: str, values: Mapping[str, Any]) -> pd.Dat
     result = connection.execute(text(query), dict(values))
     if not result.returns_rows:
         raise StoreError(f"query {query.strip()[:80]!r} returns no rows; write a SELECT")
-    return _data_frame(result)
+    return _joined([_data_frame(result.all(), list(result.keys()))], [])
 
 
-def _frame(connection: Connection, query: Select[Any]) -> pd.DataFrame:
-    return _data_frame(connection.execute(query))
+def _frames(connection: Connection, query: Select[Any], of: AbstractSet[str] | None = None) -> Iterator[pd.DataFrame]:
+    """A query's rows as frames of `_ROWS`, one at least. Rows as Python objects take ten times a frame's place, so they
+    are never all there at once. With `of` the first column is left out, and so are rows where it is none of those."""
+    result = connection.execute(query.execution_options(yield_per=_ROWS))
+    names = list(result.keys())[0 if of is None else 1 :]
+    found = False
+    for part in result.partitions():
+        rows = part if of is None else [row[1:] for row in part if row[0] in of]
+        if rows:
+            found = True
+            yield _data_frame(rows, names)
+    if not found:
+        yield _data_frame([], names)
 
 
-def _data_frame(result: CursorResult[Any]) -> pd.DataFrame:
+def _data_frame(rows: Sequence[Any], names: list[str]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(result.all(), columns=list(result.keys()))
+    # As plain tuples: pandas asks each of SQLAlchemy's rows what it is, which costs more than to read it.
+    return pd.DataFrame(list(map(tuple, rows)), columns=names)
+
+
+def _joined(parts: list[pd.DataFrame], order: list[str]) -> pd.DataFrame:
+    """Frames of several statements as one, in order."""
+    import pandas as pd
+
+    joined = parts[0] if len(parts) == 1 else pd.concat(parts, ignore_index=True)
+    return joined.sort_values(order, ignore_index=True) if order else joined
+
+
+def _order(equals: Mapping[str, Any], *columns: str) -> list[str]:
+    """What to sort by: nothing where one statement did it already."""
+    return list(columns) if _many_ids(equals) else []
+
+
+def _many_ids(equals: Mapping[str, Any]) -> bool:
+    ids = equals.get("id")
+    return isinstance(ids, list | tuple | set | frozenset) and len(ids) > CHUNK
+
+
+def _parts(equals: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The conditions, with a long list of ids in parts that fit one statement."""
+    if not _many_ids(equals):
+        yield dict(equals)
+        return
+    for part in chunks(dict.fromkeys(equals["id"])):
+        yield {**equals, "id": part}
 
 
 def _children(connection: Connection, name: str, ids: list[str]) -> dict[str, list[Mapping[str, Any]]]:

@@ -92,8 +92,6 @@ def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None
         table = table_of(kind)
         if kind is StageRow:
             raise StoreError(f"rows of {kind.TABLE!r} are written by stage(), which keeps their rules")
-        if kind is ReleaseRow and replace:
-            raise StoreError("a release is never replaced; move its state (set_state), or make another release")
         group = [values_of(row) for row in rows if type(row) is kind]
         for values in group:
             missing = [column.name for column in table.primary_key if values[column.name] is None]
@@ -101,6 +99,8 @@ def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None
                 raise StoreError(f"a row for table {table.name!r} lacks {missing}; every row needs its whole key")
         if table.name in STATES_OF:
             check_states(connection, table, group, replace)
+        if kind is ReleaseRow and replace:
+            check_releases(connection, group)
         insert_rows(connection, table, group, replace, WRITTEN_ONCE)
 
 
@@ -108,9 +108,8 @@ def move_row(connection: Connection, kind: type[Row], key: str, state: str, valu
     """`Store.set_state` inside a transaction."""
     lock_writers(connection)
     table = table_of(kind)
-    fixed = set(values) - RELEASE_CHANGES if kind is ReleaseRow else set()
-    if fixed:
-        raise StoreError(f"release {key!r}: {sorted(fixed)} never change; make another release")
+    if kind is ReleaseRow:
+        _check_release_changes(key, values)
     present = connection.execute(select(table.c.state).where(table.c.id == key)).scalar_one_or_none()
     if present is None:
         raise StoreError(f"there is no row {key!r} in {table.name!r}; store it before its state moves")
@@ -134,6 +133,21 @@ def check_states(connection: Connection, table: Table, rows: Sequence[Mapping[st
     for ids in chunks(wanted):
         for found in connection.execute(select(table.c.id, table.c.state).where(table.c.id.in_(ids))):
             check_transition(table.name, found.id, found.state, wanted[found.id])
+
+
+def check_releases(connection: Connection, wanted: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse to change more of a stored release than its state and what is said about it."""
+    table = table_of(ReleaseRow)
+    for values in wanted:
+        found = connection.execute(select(table).where(table.c.id == values["id"])).mappings().one_or_none()
+        if found is not None:
+            _check_release_changes(values["id"], {n for n in found if found[n] != values[n]} - {"state"})
+
+
+def _check_release_changes(key: str, changed: Collection[str]) -> None:
+    fixed = sorted(set(changed) - RELEASE_CHANGES)
+    if fixed:
+        raise StoreError(f"release {key!r}: {fixed} never change; make another release")
 
 
 def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> Written:

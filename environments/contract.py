@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from errors import TargetError
+
 Role = Literal["system", "user", "assistant", "tool"]
 SPLITS = ("diagnosis", "validation", "test")
 Split = Literal["diagnosis", "validation", "test"]
@@ -186,4 +188,41 @@ class Generators(Protocol):
 
     def generate(self, family: str, seed: int) -> TargetTask:
         """A scenario of the family; equal seeds give equal scenarios, and none of them is in a split."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which tasks a round draws: the `seed` of its home, its `number`, and the contents (`Drawable.content`) that
+    earlier rounds drew. Both splits of a round are drawn with the same `used`."""
+
+    seed: int
+    number: int
+    used: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise TargetError(f"draw {self.number} is negative; rounds are numbered from 1")
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """Optional on a target: new diagnosis and validation tasks for every round. A target with a finite set of tasks has
+    no draws; its rounds play the same tasks with other seeds."""
+
+    def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
+        """The round's tasks of `split`, "diagnosis" or "validation"; equal draws give equal tasks.
+
+        None has the content of another of either split, of a task of the fixed splits, of a task that `generate` can
+        give, or one in `draw.used`. Raises TargetError on another split, and when not enough unused contents are left.
+        """
+        ...
+
+    def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        """`count` more validation tasks of a family for the same round, beside those of `drawn`, under the same rules;
+        fewer are the first of more. Raises TargetError as `drawn` does."""
+        ...
+
+    def content(self, task: TargetTask) -> str:
+        """Hash of what the task asks and what solves it: equal for tasks that differ in their seed alone."""
         ...

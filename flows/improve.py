@@ -18,9 +18,18 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field
 
 from db import RoundState
-from errors import ConfigurationError, TraceError
+from errors import (
+    AdapterError,
+    ConfigurationError,
+    EnvironmentFault,
+    SandboxError,
+    TargetError,
+    TraceError,
+    TrainingError,
+)
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
+from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
@@ -28,18 +37,18 @@ from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
-from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult
+from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
 from tasks.round.stage import forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
-from tasks.synthesize import synthesize
+from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
 
 # The round: find what is lacking, practise it capability by capability, prove it and tell.
 FIND = (rollout, contrast, select)
 PRACTISE = (synthesize, calibrate, train, register)
-PROVE = (route, evaluate, gate, test, report)
+PROVE = (challenge, route, evaluate, gate, test, report)
 STAGES = tuple(stage.name for stage in (*FIND, *PRACTISE, *PROVE))
 
 
@@ -48,7 +57,7 @@ class ImproveParameters(BaseModel):
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, gpu, smoke or dry")
-    seed: int | None = Field(default=None, ge=0, description="another seed is another round")
+    seed: int | None = Field(default=None, ge=0, description="another seed gives other draws")
     budget: int | None = Field(default=None, ge=1, description="rollouts of the round; derives the rest")
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
@@ -87,12 +96,25 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         context.store.finish_round(context.round.id, RoundState.INTERRUPTED, "stopped by the user", peak_gib())
         raise
     except Exception as problem:
-        context.store.finish_round(
-            context.round.id, RoundState.INTERRUPTED, f"{type(problem).__name__}: {problem}", peak_gib()
-        )
+        reason = f"{type(problem).__name__}: {problem}"
+        state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
+        context.store.finish_round(context.round.id, state, reason, peak_gib())
         raise
     finally:
         forget(context.round.id)
+
+
+# What the same work would meet again, whenever it is done.
+_DETERMINISTIC = (TrainingError, EnvironmentFault, TargetError, AdapterError)
+
+
+def _ends(problem: Exception, reason: str, before: str) -> bool:
+    """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
+    would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
+    what was down may be up again, and a person may have mended a setting or raised a cap."""
+    if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
+        return reason == before
+    return isinstance(problem, _DETERMINISTIC) or reason == before
 
 
 def run_name() -> str:
@@ -175,7 +197,9 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
-            results = {capability: practice(round_id, capability) for capability in batch}
+            results: dict[str, StageResult] = {c: practice(round_id, c) for c in batch}
+            if practice.name == train.name:
+                results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
             yield practice.name, results
             if practice.name == last and results:
                 return
@@ -187,3 +211,15 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
         yield proof.name, {"": proof(round_id)}
         if proof.name == last:
             return
+
+
+def _trained_at_last(context: Context, capability: str, result: StageResult) -> StageResult:
+    """The last result of a capability's training, of which `result` is the first. An environment whose reward taught
+    the wrong thing goes back for another version, which is checked, calibrated and trained on in its turn (method,
+    section 4)."""
+    while isinstance(result, TrainResult) and result.misspecified and withdraw(context, capability, result.verdict):
+        for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
+            result = practice(context.round.id, capability)
+            if not result.goes_on:
+                break
+    return result

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvicorn
 
+from models.serving.fleet.releases import title
 from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
 from tasks.serving.gateway import Serving, build_gateway, serving_settings
 
@@ -27,7 +28,7 @@ def run_gateway(
 ) -> None:
     """Serve until stopped. Raises `ConfigurationError` before anything is loaded for what cannot work."""
     check_host(host, wanted.keys)
-    settings, store = serving_settings(home, target)
+    settings, store = serving_settings(home, target, serving.release)
     app = build_gateway(settings, store, serving, wanted, host in LOOPBACK)
     config = uvicorn.Config(
         app,
@@ -39,7 +40,11 @@ def run_gateway(
         timeout_graceful_shutdown=DRAIN_SECONDS,
         h11_max_incomplete_event_size=64 << 10,
     )
-    print(f"serving {settings.target} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
+    standing = app.gateway.fleet.standing()
+    what = f"{title(standing.serving.number)} of {settings.target}"
+    if standing.problem:  # the log has said why
+        what += f" ({title(standing.wanted)} cannot be served)"
+    print(f"serving {what} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
     keep_loaded()
     uvicorn.Server(config).run()
     store.close()

@@ -1,11 +1,12 @@
-"""Stage 4, `trace-agent stage calibrate`: the base plays the environment; only one that tells rollouts apart may train
-(method, section 4, check 4)."""
+"""Stage 4, `trace-agent stage calibrate`: what training would begin from plays the environment; only one that tells
+rollouts apart may train (method, section 4, check 4)."""
 
 from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
 from db import CalibrationRow, EnvironmentRow, EnvironmentState, row_id
+from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.stage import stage
@@ -15,13 +16,15 @@ from tasks.synthesis.environments import stored_environment
 
 @stage("calibrate", title="calibrate {capability}")
 def calibrate(context: Context, capability: str) -> CalibrateResult:
-    """Play the base `samples` times on each of `seeds` scenarios of the capability; decide whether it may train."""
+    """Play the capability's champion (the base where it has none) `samples` times on each of `seeds` scenarios of the
+    capability; decide whether it may train."""
     environment_id = context.result(SynthesizeResult, capability).environment
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-        policy_id = context.base.identity.id
-        calibration = measure(context.store, context.engine, policy_id, context.settings, environment)
+        champion = champion_of(context, capability)
+        name = load_member(context, capability, champion) if champion else None
+        calibration = measure(context.engine, context.settings, environment, name, context.round.number)
         context.store.put([calibration.row(environment_id)])
         measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     assert measured is not None
@@ -33,7 +36,7 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
         context.store.set_state(EnvironmentRow, environment_id, judged)
     create_markdown_artifact(
         key=f"calibration-{capability.replace('_', '-')}",
-        description=f"How the base model does in the environment made for {capability}",
+        description=f"How the policy does in the environment made for {capability}",
         markdown=f"**{capability}**: {reason}\n\n" + "\n".join(f"- {k}: {v:.3f}" for k, v in figures.items()),
     )
-    return CalibrateResult(accepted=accepted, reason=reason, **figures)
+    return CalibrateResult(accepted=accepted, reason=reason, mastered=figures["all_success"] == 1.0, **figures)

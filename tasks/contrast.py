@@ -47,7 +47,7 @@ def _contrast_by_checks(context: Context, frame: pd.DataFrame) -> ContrastResult
             for c in candidates
         ],
     )
-    labels = bootstrap_labels(checks, frame, context.settings.selection.runs, context.settings.seed)
+    labels = bootstrap_labels(checks, frame, context.settings.selection.runs, context.seed)
     labels = labels[labels["capability"].isin(known)]
     store.put(
         [

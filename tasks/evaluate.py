@@ -1,5 +1,6 @@
-"""Stage 7, `trace-agent stage evaluate` and `trace-agent stage test`: base, routed and no-op on a split, with equal
-seeds (method, section 7). The validation split feeds the gate; the test split reports and decides nothing."""
+"""Stage 7, `trace-agent stage evaluate` and `trace-agent stage test`: base, live release, candidate and no-op on a
+split, with equal seeds (method, section 7). The validation split feeds the gate; the test split reports and decides
+nothing: its tasks and seeds are the same in every round, and the looks at it are counted."""
 
 from __future__ import annotations
 
@@ -7,116 +8,74 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from db import EvaluationRow, RouteRow, row_id
+from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
-from models.episodes import Episode
-from models.router.first_observation import openings
-from models.router.router import RouteDecision, Router
 from models.scripted import NoopPolicy
+from tasks.challenge import look_at
+from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import clustered_interval
-from tasks.round.adapters import adapter_id, load_trained, registered
+from tasks.releases.lifecycle import release_numbered
 from tasks.round.context import Context
-from tasks.round.engine import Playground
-from tasks.round.results import EvaluateResult, GateResult, SuccessRate, TestResult
+from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
 
 
 @stage("evaluate", title="evaluate on validation")
 def evaluate(context: Context) -> EvaluateResult:
-    """The validation split, with every adapter that was registered."""
-    capabilities = registered(context.stored)
-    if not capabilities:
-        return EvaluateResult(skipped="no capability was trained")
-    return EvaluateResult(
-        **_measure(context, "validation", capabilities, context.settings.evaluation.validation_trials)
-    )
+    """The validation split, with the candidate that was assembled."""
+    routed = context.result(RouteResult)
+    if routed.skipped:
+        return EvaluateResult(skipped=routed.skipped)
+    candidate = context.store.row(ReleaseRow, id=routed.candidate)
+    sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
+    trials = context.settings.evaluation.validation_trials
+    more = context.further_tasks(context.result(ChallengeResult).further)
+    further = {
+        f"further_{name}_ids": play_lineup(
+            context, lineup, more, trials, context.seed, f"further validation tasks ({name})", "evaluation"
+        ).ids
+        for name, lineup in sides.items()
+    }
+    return EvaluateResult(**_measure(context, "validation", sides, trials, context.seed), **further)
 
 
 @stage("test", title="evaluate on test")
 def test(context: Context) -> TestResult:
-    """The test split, with the adapters that were promoted."""
-    return TestResult(
-        **_measure(context, "test", context.result(GateResult).promoted, context.settings.evaluation.trials)
-    )
+    """The test split: what was live before the round, and what is live after it."""
+    before, number = context.incumbent, context.result(GateResult).release
+    after = release_numbered(context.store, context.round.target, number) if number else before
+    sides = {"live": lineup_of(context, before), "routed": lineup_of(context, after)}
+    look = look_at(context, "test")
+    measured = _measure(context, "test", sides, context.settings.evaluation.trials, context.settings.seed)
+    if after is not None:
+        evidence = {**after.evidence, "test": {"routed": measured["routed"].model_dump()}}
+        context.store.put([replace(after, evidence=evidence)], replace=True)
+    return TestResult(**measured, release=after.number if after else 0, looks=look.number)
 
 
 test.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
-def _measure(context: Context, split: str, capabilities: Sequence[str], trials: int) -> dict[str, Any]:
-    """Play what is owed of a split and store evaluations and routes; the fields of the stage's result.
-
-    What the router leaves to the base is the base's own episode.
-    """
-    seed, tasks, ground = context.settings.seed, context.tasks(split), context.ground("evaluation")
-    base = context.engine.play(ground, episodes_for(tasks, trials, seed), f"base on {split}")
-    loaded = {
-        capability: load_trained(context.stored, context.policy, context.settings.folder, capability)
-        for capability in capabilities
+def _measure(context: Context, split: str, sides: dict[str, Lineup], trials: int, seed: int) -> dict[str, Any]:
+    """Play what is owed of a split and store the evaluations; the fields of the stage's result."""
+    tasks = context.tasks(split)
+    ids = {
+        name: play_lineup(context, lineup, tasks, trials, seed, f"{split} ({name})", "evaluation").ids
+        for name, lineup in {"base": BARE_BASE, **sides}.items()
     }
-    decisions: dict[str, RouteDecision] = {}
-    if capabilities:
-        decisions = dict(zip([t.id for t in tasks], _decide(context, tasks, list(capabilities)), strict=True))
-    episodes = [
-        Episode("", t, seed, k, loaded.get(decisions[t.id].capability) if decisions else None)
-        for t in tasks
-        for k in range(trials)
-    ]
-    routed = _play_routed(context, episodes, split)
-    if decisions:
-        _store_routes(context, {i: decisions[e.task.id] for i, e in zip(routed, episodes, strict=True)})
-    noop = context.engine_of(NoopPolicy()).play(ground, episodes_for(tasks, 1, seed), f"no-op on {split}")
+    ids["noop"] = _noop(context, tasks, split, seed)
     rates = {
-        subject: _store_evaluation(context, split, subject, ids, (len(tasks), 1 if subject == "noop" else trials))
-        for subject, ids in (("base", base), ("routed", routed), ("noop", noop))
+        name: _store_evaluation(context, split, name, ids[name], (len(tasks), 1 if name == "noop" else trials))
+        for name in ids
     }
-    return {"base_ids": base, "routed_ids": routed, "noop_ids": noop, **rates}
+    return {**{f"{name}_ids": found for name, found in ids.items()}, **rates}
 
 
-def _decide(context: Context, tasks: list[TargetTask], allowed: list[str]) -> list[RouteDecision]:
-    """The router's decision for each task; capabilities that are not `allowed` count as no adapter."""
-    base = context.base
-    given = openings(context.target.environment, base.renderer, tasks)
-    with context.model:
-        decisions = Router.load(context.folder / "router").route(base.policy, base.renderer, given)
-    return [d if d.capability in allowed else replace(d, capability="") for d in decisions]
-
-
-def _play_routed(context: Context, episodes: Sequence[Episode], split: str) -> list[str]:
-    """Ids of routed episodes: the base's own where no adapter was chosen, the others played by adapter."""
-    ids: dict[int, str] = {}
-    for adapter in sorted({e.adapter or "" for e in episodes}):
-        where = [i for i, e in enumerate(episodes) if (e.adapter or "") == adapter]
-        mine = context.ground("evaluation") if not adapter else _with_adapter(context, adapter)
-        played = context.engine.play(mine, [episodes[i] for i in where], f"{adapter or 'base'} on {split}")
-        ids |= dict(zip(where, played, strict=True))
-    return [ids[i] for i in range(len(episodes))]
-
-
-def _with_adapter(context: Context, capability: str) -> Playground:
-    return replace(context.ground("evaluation"), adapter_id=adapter_id(context.round.id, capability))
-
-
-def _store_routes(context: Context, decisions: dict[str, RouteDecision]) -> None:
-    """Keep the decisions, by trajectory id."""
-    version = Router.load(context.folder / "router").version
-    context.store.put(
-        [
-            RouteRow(
-                trajectory_id=i,
-                round_id=context.round.id,
-                router_version=version,
-                capability=d.capability,
-                adapter_id=adapter_id(context.round.id, d.capability) if d.capability else None,
-                probabilities={k or "none": v for k, v in d.probabilities.items()},
-                neighbours=list(d.neighbours),
-                milliseconds=d.milliseconds,
-            )
-            for i, d in decisions.items()
-        ],
-        replace=True,
-    )
+def _noop(context: Context, tasks: Sequence[TargetTask], split: str, seed: int) -> list[str]:
+    """What doing nothing scores: one episode a task."""
+    engine = context.engine_of(NoopPolicy())
+    return engine.play(context.ground("evaluation"), episodes_for(tasks, 1, seed), f"no-op on {split}")
 
 
 def _store_evaluation(

@@ -3,6 +3,8 @@ version in MLflow's registry."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefect.artifacts import create_link_artifact
 
 from db import AdapterRow, AdapterState
@@ -10,23 +12,25 @@ from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
+from tasks.measuring.lineup import champion_of, load_member
 from tasks.measuring.statistics import clustered_interval
-from tasks.round.adapters import adapter_id, load_trained
+from tasks.round.adapters import load_trained, own_adapter
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.synthesis.calibration import FRESH_SEED
+from tasks.synthesis.calibration import FRESH_SEED, seed_offset
 from tasks.synthesis.environments import stored_environment
 
 
 @stage("register", title="register {capability}")
 def register(context: Context, capability: str) -> RegisterResult:
-    """Probe the adapter, measure it on fresh seeds against the base, and register it in MLflow as challenger."""
+    """Probe the adapter, measure it on fresh seeds against the base and the champion that it was trained on from, and
+    register it in MLflow as challenger."""
     environment_id = context.result(SynthesizeResult, capability).environment
     run = context.result(TrainResult, capability).run
-    identity = adapter_id(context.round.id, capability)
+    identity = own_adapter(context.stored, capability)
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     name = load_trained(context.stored, context.policy, context.settings.folder, capability)
     with context.model:
@@ -41,12 +45,23 @@ def register(context: Context, capability: str) -> RegisterResult:
         rollout.max_tokens,
         identity,
     )
-    fresh = [environment.own_scenario(FRESH_SEED + i) for i in range(context.settings.evaluation.fresh)]
+    first = FRESH_SEED + seed_offset(context.round.number)
+    fresh = [environment.own_scenario(first + i) for i in range(context.settings.evaluation.fresh)]
+    champion = champion_of(context, capability)
+    playing: dict[str, tuple[str | None, Playground]] = {
+        "base": (None, ground),
+        **(
+            {"champion": (load_member(context, capability, champion), replace(ground, adapter_id=champion))}
+            if champion
+            else {}
+        ),
+        "adapter": (name, ground),
+    }
     sides = {}
-    for side, adapter in (("base", None), ("adapter", name)):
+    for side, (adapter, on) in playing.items():
         ids = context.engine.play(
-            ground,
-            [Episode("", t, context.settings.seed, 0, adapter) for t in fresh],
+            on,
+            [Episode("", t, context.seed, 0, adapter) for t in fresh],
             f"{capability}: fresh seeds, {side}",
         )
         sides[side] = outcomes(context.store, ids)
@@ -68,8 +83,7 @@ def register(context: Context, capability: str) -> RegisterResult:
     registered = context.registry.register(record, folder, run)
     frame = sides["adapter"][["task", "family", "success", "reward"]]
     metrics = {
-        "fresh/base_success": rates["base"].rate,
-        "fresh/adapter_success": rates["adapter"].rate,
+        **{f"fresh/{side}_success": rate.rate for side, rate in rates.items()},
         "liveness": moved,
     }
     context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
@@ -94,6 +108,7 @@ def register(context: Context, capability: str) -> RegisterResult:
         version=str(registered.version),
         served_name=registered.served_name,
         base_success=rates["base"].rate,
+        champion_success=rates["champion"].rate if "champion" in rates else None,
         adapter_success=rates["adapter"].rate,
         liveness=moved,
     )

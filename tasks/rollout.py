@@ -1,12 +1,14 @@
-"""Stage 1, `trace-agent stage rollout`: the base plays every diagnosis task, `rollout.trials` times each (method,
-section 1). The only stage that plays diagnosis episodes: what later stages read is what was stored here."""
+"""Stage 1, `trace-agent stage rollout`: what is live plays every diagnosis task, `rollout.trials` times each, routed as
+in production (method, section 1); so mining sees what is *still* lacking. The only stage that plays diagnosis episodes:
+what later stages read is what was stored here."""
 
 from __future__ import annotations
 
 from errors import EnvironmentFault
+from tasks.measuring.lineup import lineup_of, play_lineup
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
-from tasks.round.rollouts import episodes_for, outcomes
+from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.traffic import TrafficTarget, import_conversations
 
@@ -20,10 +22,16 @@ def rollout(context: Context) -> RolloutResult:
     if isinstance(context.target, TrafficTarget):  # played already, by users
         ids = import_conversations(context.store, context.round, context.target)
     else:
-        episodes = episodes_for(context.tasks("diagnosis"), context.settings.rollout.trials, context.settings.seed)
-        ids = context.engine.play(context.ground("diagnosis"), episodes, "rollout of diagnosis")
+        tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
+        lineup = lineup_of(context, context.parent)
+        ids = play_lineup(context, lineup, tasks, trials, context.seed, "diagnosis", "diagnosis").ids
     frame = outcomes(context.store, ids)
     if frame.empty:
         first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
         raise EnvironmentFault(f"all {len(ids)} diagnosis episodes were lost to errors; the first: {first}")
-    return RolloutResult(trajectories=ids, lost=len(ids) - len(frame), success=float(frame["success"].mean()))
+    return RolloutResult(
+        release=context.parent.number if context.parent else 0,
+        trajectories=ids,
+        lost=len(ids) - len(frame),
+        success=float(frame["success"].mean()),
+    )

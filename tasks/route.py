@@ -1,26 +1,34 @@
-"""Stage 6, `trace-agent stage route`: fit the router on what the round has seen of its adapters (method,
-section 6; the router is `models.router.router`)."""
+"""Stage 6, `trace-agent stage route`: assemble the candidate release, the live one's adapters with those that passed,
+and fit the router for exactly these (method, section 6; the router is `models.router.router`).
+
+It is fitted on what the rounds have seen that trained the members: diagnosis tasks by their labels and by what solved
+them, and tasks of the training environments that an adapter solved. A share of all of these is kept out to choose the
+mode and the probability below which the router abstains; the tasks that the gate tests are never looked at.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from db import CapabilityRow, LabelRow
-from environments.contract import Generators, Message, Prompt
-from models.router.first_observation import Opening, embed_openings, opening_of, openings
+from db import AdapterRow, CapabilityRow, EnvironmentRow, LabelRow, ReleaseRow
+from environments.contract import Message, content_hash
+from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.router import Router
-from models.router.validation import calibrated, choose_mode
+from models.router.validation import accuracy, calibrated, choose_mode
+from tasks.measuring.lineup import members_of
 from tasks.mining.labels import LACKING
-from tasks.round.adapters import adapter_id, registered
+from tasks.releases.lifecycle import new_candidate
+from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
-from tasks.round.results import RolloutResult, RouteResult
+from tasks.round.results import ChallengeResult, RolloutResult, RouteResult, StoredRound
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.synthesis.environments import stored_environment
+from tasks.round.target_prompt import first_opening
 
 logger = logging.getLogger("trace")
 
@@ -29,38 +37,43 @@ EXAMPLES_PER_CAPABILITY = 120
 # How many neighbours vote: 5 were right on 92 to 94 % of the validation tasks that need an adapter (three rounds of the
 # shop), 9 on 93 to 95 %, 15 on 95 to 97 %. No more than the smallest class has, or the others would outvote it.
 FEWEST, MOST = 5, 15
+# Share of the examples that mode and threshold are chosen on.
+CALIBRATION_SHARE = 0.25
 
 
 def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
     """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
-    environment, found = context.target.environment(), {}
+    prompt, found = first_opening(context.target)[0], dict[str, Opening]()
     for row in context.store.trajectories(None, id=ids):
         roles = [m["role"] for m in row.messages]
         if "assistant" in roles and roles[0] != "assistant":
             first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
-            found[row.id] = opening_of(Prompt.of(environment), context.base.renderer, first)
-    environment.close()
+            found[row.id] = opening_of(prompt, context.base.renderer, first)
     return {i: found[i] for i in ids if i in found}
 
 
-def practised(frame: pd.DataFrame, families: Sequence[str], capability: str) -> dict[str, str]:
-    """Class by trajectory id of the tasks of its environment that an adapter succeeded at, one trajectory a task.
+def practised(frame: pd.DataFrame, owners: Mapping[str, str], most: int) -> dict[str, str]:
+    """Class by trajectory id of at most `most` tasks of its environment that an adapter succeeded at, one trajectory a
+    task.
 
-    `frame` has id, task_id, family and success; tasks of other families than those the environment is about stood
-    there for retention and are the base's ("").
+    `frame` has id, task_id, family and success; `owners` says which capability a family is of. Tasks of other families
+    stood there for retention and are the base's ("").
     """
     solved = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
-    return {r.id: capability if r.family in families else "" for r in solved.head(EXAMPLES_PER_CAPABILITY).itertuples()}
+    return {r.id: owners.get(r.family, "") for r in solved.head(most).itertuples()}
 
 
 def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[str]) -> dict[str, str]:
     """Class by trajectory id of the diagnosis tasks, one trajectory each.
 
-    `frame` has id, task and success; `labels` trajectory_id, capability, label and weight. A task in which the base
-    succeeded in at least half of the trials is the base's (""). Any other belongs to the one of `capabilities` that
-    the labels of its failures call lacking most often (and more often than not), else to the base.
+    `frame` has id, task, success and acted (the capability whose adapter answered, "" for the base); `labels`
+    trajectory_id, capability, label and weight. A task with success in at least half of the trials is of what answered
+    it; it is left out when that is none of `capabilities` any more. Any other belongs to the one of `capabilities` that
+    the labels of its failures call lacking most often (and more often than not), else to the base ("").
     """
     solved = frame.groupby("task")["success"].mean() >= 0.5
+    acted = frame.groupby("task")["acted"].first()
+    known = {"", *capabilities}
     failed = frame[~frame["success"]].set_index("id")["task"]
     given = labels[labels["trajectory_id"].isin(failed.index) & labels["capability"].isin(capabilities)]
     votes = given["weight"].where(given["label"] == LACKING, -given["weight"])
@@ -69,56 +82,174 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
     ranked = total[total > 0].reset_index(name="votes").sort_values(["votes", "capability"], ascending=[False, True])
     needed = ranked.drop_duplicates("task").set_index("task")["capability"]
     first = frame.drop_duplicates("task")
-    return {i: "" if solved[t] else needed.get(t, "") for i, t in zip(first["id"], first["task"], strict=True)}
+    found = {
+        i: str(acted[t]) if solved[t] else str(needed.get(t, ""))
+        for i, t in zip(first["id"], first["task"], strict=True)
+    }
+    return {i: label for i, label in found.items() if label in known}
 
 
-def _classes(context: Context, capabilities: list[str]) -> dict[str, str]:
-    """What the router is fitted on: the class of trajectories, by their ids."""
-    names = {r.id: r.name for r in context.store.rows(CapabilityRow, round_id=context.round.id)}
-    labels = pd.DataFrame(context.store.rows(LabelRow, round_id=context.round.id))
-    labels["capability"] = labels["capability_id"].map(names)
-    found = diagnosed(outcomes(context.store, context.result(RolloutResult).trajectories), labels, capabilities)
-    for capability in capabilities:
-        identity = adapter_id(context.round.id, capability)
-        spec = stored_environment(context.store, context.round, context.target, capability, context.keep).spec
-        frame = context.store.trajectory_frame(context.round.id, adapter_id=identity, environment=spec.id)
-        found |= practised(frame, spec.families, capability)
+@dataclass(frozen=True)
+class Example:
+    """How a task began, what should answer it ("" the base), and the trajectory that shows it."""
+
+    id: str
+    opening: Opening
+    label: str
+
+
+def _lineage(context: Context, members: Mapping[str, str]) -> list[tuple[str, AdapterRow]]:
+    """Capability and adapter of the members and of the versions that they were trained on from, newest first."""
+    found = {identity: capability for capability, identity in members.items()}
+    release = context.parent
+    while release is not None:
+        for capability, identity in members_of(release).items():
+            if capability in members:
+                found.setdefault(identity, capability)
+        release = context.store.row(ReleaseRow, id=release.parent_id) if release.parent_id else None
+    rows = {identity: context.store.row(AdapterRow, id=identity) for identity in found}
+    known = [(found[identity], row) for identity, row in rows.items() if row is not None]
+    return sorted(known, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
+
+
+def _classes(context: Context, members: Mapping[str, str]) -> dict[str, str]:
+    """What the router is fitted on: the class of trajectories, by their ids, from this round and from those that
+    trained a member or what it was trained on from."""
+    lineage = _lineage(context, members)
+    rounds = {context.round.id, *(row.round_id for _, row in lineage)}
+    found: dict[str, str] = {}
+    for round_id in sorted(rounds):
+        found |= _classes_of_round(context, round_id, list(members))
+    about = {row.id: _families(context, row) for _, row in lineage}
+    owners = {family: capability for capability, row in lineage for family in about[row.id]}
+    left = dict.fromkeys(members, EXAMPLES_PER_CAPABILITY)
+    for capability, row in lineage:
+        frame = context.store.trajectory_frame(row.round_id, adapter_id=row.id)
+        frame = frame[frame["environment"] != context.round.target]
+        # A family that several adapters are about is of the one that solved the task.
+        own = {family: c for c, other in lineage for family in about[other.id] if c == capability}
+        taken = practised(frame, owners | own, left[capability])
+        left[capability] -= len(taken)
+        found |= taken
     return found
 
 
-@stage("route", title="fit the router")
+def _families(context: Context, adapter: AdapterRow) -> tuple[str, ...]:
+    """The families that an adapter's environment is about; none where it is not known (a blend, an imported home)."""
+    environment = context.store.row(EnvironmentRow, id=adapter.environment_id) if adapter.environment_id else None
+    if environment is None:
+        return ()
+    spec = environment.spec.get("environment", environment.spec)
+    return tuple(spec["families"])
+
+
+def _classes_of_round(context: Context, round_id: str, capabilities: Sequence[str]) -> dict[str, str]:
+    """Classes of a round's diagnosis tasks; none of a round whose diagnosis was not stored in this form."""
+    store = context.store
+    stored = StoredRound(store, store.round(round_id))
+    rolled = stored.found(RolloutResult) if not stored.unreadable() else None
+    labels = pd.DataFrame(store.rows(LabelRow, round_id=round_id))
+    if rolled is None or labels.empty:
+        return {}
+    names = {r.id: r.name for r in store.rows(CapabilityRow, round_id=round_id)}
+    labels["capability"] = labels["capability_id"].map(names)
+    frame = outcomes(store, rolled.trajectories)
+    frame["acted"] = frame["adapter_id"].map(_capability_of(context, frame["adapter_id"])).fillna("")
+    return diagnosed(frame, labels, capabilities)
+
+
+def _capability_of(context: Context, adapters: pd.Series[str]) -> dict[str, str]:
+    """Capability by adapter id."""
+    found = {}
+    for identity in sorted(set(adapters.dropna())):
+        row = context.store.row(AdapterRow, id=identity)
+        capability = row and row.capability_id and context.store.row(CapabilityRow, id=row.capability_id)
+        if capability:
+            found[identity] = capability.name
+    return found
+
+
+def kept_out(trajectory_id: str) -> bool:
+    """Whether a trajectory is of the share that thresholds are fitted on, decided by its id alone."""
+    return int(content_hash(trajectory_id), 16) % 1000 < 1000 * CALIBRATION_SHARE
+
+
+@stage("route", title="assemble the candidate, fit its router")
 def route(context: Context) -> RouteResult:
-    """Fit on first observations: of tasks that an adapter learnt to solve, and of the diagnosis tasks."""
-    capabilities = registered(context.stored)
-    if not capabilities:
-        return RouteResult(skipped="no capability was trained")
-    labels = _classes(context, capabilities)
+    """Fit on first observations, choose mode and threshold on the share kept out, and store the candidate release."""
+    challenged = context.result(ChallengeResult)
+    if not challenged.passed:
+        return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
+    members = members_of(context.parent) | {c: own_adapter(context.stored, c) for c in challenged.passed}
+    labels = _classes(context, members)
     with context.model:
         given = _stored_openings(context, list(labels))
-        vectors = embed_openings(context.base.policy, list(given.values()))
-        rows = [labels[i] for i in given]
-        fitted = Router.fit(vectors, rows, list(given), max(FEWEST, min(MOST, *Counter(rows).values())))
-        router = _choose(context, fitted, capabilities)
-    router.save(context.folder / "router")
+        examples = [Example(i, opening, labels[i]) for i, opening in given.items()]
+        router, calibration = _fitted(context, examples)
+    folder = context.folder / "router"
+    router.save(folder)
+    candidate = _candidate(context, members, router, challenged)
+    right = (
+        accuracy(
+            router.route(context.base.policy, context.base.renderer, [e.opening for e in calibration]),
+            [e.label for e in calibration],
+        )
+        if calibration
+        else None
+    )
     return RouteResult(
+        candidate=candidate.id,
         version=router.version,
         mode=router.mode,
-        examples=len(given),
-        labels={k or "none": v for k, v in Counter(rows).items()},
+        examples=len(examples) - len(calibration),
+        labels={k or "none": v for k, v in Counter(e.label for e in examples).items()},
+        threshold=router.certain,
+        calibration=len(calibration),
+        right=right,
     )
 
 
-def _choose(context: Context, router: Router, capabilities: list[str]) -> Router:
-    """The router in the mode that the settings name (`auto` is whichever is more often right on validation), with the
-    probability below which it abstains."""
+def _candidate(context: Context, members: Mapping[str, str], router: Router, challenged: ChallengeResult) -> ReleaseRow:
+    """The candidate as it is stored: exact versions with their digests, and the router fitted for them."""
+    given = {}
+    for capability, identity in sorted(members.items()):
+        row = context.store.row(AdapterRow, id=identity)
+        assert row is not None, "members are stored adapters"
+        given[capability] = {
+            "adapter_id": identity,
+            "model": str(row.registered_model),
+            "version": str(row.registered_version),
+            "sha256": row.sha256,
+        }
+    return new_candidate(
+        context.store,
+        target=context.round.target,
+        parent=context.parent,
+        round_id=context.round.id,
+        base=context.base.identity.base,
+        base_revision=context.base.identity.revision,
+        data_hash=context.round.data_hash,
+        members=given,
+        router=router.version,
+        router_path=f"{context.round.id}/router",
+        evidence={"new": challenged.passed},
+    )
+
+
+def _fitted(context: Context, examples: Sequence[Example]) -> tuple[Router, list[Example]]:
+    """The router, and the examples on which its mode (where `router` is `auto`) and its threshold were chosen. What is
+    kept out is of no use to the votes, so it stays out."""
+    used = [e for e in examples if not kept_out(e.id)]
+    held = [e for e in examples if kept_out(e.id)]
+    if len({e.label for e in used}) < len({e.label for e in examples}):
+        logger.info("%d examples are too few to keep a share out: the router's threshold is not fitted", len(examples))
+        used, held = list(examples), []
+    base = context.base
+    labels = [e.label for e in used]
+    vectors = embed_openings(base.policy, [e.opening for e in used])
+    router = Router.fit(vectors, labels, [e.id for e in used], max(FEWEST, min(MOST, *Counter(labels).values())))
+    rows = [(e.opening, e.label) for e in held]
     mode: str = context.settings.router
-    if not isinstance(context.target, Generators):
-        logger.info("%s tags no family with what it needs: the router retrieves", context.round.target)
-        return router.with_mode("retrieval" if mode == "auto" else mode)
-    families, base = context.target.families(), context.base
-    tasks = context.tasks("validation")
-    truth = [next((c for c in capabilities if c in families[t.family]), "") for t in tasks]
-    rows = list(zip(openings(context.target.environment, base.renderer, tasks), truth, strict=True))
     if mode == "auto":
-        mode = choose_mode(router, base.policy, base.renderer, rows).mode
-    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows)
+        mode = choose_mode(router, base.policy, base.renderer, rows).mode if rows else "retrieval"
+    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows), held

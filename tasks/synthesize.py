@@ -9,8 +9,9 @@ from db import EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
+from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
-from tasks.round.results import RolloutResult, SynthesizeResult
+from tasks.round.results import CalibrateResult, RolloutResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
@@ -36,9 +37,10 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         )
         return SynthesizeResult(accepted=False, reasons=[reason])
     success = outcomes(context.store, context.result(RolloutResult).trajectories).groupby("family")["success"].mean()
-    environment = compose(
-        context.target, context.round, capability, success.to_dict(), context.settings.calibration.retention_share
-    )
+    earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
+    version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
+    share = context.settings.calibration.retention_share
+    environment = compose(context.target, context.round, capability, success.to_dict(), share, version)
     spec = environment.spec
     identity = row_id(round_id, spec.id)
     with context.environment:
@@ -65,13 +67,34 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     if stored is not None and stored.state == EnvironmentState.DRAFT:
         judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
         context.store.set_state(EnvironmentRow, identity, judged)
-    return SynthesizeResult(accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity)
+    return SynthesizeResult(
+        accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity, versions=version
+    )
 
 
 def _writer(context: Context) -> EnvironmentWriter:
     """What has environments written; the base is loaded when the first one is calibrated."""
 
     def calibrate(environment: WrittenEnvironment) -> Calibration:
-        return measure(context.store, context.engine, context.base.identity.id, context.settings, environment)
+        champion = champion_of(context, environment.spec.capability)
+        name = load_member(context, environment.spec.capability, champion) if champion else None
+        return measure(context.engine, context.settings, environment, name, context.round.number)
 
     return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate)
+
+
+def withdraw(context: Context, capability: str, reason: str) -> bool:
+    """Take back the environment that a capability was trained on, so that its stages are owed again; whether another
+    version may be made (`synthesizer.versions`)."""
+    store, at = context.store, context.round
+    rows = store.rows(EnvironmentRow, round_id=at.id, capability_id=row_id(at.id, capability))
+    for row in rows:
+        if row.state == EnvironmentState.ACCEPTED:
+            verdicts = {**row.verdicts, "withdrawn": reason}
+            store.set_state(EnvironmentRow, row.id, EnvironmentState.WITHDRAWN, verdicts=verdicts)
+    if len(rows) >= context.settings.synthesizer.versions:
+        return False
+    store.reopen_stages(
+        at.id, [f"{kind.stage}:{capability}" for kind in (SynthesizeResult, CalibrateResult, TrainResult)]
+    )
+    return True

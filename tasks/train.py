@@ -1,27 +1,38 @@
-"""Stage 5, `trace-agent stage train`: GRPO trains one LoRA adapter on the environment of a capability (method,
-section 5; the trainer is `models.training.grpo`)."""
+"""Stage 5, `trace-agent stage train`: GRPO trains one LoRA adapter on the environment of a capability, and of its
+checkpoints the best on fresh seeds is taken (method, section 5; the trainer is `models.training.grpo`)."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
+from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.loading import load_folder
 from models.episodes import Trajectory
-from models.training.grpo import StepRecord, TrainingSettings, train_adapter
+from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
 from settings import Settings
+from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import SynthesizeResult, TrainResult
+from tasks.round.results import CheckpointFigures, SynthesizeResult, TrainResult
+from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
+from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import stored_environment
 
+logger = logging.getLogger("trace")
 
-def training_settings(s: Settings) -> TrainingSettings:
-    """The trainer's settings, from the round's."""
+
+def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
+    """The trainer's settings in round `number` (from 1), from the round's."""
     t = s.train
     return TrainingSettings(
         steps=s.training_steps(),
@@ -37,32 +48,62 @@ def training_settings(s: Settings) -> TrainingSettings:
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
         micro_batch=t.micro_batch,
-        seed=s.seed,
+        seed=round_seed(s.seed, number),
     )
 
 
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
-    """GRPO on the capability's environment; goes on from the last whole checkpoint."""
+    """GRPO on the capability's environment, from the weights of its champion or from zero; goes on from the last whole
+    checkpoint."""
+    champion = champion_of(context, capability)
+    if champion is None:
+        return train_from(context, capability)
+    row, folder = stored_member(context, capability, champion)
+    if adapter_digest(folder) != row.sha256:
+        raise AdapterError(
+            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
+            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
+        )
+    if other := _other_shape(row, training_settings(context.settings)):
+        logger.warning("%s is trained from zero: %s", capability, other)
+        return train_from(context, capability).model_copy(update={"began": other})
+    return train_from(context, capability, folder)
+
+
+def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
+    """Why a champion's weights cannot be trained on; "" when they can."""
+    for name in ("rank", "alpha", "upper_layers"):
+        given, ours = champion.config.get(name), getattr(wanted, name)
+        if given != ours:
+            return f"its champion has {name} {given}, train.{name} is {ours}"
+    return ""
+
+
+def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
+    """Train the capability's adapter from the weights in `start` (an adapter's folder) or from zero, and choose among
+    its checkpoints. Whatever was done before the process died is not done again."""
     round_id = context.round.id
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    settings = training_settings(context.settings)
-    identity = adapter_id(round_id, capability)
+    settings = training_settings(context.settings, context.round.number)
+    made = context.result(SynthesizeResult, capability)
+    identity = adapter_id(round_id, capability, made.versions)
+    digest_of_start = adapter_digest(start) if start else ""
     context.store.put(
         [
             AdapterRow(
                 id=identity,
                 round_id=round_id,
                 capability_id=row_id(round_id, capability),
-                environment_id=context.result(SynthesizeResult, capability).environment,
+                environment_id=made.environment,
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=asdict(settings),
+                config=asdict(settings) | ({"start": digest_of_start} if start else {}),
             )
         ],
     )
-    output = context.folder / "training" / capability
+    output = context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}")
     ground = Playground(
         environment.environment,
         environment.spec.id,
@@ -77,9 +118,9 @@ def train(context: Context, capability: str) -> TrainResult:
 
     def on_step(record: StepRecord) -> None:
         with storing:
-            context.store.put([TrainingStepRow(adapter_id=identity, **asdict(record))], replace=True)
+            context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
-            meter.advance(f"success {100 * record.success:.0f} %, reward {record.reward:.2f}", say=True)
+            meter.advance(told(record), say=True)
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         with storing:
@@ -89,22 +130,112 @@ def train(context: Context, capability: str) -> TrainResult:
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
     with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
         actor = context.backend.actor(context.probe.ids, f"{capability}@{round_id}")
-        result = train_adapter(environment, actor, context.base.renderer, settings, output, on_step, on_trajectories)
+        result = train_adapter(
+            environment, actor, context.base.renderer, settings, output, on_step, on_trajectories, start
+        )
     context.environment.seconds += result.environment_seconds
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
+    with Stopwatch() as choosing:
+        choice = _choose(context, identity, environment, result, warm=start is not None)
+    context.registry.log_steps(run, {c.step: choice_metrics(c, choice.step) for c in choice.figures})
     folder = output / "final"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
-    export_adapter(result.folder, folder)
+    export_adapter(result.weights[choice.step], folder)
     digest = adapter_digest(folder)
     context.store.set_state(
         AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=str(folder.relative_to(context.settings.folder))
     )
-    return TrainResult(adapter=identity, sha256=digest, verdict=result.verdict, steps=len(result.records), run=run)
+    return TrainResult(
+        adapter=identity,
+        sha256=digest,
+        verdict=result.verdict,
+        steps=len(result.records),
+        run=run,
+        ending=result.ending,
+        chosen=choice.step,
+        choice=list(choice.figures),
+        choosing_seconds=round(choosing.seconds, 3),
+        start=digest_of_start,
+    )
+
+
+def _choose(
+    context: Context,
+    identity: str,
+    environment: ComposedEnvironment | WrittenEnvironment,
+    result: TrainingResult,
+    warm: bool,
+) -> Choice:
+    """Play what the training began from and the checkpoints worth it on fresh seeds, at the temperature of evaluation.
+
+    The last is taken as it is where there is no other, and where its environment taught the wrong thing.
+    """
+    settings, rollout = context.settings, context.settings.rollout
+    steps = candidates(result.records, settings.train.candidates) if result.records else []
+    if len(steps) < 2 or result.verdict:
+        return Choice(result.last, ())
+    ground = Playground(
+        environment.environment,
+        environment.spec.id,
+        "evaluation",
+        rollout.temperature,
+        rollout.max_tokens,
+        identity,
+    )
+    capability, number = environment.spec.capability, context.round.number
+    own, retention = fresh_scenarios(environment, settings.train.choosing, number)
+    played = {}
+    for step in (0, *steps):
+        name = None
+        if step or warm:  # an adapter that begins from zero is the base
+            folder = result.weights[step]
+            name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
+        seed = round_seed(settings.seed, number)
+        played[step] = play_checkpoint(context.engine, ground, [*own, *retention], seed, name)
+        if name:
+            context.policy.unload_adapter(name)
+    return pick(played, own)
+
+
+def step_row(adapter: str, record: StepRecord) -> TrainingStepRow:
+    """What the store keeps of a step: reward and success are those of the capability's own scenarios."""
+    return TrainingStepRow(
+        adapter_id=adapter,
+        step=record.step,
+        reward=record.reward,
+        success=record.success,
+        loss=record.loss,
+        clip_fraction=record.clip_fraction,
+        kl=record.kl,
+        logprob_gap=record.logprob_gap,
+        seconds=record.seconds,
+        metrics=record.metrics,
+    )
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
-    """A step's figures as MLflow metrics."""
-    names = ("reward", "success", "loss", "clip_fraction", "kl", "logprob_gap", "seconds")
+    """A step's figures as MLflow metrics; `train/own_success` is that of the capability's own scenarios."""
+    names = ("loss", "clip_fraction", "kl", "logprob_gap", "seconds")
     return {f"train/{n}": float(getattr(record, n)) for n in names} | {
         f"train/{k}": v for k, v in record.metrics.items()
     }
+
+
+def choice_metrics(figures: CheckpointFigures, chosen: int) -> dict[str, float]:
+    """A checkpoint's figures on fresh seeds as MLflow metrics; `choice/chosen` is 1 for the one that was chosen."""
+    found = {
+        "own_success": figures.success,
+        "own_reward": figures.reward,
+        "retention_success": figures.retention,
+        "chosen": float(figures.step == chosen),
+    }
+    return {f"choice/{name}": value for name, value in found.items() if value is not None}
+
+
+def told(record: StepRecord) -> str:
+    """A step in a line of progress."""
+    if record.success is None or record.reward is None:
+        return "every episode on the capability's own scenarios was lost"
+    retention = record.metrics.get("retention_success")
+    kept = "" if retention is None else f", retention {100 * retention:.0f} %"
+    return f"success {100 * record.success:.0f} %, reward {record.reward:.2f}{kept}"

@@ -38,7 +38,8 @@ class AdapterRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStepRow:
-    """A row of `training_steps`: one optimizer step of an adapter's training."""
+    """A row of `training_steps`: one optimizer step of an adapter's training. Reward and success are those of all
+    episodes on the capability's own scenarios; `metrics` has those of its retention scenarios."""
 
     TABLE: ClassVar[str] = "training_steps"
 

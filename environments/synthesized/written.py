@@ -99,6 +99,10 @@ class WrittenEnvironment:
         """A scenario of the module, for calibration and for measuring an adapter; none that `scenario` gives."""
         return self._written(2 * random.Random(f"{self.spec.id}:own:{seed}").randrange(SEEDS) + 1)
 
+    def own(self, task: TargetTask) -> bool:
+        """Whether a scenario is the module's; the others are the target's, and there for retention."""
+        return "code_hash" in task.payload
+
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
         return TargetLike(self)
@@ -131,7 +135,7 @@ class TargetLike:
     def reset(self, task: TargetTask) -> Observation:
         self.close()
         source = self._source
-        if "code_hash" in task.payload:
+        if source.own(task):
             inner: Environment = source.module.environment()
             observation = inner.reset(task)
             prompt = source.prompt

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from environments.contract import SPLITS, Target
+from environments.contract import SPLITS, Drawable, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
 from environments.targets.third_party.adapter import TargetInfo, user_name
@@ -138,7 +138,8 @@ def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:
     try:
         target = load()
         counts = {split: len(target.tasks(split)) for split in SPLITS}
-        return TargetInfo(name, target.licence, counts, target.data_hash, getattr(target, "user", "none"))
+        user, draws = getattr(target, "user", "none"), isinstance(target, Drawable)
+        return TargetInfo(name, target.licence, counts, target.data_hash, user, draws=draws)
     except TargetError as error:
         return TargetInfo(name, "", missing=str(error))
 

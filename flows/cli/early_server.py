@@ -1,91 +1,139 @@
 """Start Prefect's temporary server while the model's libraries are imported: each takes about as long as the other.
 
-A watcher ends the server with this process, also when the process is killed: Prefect stops its server in an exit
-handler only, and a process that a signal kills runs no exit handler.
+Prefect would start the same server inside the flow, for which it imports the whole server into the flow's process too
+(150 modules, two seconds). Started from here it is reached by address alone, and only with the services that one round
+needs: nobody schedules, triggers or looks at events on a server that ends with the round.
+
+A watcher ends the server with this process, also when the process is killed: an exit handler, as Prefect has one, is
+not run by a process that a signal kills.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
 import subprocess
+import sys
 import threading
+import urllib.error
+import urllib.request
 from typing import Any
+
+from errors import StoreError
 
 # A server that is still starting may finish that before it heeds the request to end: then it is killed.
 SECONDS_TO_END = 1.0
+# At the end of a round what it was sent last is still being written.
+SECONDS_TO_WRITE = 5.0
+# What Prefect sets for its temporary server (`SubprocessASGIServer`), and services that a round does not use, off: the
+# feed of events with its clean-up, automations, and block types (the page of `make ui` registers them when it starts).
+# Runs, task runs, logs and artifacts are recorded all the same.
+SERVER = {
+    "PREFECT_UI_ENABLED": "0",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+}
+# The collector would look through everything that is imported again and again: a third of the server's start.
+START = (
+    "import gc, sys; gc.disable(); import prefect.server.api.server; gc.freeze(); gc.enable(); "
+    "from uvicorn.main import main; main()"
+)
 
 
 class EarlyServer:
-    """A server that is being started in a thread. Both methods do nothing when none is needed."""
+    """A server that is being started. Both methods do nothing when none is needed."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._launching = threading.Lock()  # held while there is a process that is not noted in `_processes` yet
-        self._stopped = False
         self._processes: list[subprocess.Popen[Any]] = []
+        self.url = ""
 
-    def begin(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._start, name="prefect-server", daemon=True)
+    def begin(self, seconds: float) -> None:
+        """Launch it; a thread asks it for `seconds` at most whether it answers."""
+        # The socket is made here and handed on: no other process can take the port in between, and a question waits
+        # in it until the server is there to answer.
+        with socket.create_server(("127.0.0.1", 0)) as given:
+            command = [sys.executable, "-c", START, "--factory", "prefect.server.api.server:create_app"]
+            command += ["--fd", str(given.fileno()), "--log-level", "error", "--lifespan", "on"]
+            self.url = f"http://127.0.0.1:{given.getsockname()[1]}/api"
+            process = subprocess.Popen(command, env=_environment(), pass_fds=[given.fileno()])
+        self._processes.append(process)
+        atexit.register(self.stop, SECONDS_TO_WRITE)  # before Prefect's own handlers, so it runs after them
+        _end_together(os.getpid(), process.pid)
+        self._thread = threading.Thread(target=self._ask, args=(seconds,), name="prefect-server", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the server answers; an error of its start is raised here."""
+        """Return when the server answers. Raises `StoreError` when it ended, or did not answer in time."""
         if self._thread is not None:
             self._thread.join()
         if self._problem is not None:
-            raise self._problem
-
-    def stop(self) -> None:
-        """End the server, or never launch it, without waiting until it has started."""
-        with self._launching:
-            self._stopped = True
-        for process in self._processes:
-            process.terminate()
             try:
-                process.wait(SECONDS_TO_END)
+                how = f"ended with code {self._processes[-1].wait(SECONDS_TO_END)} while it started"
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                how = f"does not answer ({self._problem})"
+            raise StoreError(
+                f"Prefect's temporary server {how}; look at the lines above, check that PREFECT_HOME can be written, "
+                "or name a server of your own with PREFECT_API_URL"
+            ) from self._problem
 
-    def _start(self) -> None:
+    def stop(self, seconds: float = SECONDS_TO_END) -> None:
+        """End the server, without waiting until it has started; after `seconds` it is killed."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(seconds)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _ask(self, seconds: float) -> None:
         try:
-            from prefect.server.api.server import SubprocessASGIServer
-
-            server = SubprocessASGIServer()  # one per process: the flow finds this one
-            launch = server._run_uvicorn_command
-
-            def watched() -> subprocess.Popen[Any]:
-                with self._launching:
-                    if self._stopped:
-                        raise RuntimeError("Prefect's server is not needed any more")
-                    process = launch()
-                    self._processes.append(process)
-                    _end_together(os.getpid(), process.pid)
-                return process
-
-            # Prefect launches a second process when its port was taken meanwhile; each is watched from its beginning.
-            server._run_uvicorn_command = watched  # type: ignore[method-assign]
-            server.start()
-        except Exception as problem:  # carried to the thread that waits
+            # No proxy stands between this process and its own server, whatever the environment says.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(f"{self.url}/health", timeout=seconds):
+                pass
+        except (OSError, urllib.error.URLError) as problem:  # carried to the thread that waits
             self._problem = problem
 
 
 def start_early() -> EarlyServer:
-    """Begin to start the server that a flow without an API URL gets.
+    """Begin to start the server that a flow without an API URL gets, and have the flow use it.
 
     With `PREFECT_API_URL` set, or temporary servers forbidden, nothing is started. An error of the server is raised
     by `wait`, not here.
     """
+    from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
     server = EarlyServer()
     if not settings.api.url and settings.server.ephemeral.enabled:
-        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it later, in the flow; the server needs it now
-        server.begin()
+        try:
+            settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it in the flow; the server needs it now
+        except OSError as problem:
+            raise StoreError(
+                f"Prefect's home {str(settings.home)!r} cannot be made ({problem.strerror}); "
+                "name a folder that you may write to with PREFECT_HOME"
+            ) from problem
+        server.begin(float(settings.server.ephemeral.startup_timeout_seconds))
+        os.environ["PREFECT_API_URL"] = server.url
+        refresh_global_settings_context()
     return server
+
+
+def _environment() -> dict[str, str]:
+    """What the server gets: this process's settings of Prefect, those of a profile among them, and `SERVER`."""
+    from prefect.settings import get_current_settings
+
+    return {**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True), **SERVER}
 
 
 def _end_together(process: int, server: int) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
 
@@ -44,7 +45,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
 Profile = Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")]
-Seed = Annotated[int | None, typer.Option(help="Another seed is another round.")]
+Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
 Budget = Annotated[int | None, typer.Option(help="Rollouts of the round; derives the rest.")]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
 
@@ -61,8 +62,11 @@ def _logging() -> None:
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
-    from db import open_store
-    from settings import load_settings
+    from flows.cli.loading import loading
+
+    with loading():
+        from db import open_store
+        from settings import load_settings
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
@@ -72,13 +76,15 @@ def _ready(settings: Any, stage: str = "") -> Any:
     """The module of the flows, when all that can be checked is right: what is light before anything else, the rest
     while Prefect's server starts. The server is stopped when something is refused. `stage` is a stage to look up."""
     from flows.cli.early_server import start_early
+    from flows.cli.loading import loading
     from tasks.round.preflight import check_by_loading, check_without_loading
 
     check_without_loading(settings)
     server = start_early()
     try:
-        check_by_loading(settings)
-        import flows.improve as flow
+        with loading():
+            check_by_loading(settings)
+            import flows.improve as flow
 
         if stage:
             flow.check_name(stage)
@@ -102,8 +108,9 @@ def improve(
     base_model: Base = None,
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the last made live.")] = 1,
 ) -> None:
-    """Run one round, whole; the same command again goes on where it was stopped."""
+    """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
@@ -116,16 +123,18 @@ def improve(
     params = flow.ImproveParameters(
         target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
     )
-    result = flow.improve(params)
-    if result.report:
-        from tasks.reporting.lookup import figures_by_key
-        from tasks.reporting.summary import print_summary
+    for _ in range(rounds):
+        result = flow.improve(params)
+        params = params.model_copy(update={"fresh": False})
+        if result.report:
+            from tasks.reporting.lookup import figures_by_key
+            from tasks.reporting.summary import print_summary
 
-        settings, store = _store(home)
-        print_summary(figures_by_key(settings, store, result.round))
-        typer.echo(f"report: {result.report}")
-    else:
-        typer.echo("\n".join(result.checked))
+            settings, store = _store(home)
+            print_summary(figures_by_key(settings, store, result.round))
+            typer.echo(f"report: {result.report}")
+        else:
+            typer.echo("\n".join(result.checked))
 
 
 @app.command()
@@ -210,22 +219,12 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     lines, width = [], max(len(r["name"]) for r in rows)
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
+        splits += " + draws" if r.get("draws") else ""
         lines.append(
-            f"{r['name']:<{width}} {splits or 'not installed':<46} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r['name']:<{width}} {splits or 'not installed':<48} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
     _print(rows, as_json, "\n".join(lines))
-
-
-@app.command()
-def rollback(capability: str, target: TargetName = None, home: Home = None) -> None:
-    """Move the alias `champion` of a capability back to the version before."""
-    from settings import load_settings
-    from tasks.round.registry import open_registry
-
-    settings = load_settings(target=target, home=home)
-    back = open_registry(settings, settings.target).rollback(capability)
-    typer.echo(f"champion of {capability} is now {back.served_name if back else 'the base model'}")
 
 
 @app.command()
@@ -262,6 +261,7 @@ def stage(
 
 
 add_commands(app)
+add_releases(app)
 add_serving(app)
 
 

@@ -21,7 +21,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback keys are needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8900,
     home: Home = None,
-    target: Annotated[str | None, typer.Option(help="Whose champions; those of the newest round by default.")] = None,
+    target: Annotated[str | None, typer.Option(help="Whose release; the newest round's target by default.")] = None,
+    release: Annotated[
+        int, typer.Option(min=0, help="Number of a release to serve, whichever is live. 0 follows the live one.")
+    ] = 0,
     server: Annotated[
         list[str] | None,
         typer.Option(help="Address of a vLLM server; repeat for replicas. None: as policy.backend says."),
@@ -30,7 +33,7 @@ def serve(
         bool, typer.Option("--server-chat", help="Pass requests on as they came, instead of rendering as in training.")
     ] = False,
     mode: Annotated[str, typer.Option(help="auto, label, retrieval, both, fixed or off.")] = "auto",
-    fixed: Annotated[str, typer.Option(help="The capability of mode fixed.")] = "",
+    fixed: Annotated[str, typer.Option(help="The member of mode fixed.")] = "",
     missing: Annotated[str, typer.Option(help="What a missing adapter means: base or 503.")] = "base",
     blend: Annotated[
         float,
@@ -44,7 +47,7 @@ def serve(
     sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
     plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
 ) -> None:
-    """One OpenAI-compatible endpoint in front of base and adapters."""
+    """One OpenAI-compatible endpoint in front of the base and the live release."""
     from models.serving.gateway.settings import GatewaySettings, Keys
     from settings import machine_settings
 
@@ -58,24 +61,31 @@ def serve(
     )
     from flows.serve import run_gateway
     from tasks.serving.gateway import Serving
+    from tasks.serving.releases import Routing
 
     serving = Serving(
         servers=tuple(server or ()),
         rendered=not server_chat,
         plain=plain,
-        mode=mode,
-        fixed=fixed,
+        routing=Routing(mode, fixed),
+        release=release,
     )
     run_gateway(home, target, serving, wanted, host, port)
 
 
 def blend(
-    parts: Annotated[list[str], typer.Argument(help="Champions and weights, such as refund_payment=0.5.")],
+    parts: Annotated[
+        list[str], typer.Argument(help="Members of the live release and weights, like refund_payment=0.5.")
+    ],
     home: Home = None,
-    target: Annotated[str | None, typer.Option(help="Whose champions.")] = None,
+    target: Annotated[str | None, typer.Option(help="Whose release.")] = None,
     most_rank: Annotated[int, typer.Option(help="Bound on the rank; 0 keeps the sum exact.")] = 0,
 ) -> None:
-    """Publish a weighted sum of champions as an adapter of its own, for `serve --blend`."""
+    """Publish a weighted sum of members as an adapter of its own, in a candidate release, for `serve --blend`."""
     from tasks.serving.blends import publish_blend
 
-    typer.echo(publish_blend(home, target, parts, most_rank))
+    row, name = publish_blend(home, target, parts, most_rank)
+    typer.echo(
+        f"{name} is in release {row.number} of {row.target}, a candidate: try it with 'trace-agent serve --release "
+        f"{row.number} --blend 0.6', make it live with 'trace-agent promote {row.number}'"
+    )

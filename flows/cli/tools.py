@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.cli.compare import compare
 from flows.cli.evaluate import evaluate
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (evaluate, select, play, validate):
+    for command in (evaluate, compare, select, play, validate):
         app.command()(command)
 
 

@@ -3,7 +3,8 @@ adapter.
 
 A version `trace-<target>-<capability>` holds exactly the two files of an adapter, is tagged with the SHA-256 of them
 and with what it was trained on and by, and is served only after its bytes were checked against that tag. Aliases:
-`challenger` is the latest version that was registered, `champion` the one that is served. Nothing is ever unpickled.
+`challenger` is the latest version that was registered, `champion` that of the live release, which `releases.py` beside
+this file keeps so. Nothing is ever unpickled.
 Importing this module does not import mlflow (two seconds); the first use does.
 
 Where the truth is: the database knows what happened; a crash here is mended by calling the same function again.
@@ -16,7 +17,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ from models.adapters.files import (
     checked_name,
     verify,
 )
+from models.adapters.tracking import make_database
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,13 +44,13 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
-HISTORY_TAG = "champion_history"
 RUN_KEY_TAG = "trace.key"
 _BATCH = 1000  # the most metrics that MLflow takes in one call
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow takes only the literal "true"
     "DO_NOT_TRACK": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
 
 
@@ -186,41 +188,6 @@ class Registry:
         found = {name: self.champion(name) for name in sorted(names)}
         return {name: adapter for name, adapter in found.items() if adapter is not None}
 
-    def promote(self, capability: str, version: str) -> RegisteredAdapter:
-        """Makes a version champion and remembers who was it before. Promoting the champion changes nothing.
-
-        Aliases have no compare-and-swap: one promotion at a time, under a lock of the caller's.
-        """
-        name = self.model_name(capability)
-        adapter = self.adapter_of(capability, self.client.get_model_version(name, version))
-        current = self.champion(capability)
-        if current is None or current.version != adapter.version:
-            before = self._history(name, None if current is None else current.version)
-            self._write_history(name, [*before, adapter.version])
-            self.client.set_registered_model_alias(name, CHAMPION, adapter.version)
-        return adapter
-
-    def rollback(self, capability: str) -> RegisteredAdapter | None:
-        """Gives the champion's place back to the version that had it before; None when that was the base model alone.
-
-        Called again it goes one further back. Raises AdapterError when there is no champion.
-        """
-        name = self.model_name(capability)
-        current = self.champion(capability)
-        if current is None:
-            raise AdapterError(f"{name} has no champion: the base model answers already, there is nothing to roll back")
-        before = self._history(name, current.version)[:-1]
-        # History first: a crash in between leaves an alias that the history does not know; the next call completes it.
-        self._write_history(name, before)
-        self.client.set_model_version_tag(
-            name, current.version, "rolled_back", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        )
-        if not before:
-            self.client.delete_registered_model_alias(name, CHAMPION)
-            return None
-        self.client.set_registered_model_alias(name, CHAMPION, before[-1])
-        return self.adapter_of(capability, self.client.get_model_version(name, before[-1]))
-
     def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
         """The adapter's folder `destination/<served_name>`, fetched when needed and verified always.
 
@@ -256,6 +223,11 @@ class Registry:
     def model_name(self, capability: str) -> str:
         return f"trace-{self.target}-{checked_name(capability, 'capability')}"
 
+    @property
+    def shown_uri(self) -> str:
+        """Where MLflow is, without a password."""
+        return without_password(self.tracking_uri)
+
     @cached_property
     def experiment_id(self) -> str:
         """The target's experiment `trace-<target>`, created on first use with its files under the artifact root."""
@@ -285,8 +257,7 @@ class Registry:
         os.environ.update(_ENVIRONMENT)  # read by mlflow when it is imported
         from mlflow import MlflowClient
 
-        if self.tracking_uri.startswith("sqlite:"):
-            Path(self.tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        make_database(self.tracking_uri)
         return MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
 
     @contextmanager
@@ -384,15 +355,7 @@ class Registry:
             tags=tags,
         )
 
-    def _history(self, name: str, current: str | None) -> list[str]:
-        """Champions in order, the last being `current`. The alias is the truth: a promotion that died after writing the
-        history and before moving the alias is cut off; an alias that the history does not know is put at its end."""
-        written = json.loads(self.client.get_registered_model(name).tags.get(HISTORY_TAG, "[]"))
-        if current is None:
-            return []
-        if current in written:
-            return written[: len(written) - written[::-1].index(current)]
-        return [*written, current]
 
-    def _write_history(self, name: str, versions: Sequence[str]) -> None:
-        self.client.set_registered_model_tag(name, HISTORY_TAG, json.dumps(list(versions)))
+def without_password(text: str) -> str:
+    """A text without the user names and passwords of the addresses in it."""
+    return re.sub(r"//[^/@\s]*@", "//", text)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from errors import AdapterError
+from errors import AdapterError, StoreError
 from models.adapters.files import RegisteredAdapter
-from models.adapters.registry import CHAMPION, Registry
+from models.adapters.registry import CHAMPION, Registry, without_password
 
 LIVE = "live"
 RELEASE_TAG = "release"
@@ -29,6 +30,21 @@ class Aliases:
 
     champions: Mapping[str, str]
     live: str | None
+
+
+@contextmanager
+def answering(registry: Registry, what: str) -> Iterator[None]:
+    """Raises StoreError, without any password, when MLflow does not answer or fails; `what` it was to be told."""
+    _ = registry.client  # importing mlflow through it keeps mlflow quiet
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as problem:
+        raise StoreError(
+            f"MLflow at {registry.shown_uri} cannot be told {what}: {without_password(str(problem))}; the database "
+            "knows it: bring MLflow back, then run any command"
+        ) from None
 
 
 def release_model(registry: Registry) -> str:
@@ -113,8 +129,8 @@ def _refusing(registry: Registry, model: str, version: str, step: Any) -> Any:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         raise AdapterError(
-            f"{model} has no version {version} in MLflow, though a release names it: it was deleted there; "
-            "restore MLflow's database, or go back with 'trace-agent rollback'"
+            f"{model} has no version {version} in {registry.shown_uri}, though a release names it: it was deleted "
+            "there; restore MLflow's database, or go back with 'trace-agent rollback'"
         ) from error
 
 

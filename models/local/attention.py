@@ -14,14 +14,16 @@ import torch
 from transformers import AttentionInterface
 
 from errors import PolicyError
+from models.local.packed import arrange, can_arrange
 
 NAME = "trace_shared_prefix"
 
 
 class SharedBatch(Protocol):
-    """What the attention function asks of the batch object of a forward pass."""
+    """What a forward pass asks of its batch: q (N, H, D), already scaled, k and v (N, Hkv, D) of N flat tokens ->
+    (N, H, D)."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor: ...
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
 
 
 def _interface(
@@ -35,8 +37,8 @@ def _interface(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (1, H, N, D), key and value (1, Hkv, N, D) for N flat tokens -> (1, N, H, D)."""
-    out = shared.attend(module.layer_idx, query[0], key[0], value[0], scaling)
-    return out.unsqueeze(0), None
+    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
+    return shared.attend(module.layer_idx, q * scaling, k, v).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _interface)
@@ -48,29 +50,87 @@ def attend_padded(
     values: torch.Tensor,
     hidden: torch.Tensor,
     prefix: tuple[torch.Tensor, torch.Tensor] | None,
-    scaling: float,
 ) -> torch.Tensor:
     """Grouped-query attention of padded rows.
 
-    q (R, H, L, D); keys, values (R, Hkv, T, D); hidden (R, L, T), True where a key is out of sight; prefix keys and
-    values (Hkv, P, D), seen by all. Returns (R, H, L, D).
+    q (R, H, L, D), already scaled; keys, values (R, Hkv, T, D); hidden (R, L, T), -inf where a key is out of sight
+    and 0 elsewhere; prefix keys and values (Hkv, P, D), seen by all. Returns (R, H, L, D).
     """
     rows, heads, length, dim = q.shape
     groups = keys.shape[1]
     q = q.reshape(rows, groups, -1, dim)  # (R, Hkv, G*L, D): query heads of a group share their keys
-    own = torch.matmul(q, keys.transpose(2, 3)).view(rows, groups, -1, length, keys.shape[2])
-    own = own.masked_fill(hidden[:, None, None], float("-inf")).view(rows, groups, q.shape[2], keys.shape[2])
+    own = torch.matmul(q, keys.transpose(2, 3))
+    if length == 1:
+        own = own.add_(hidden[:, None])
+    else:
+        parts = own.view(rows, groups, -1, length, keys.shape[2])
+        own = parts.add_(hidden[:, None, None]).view(rows, groups, q.shape[2], keys.shape[2])
     if prefix is None:
-        weights = torch.softmax(own * scaling, dim=-1)
-        return torch.matmul(weights, values).reshape(rows, heads, length, dim)
+        return torch.matmul(torch.softmax(own, dim=-1), values).reshape(rows, heads, length, dim)
     pk, pv = prefix
     flat = q.transpose(0, 1).reshape(groups, -1, dim)  # (Hkv, R*G*L, D): one product against the shared prefix
     common = torch.matmul(flat, pk.transpose(1, 2)).view(groups, rows, q.shape[2], -1).transpose(0, 1)
-    weights = torch.softmax(torch.cat([common, own], dim=-1) * scaling, dim=-1)
+    weights = torch.softmax(torch.cat([common, own], dim=-1), dim=-1)
     seen, rest = weights.split([pk.shape[1], keys.shape[2]], dim=-1)
     out = torch.matmul(rest, values)
     shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)
     return (out + shared.view(groups, rows, -1, dim).transpose(0, 1)).reshape(rows, heads, length, dim)
+
+
+class PrefixWeights:
+    """Keys and values of a shared prefix in one layer, (Hkv, P, D) each, as the matrices that decoding multiplies by.
+
+    In fp32 they are arranged as the model's own weights are: the plain product takes 1.6 times as long
+    (`benchmarks/README.md`); in bf16 the plain one is the faster."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        self.k, self.v = k, v
+        self.arranged = k.dtype == torch.float32 and can_arrange(k)
+        if self.arranged:
+            self._k = [arrange(head) for head in k]
+            self._v = [arrange(head.t()) for head in v]
+
+    def scores(self, q: torch.Tensor) -> torch.Tensor:
+        """q (Hkv, N, D) -> (Hkv, N, P)."""
+        return self._times(q, self._k) if self.arranged else torch.bmm(q, self.k.transpose(1, 2))
+
+    def mixed(self, weights: torch.Tensor) -> torch.Tensor:
+        """weights (Hkv, N, P) -> (Hkv, N, D)."""
+        return self._times(weights, self._v) if self.arranged else torch.bmm(weights, self.v)
+
+    @staticmethod
+    def _times(x: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+        multiply = torch.ops.mkldnn._linear_pointwise
+        return torch.stack([multiply(part, m, None, "none", [], "") for part, m in zip(x, matrices, strict=True)])
+
+
+def attend_decoding(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor, prefix: PrefixWeights | None
+) -> torch.Tensor:
+    """Grouped-query attention of rows with one new token each.
+
+    q (R, H, D), already scaled; keys, values (R, Hkv, T, D); hidden (R * Hkv, 1, T), -inf where a key is out of sight
+    and 0 elsewhere; the prefix is seen by all. Returns (R, H, D).
+    """
+    rows, heads, dim = q.shape
+    groups, length = keys.shape[1:3]
+    each = q.reshape(rows * groups, -1, dim)
+    keys, values = keys.reshape(rows * groups, length, dim), values.reshape(rows * groups, length, dim)
+    if q.dtype == torch.bfloat16:  # three queries to a key-value head: as the right side they take 0.4 of the time
+        own = torch.bmm(keys, each.transpose(1, 2)).transpose(1, 2)
+    else:
+        own = torch.bmm(each, keys.transpose(1, 2))
+    own = own.add_(hidden)
+    if prefix is None:
+        return torch.bmm(torch.softmax(own, dim=-1), values).view(rows, heads, dim)
+    size = prefix.k.shape[1]
+    by_group = own.view(rows, groups, -1, length).transpose(0, 1).reshape(groups, -1, length)
+    flat = each.view(rows, groups, -1, dim).transpose(0, 1).reshape(groups, -1, dim)  # (Hkv, R*G, D)
+    weights = torch.softmax(torch.cat([prefix.scores(flat), by_group], dim=-1), dim=-1)
+    out, rest = prefix.mixed(weights[..., :size]), weights[..., size:]
+    split = rest.view(groups, rows, -1, length).transpose(0, 1).reshape(rows * groups, -1, length)
+    mixed = torch.bmm(split, values).view(rows, groups, -1, dim)
+    return mixed.add_(out.view(groups, rows, -1, dim).transpose(0, 1)).view(rows, heads, dim)
 
 
 def check_supported(config: Any) -> None:

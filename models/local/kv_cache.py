@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from models.local.attention import attend_padded
+from models.local.attention import PrefixWeights, attend_decoding, attend_padded
 from models.policy import Request
 
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
+OUT_OF_SIGHT = float("-inf")
 
 
 class KeyValueCache:
-    """Keys and values of all rows: per layer (slots, Hkv, T, D), slot by slot; grows in T."""
+    """Keys and values of all rows: one tensor (2, layers, slots, Hkv, T, D) that grows in T."""
 
     def __init__(self, config: object, slots: int, like: torch.Tensor) -> None:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # type: ignore[attr-defined]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
-        self.layers, self.shape = config.num_hidden_layers, (slots, heads, 0, dim)  # type: ignore[attr-defined]
+        self.layers, self.slots, self.heads, self.dim = config.num_hidden_layers, slots, heads, dim  # type: ignore[attr-defined]
         self.like = like
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
         self.room = 0
+        self.store = like.new_zeros(0)
 
     def reserve(self, length: int, used: Sequence[int] = ()) -> None:
         """Make room for `length` tokens per row. `used` are the tokens that the first slots hold; the others hold none.
@@ -36,32 +36,16 @@ class KeyValueCache:
         do not pay for all slots."""
         if length <= self.room:
             return
-        slots, heads, _, dim = self.shape
         room = max(64, -(-length * 3 // 2 // 32) * 32)
-        grown: list[list[torch.Tensor]] = []
-        for old in (self.k, self.v):
-            fresh = [_zeros(self.like, (slots, heads, room, dim)) for _ in range(self.layers)]
-            for new, prior in zip(fresh, old, strict=False):
-                for slot, held in enumerate(used):
-                    new[slot, :, :held] = prior[slot, :, :held]
-            grown.append(fresh)
-        (self.k, self.v), self.room = grown, room
+        grown = _zeros(self.like, (2, self.layers, self.slots, self.heads, room, self.dim))
+        for slot, held in enumerate(used):
+            if held:
+                grown[:, :, slot, :, :held] = self.store[:, :, slot, :, :held]
+        self.store, self.room = grown, room
 
     def clear(self) -> None:
-        """Drop all buffers."""
-        self.k, self.v, self.room = [], [], 0
-
-    def copy(self, source: int, destination: int, length: int) -> None:
-        """Overwrite one slot by another."""
-        for buffer in (*self.k, *self.v):
-            buffer[destination, :, :length] = buffer[source, :, :length]
-
-    def swap(self, a: int, b: int, length: int) -> None:
-        """Exchange two slots."""
-        for buffer in (*self.k, *self.v):
-            held = buffer[a, :, :length].clone()
-            buffer[a, :, :length] = buffer[b, :, :length]
-            buffer[b, :, :length] = held
+        """Drop the buffer."""
+        self.store, self.room = self.like.new_zeros(0), 0
 
 
 def _zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -77,26 +61,82 @@ class PrefixPass:
     """Forward pass of one sequence whose keys and values become a shared prefix."""
 
     def __init__(self) -> None:
-        self.k: list[torch.Tensor] = []
-        self.v: list[torch.Tensor] = []
+        self.layers: list[PrefixWeights] = []
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        self.k.append(k.contiguous())
-        self.v.append(v.contiguous())
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))
+        self.layers.append(PrefixWeights(k, v))
         n, parts = q.shape[1], []
         # In blocks of queries: the scores of a prefix of 6,000 tokens at once would take gigabytes.
         for start in range(0, n, QUERIES_AT_ONCE):
             end = min(n, start + QUERIES_AT_ONCE)
-            hidden = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(1 + start)[None]
+            hidden = q.new_full((1, end - start, end), OUT_OF_SIGHT).triu(1 + start)
             part = q[None, :, start:end], k[None, :, :end], v[None, :, :end]
-            parts.append(attend_padded(*part, hidden, None, scaling)[0])
+            parts.append(attend_padded(*part, hidden, None)[0])
         return torch.cat(parts, dim=1).transpose(0, 1)
+
+
+class _Rows:
+    """Rows of a pass that are attended to together, padded to the longest: those with one new token, or the others.
+
+    Slots that lie together are read where they are; with gaps between them, the gaps are computed too (they hold
+    ended sessions, nobody reads what comes out) unless that is most of the work: then keys and values are gathered.
+    """
+
+    def __init__(
+        self, cache: KeyValueCache, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, tokens: np.ndarray
+    ) -> None:
+        device = cache.like.device
+        low, high = int(slots.min()), int(slots.max()) + 1
+        self.width, self.total = int(counts.max()), int((starts + counts).max())
+        self.span: slice | None = slice(low, high) if high - low <= 2 * len(slots) else None
+        self.slots = torch.from_numpy(slots).to(device)
+        self.padded = high - low if self.span else len(slots)
+        row = np.repeat(np.arange(len(slots)), counts)
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        place = slots - low if self.span else np.arange(len(slots))
+        at = place[row] * self.width + within  # where a token lies among the padded rows
+        self.whole = len(at) == self.padded * self.width and bool((at == np.arange(len(at))).all())
+        self.at = torch.from_numpy(at).to(device)
+        self.tokens = torch.from_numpy(tokens).to(device)
+        # The last key that each query sees. What no session owns sees all: a row without any key would be NaN.
+        reach = np.full((self.padded, self.width), self.total)
+        reach[place] = starts[:, None] + np.arange(self.width)
+        blocked = torch.from_numpy(np.arange(self.total) > reach[:, :, None])
+        self.hidden = torch.zeros(blocked.shape, dtype=cache.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT).to(device)
+        if self.width == 1:
+            self.hidden = self.hidden.repeat_interleave(cache.heads, dim=0)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        prefix: PrefixWeights | None,
+    ) -> torch.Tensor:
+        """q (n, H, D) of these rows' tokens, keys and values (slots, Hkv, T, D) of all -> (n, H, D)."""
+        keys, values = keys[:, :, : self.total], values[:, :, : self.total]
+        if self.span is not None:
+            keys, values = keys[self.span], values[self.span]
+        else:
+            keys, values = keys.index_select(0, self.slots), values.index_select(0, self.slots)
+        heads, dim = q.shape[1:]
+        if not self.whole:
+            q = q.new_zeros(self.padded * self.width, heads, dim).index_copy_(0, self.at, q)
+        if self.width == 1:
+            out = attend_decoding(q, keys, values, self.hidden, prefix)
+        else:
+            padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
+            before = (prefix.k, prefix.v) if prefix is not None else None
+            out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
+        return out if self.whole else out.index_select(0, self.at)
 
 
 class RowsPass:
     """Forward pass of new tokens of several rows, laid flat. Stores their keys and values, then attends.
 
-    `slots` (R,) rows of the cache, `starts` tokens stored per row, `counts` new tokens per row.
+    `slots` (R,) rows of the cache, `starts` tokens stored per row, `counts` new tokens per row. Rows that decode (one
+    new token) and rows whose turn begins share the pass: the matrix products see all their tokens at once.
     """
 
     def __init__(
@@ -108,45 +148,37 @@ class RowsPass:
         prefix: PrefixPass | None,
     ) -> None:
         self.cache, self.prefix = cache, prefix
-        device = cache.like.device
-        count, start = torch.tensor(counts), torch.tensor(starts)
-        self.rows, self.width = len(slots), int(count.max())
-        self.total = int((start + count).max())
-        self.contiguous = list(slots) == list(range(len(slots)))
-        slot = torch.tensor(slots)
-        row = torch.repeat_interleave(torch.arange(self.rows), count)
-        within = torch.arange(int(count.sum())) - torch.repeat_interleave(torch.cumsum(count, 0) - count, count)
-        self.slot_of, self.at = slot[row].to(device), (start[row] + within).to(device)
-        self.flat = (row * self.width + within).to(device)
-        self.slots = slot.to(device)
-        reach = start[:, None] + torch.arange(self.width)[None, :]  # last key that query (row, j) may see
-        self.hidden = (torch.arange(self.total)[None, None, :] > reach[:, :, None]).to(device)
+        slot, start, count = np.asarray(slots), np.asarray(starts), np.asarray(counts)
+        first = np.cumsum(count) - count
+        within = np.arange(int(count.sum())) - np.repeat(first, count)
+        head = np.arange(cache.heads)
+        at = (np.repeat(slot, count)[:, None] * cache.heads + head) * cache.room
+        at = at + (np.repeat(start, count) + within)[:, None]
+        self.at = torch.from_numpy(at.ravel()).to(cache.like.device)
+        self.parts: list[_Rows] = []
+        for rows in (np.flatnonzero(count == 1), np.flatnonzero(count > 1)):
+            if len(rows):
+                tokens = np.concatenate([np.arange(first[r], first[r] + count[r]) for r in rows])
+                self.parts.append(_Rows(cache, slot[rows], start[rows], count[rows], tokens))
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-        keys, values = self.cache.k[layer], self.cache.v[layer]
-        keys[self.slot_of, :, self.at] = k.transpose(0, 1)
-        values[self.slot_of, :, self.at] = v.transpose(0, 1)
-        if self.contiguous:
-            keys, values = keys[: self.rows, :, : self.total], values[: self.rows, :, : self.total]
-        else:
-            keys, values = keys[self.slots, :, : self.total], values[self.slots, :, : self.total]
-        heads, _, dim = q.shape
-        if self.width == 1:
-            padded = q.transpose(0, 1).unsqueeze(2)
-        else:
-            padded = q.new_zeros(self.rows * self.width, heads, dim)
-            padded[self.flat] = q.transpose(0, 1)
-            padded = padded.view(self.rows, self.width, heads, dim).transpose(1, 2)
-        prefix = (self.prefix.k[layer], self.prefix.v[layer]) if self.prefix else None
-        out = attend_padded(padded, keys, values, self.hidden, prefix, scaling)
-        if self.width == 1:
-            return out.squeeze(2)
-        return out.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.flat]
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = self.cache.store[0, layer], self.cache.store[1, layer]
+        dim = k.shape[-1]
+        keys.view(-1, dim).index_copy_(0, self.at, k.reshape(-1, dim))
+        values.view(-1, dim).index_copy_(0, self.at, v.reshape(-1, dim))
+        prefix = self.prefix.layers[layer] if self.prefix else None
+        if len(self.parts) == 1:
+            return self.parts[0].attend(q, keys, values, prefix)
+        out = torch.empty_like(q)
+        for part in self.parts:
+            out.index_copy_(0, part.tokens, part.attend(q.index_select(0, part.tokens), keys, values, prefix))
+        return out
 
 
 @dataclass
 class Row:
-    """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored."""
+    """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored;
+    `sampling` while a turn is in flight; `turn` counts the turns of all sessions up to its last one."""
 
     session: str
     adapter: str | None
@@ -157,3 +189,5 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     request: Request | None = None
     draws: np.random.Generator | None = None
+    sampling: bool = False
+    turn: int = 0

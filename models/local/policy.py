@@ -2,8 +2,9 @@
 
 What it does beyond `model.generate`: the prefix that requests share (instructions and worked examples) is computed
 once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new;
-finished rows leave the batch at once and waiting ones take their place; linear weights are arranged for decoding
-(`models/local/packed.py`). What it returns are exactly the sampled ids and their log-probabilities.
+finished rows leave the batch at once and waiting ones take their place, their first tokens in the same pass as the
+others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`). What it returns are
+exactly the sampled ids and their log-probabilities.
 
 Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), sliding-window or
 linear-attention models (their layers do not go through the attention interface; loading one raises).
@@ -12,7 +13,7 @@ linear-attention models (their layers do not go through the attention interface;
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from torch import nn
 
 from errors import PolicyError
 from models.adapters.deltas import folder_deltas
-from models.local.attention import check_supported
+from models.local.attention import SharedBatch, check_supported
+from models.local.decoder import make_decoder
+from models.local.drawing import draw
 from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass
-from models.local.layer_mean import LayerMean
-from models.local.packed import SamplerTwin
+from models.local.packed import base_alone, merge
+from models.local.work import Work
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
 # How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
@@ -37,7 +40,8 @@ class LocalPolicy:
     """Token policy on a transformers causal language model in this process.
 
     `model` must have been loaded with `attn_implementation=models.local.attention.NAME`. `rows` is the number of
-    episodes in flight. Adapters are given as deltas by module name (`models/adapters/deltas.py`).
+    episodes in flight. Adapters are given as deltas by module name (`models/adapters/deltas.py`). `work` counts what
+    was computed.
     """
 
     def __init__(self, model: nn.Module, identity: PolicyIdentity, stop_ids: frozenset[int], rows: int = 48) -> None:
@@ -46,18 +50,24 @@ class LocalPolicy:
         self.model: Any = model  # transformers' models carry more than nn.Module declares
         self.stop_ids, self.rows = stop_ids, rows
         self.context = int(config.max_position_embeddings)
-        self.twin = SamplerTwin(model)
+        self.decoder = make_decoder(model)
         self._identity = identity
         self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
         self._current: str | None = None
+        self._merged: set[str] = set()
         like = next(model.parameters())
         self._cache = KeyValueCache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
         self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], PrefixPass] = OrderedDict()
-        self._slots: list[Row] = []  # slot i of the cache; the first `_active` are sampling, the rest wait for a turn
-        self._active = 0
+        self._slots: list[Row | None] = []  # slot i of the cache; a row keeps its slot until its session is forgotten
         self._queue: deque[Request] = deque()
+        self.work = Work()
         self.sampled_tokens = 0
-        self.computed_tokens = 0
+        self._turns = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model's layers."""
+        return self.work.decoded + self.work.prefilled
 
     def identity(self, adapter: str | None = None) -> PolicyIdentity:
         """Identity with the adapter's content hash."""
@@ -76,8 +86,8 @@ class LocalPolicy:
             raise PolicyError(f"adapter {name!r} is not loaded (loaded: {known}); load it first") from None
 
     def adapter_name(self, capability: str, origin: str, digest: str) -> str:
-        """The capability: what was computed with an adapter goes with it, so names may be used again."""
-        return capability
+        """The capability and the adapter's digest: two versions of one capability can be loaded side by side."""
+        return f"{capability}@{digest[:8]}"
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Make a PEFT folder available as `name`; same name = replaced."""
@@ -85,10 +95,10 @@ class LocalPolicy:
 
     def load_deltas(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
         """Make `deltas` (module name -> (out, in), already scaled) available as `name`; same name = replaced."""
-        unknown = [key for key in deltas if key not in self.twin.layers]
+        unknown = [key for key in deltas if key not in self.decoder.layers]
         if unknown:
             raise PolicyError(f"adapter {name!r} changes {unknown[0]!r}, which this model does not have")
-        if any(row.adapter == name for row in self._slots[: self._active]):
+        if any(row.adapter == name for row in self._sampling()):
             raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
         self._adapters[name] = (digest, dict(deltas))
         self._forget(name)
@@ -102,11 +112,11 @@ class LocalPolicy:
     def _forget(self, adapter: str) -> None:
         for key in [key for key in self._prefixes if key[0] == adapter]:
             del self._prefixes[key]
-        for row in [row for row in self._slots[self._active :] if row.adapter == adapter]:
-            self.release(row.session)
+        for row in self._slots:
+            if row is not None and not row.sampling and row.adapter == adapter:
+                self.release(row.session)
         if self._current == adapter:
-            self._current = None
-            self.twin.merge({})
+            self._use(None)
 
     def submit(self, request: Request) -> None:
         """Queue one turn. Raises `ContextOverflow` before the first token if it cannot fit."""
@@ -116,17 +126,11 @@ class LocalPolicy:
         # At least the last token is the row's own: its hidden state is what the first draw needs.
         self._queue.append(replace(request, shared=min(request.shared, len(request.prompt) - 1)))
 
-    @torch.inference_mode()
     def release(self, session: str) -> None:
         """Forget a session that is not sampling."""
-        for slot in range(self._active, len(self._slots)):
-            if self._slots[slot].session == session:
-                last = len(self._slots) - 1
-                if slot != last:
-                    self._cache.copy(last, slot, len(self._slots[last].ids))
-                    self._slots[slot] = self._slots[last]
-                self._slots.pop()
-                return
+        for slot, row in enumerate(self._slots):
+            if row is not None and row.session == session and not row.sampling:
+                self._slots[slot] = None
 
     def free_buffers(self) -> None:
         """Give the memory of keys and values back; only while nothing is in flight. It is taken again when needed."""
@@ -138,7 +142,7 @@ class LocalPolicy:
     def close(self) -> None:
         """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
         self._queue.clear()
-        self._active = 0
+        self._slots.clear()
         self.free_buffers()
 
     def poll(self) -> list[Generation]:
@@ -151,26 +155,24 @@ class LocalPolicy:
     @property
     def busy(self) -> bool:
         """Whether any turn is in flight."""
-        return bool(self._queue or self._active)
+        return bool(self._queue) or any(True for _ in self._sampling())
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
         """One forward pass: the turns that it finished. For a server that sends tokens as they come."""
-        started = self._admit()
-        return self._run_and_sample(started or list(range(self._active)))
+        self._admit()
+        return self._run_and_sample()
 
     def sampled(self) -> dict[str, list[int]]:
         """What the turns in the batch have sampled so far, by session."""
-        return {row.session: row.sampled for row in self._slots[: self._active]}
+        return {row.session: row.sampled for row in self._sampling()}
 
-    @torch.inference_mode()
     def cancel(self, session: str) -> None:
         """End a session's turn, if it is in flight, without an answer, and forget the session."""
         self._queue = deque(request for request in self._queue if request.session != session)
-        for slot in range(self._active):
-            if self._slots[slot].session == session:
-                self._retire([slot])
-                break
+        for row in self._sampling():
+            if row.session == session:
+                row.sampling = False
         self.release(session)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -190,9 +192,10 @@ class LocalPolicy:
         self._at_rest("next_logprobs")
         request = Request("next_logprobs", prompt, Sampling(0.0, 1), adapter, shared)
         self.submit(request)
-        slots = self._admit()
-        logits = self.twin.model.lm_head(self._run(slots)).float()[0]
-        self._active -= 1
+        self._admit()
+        rows, hidden = self._run()
+        logits = self.head(hidden).float()[0]
+        rows[0].sampling = False
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
 
@@ -205,7 +208,7 @@ class LocalPolicy:
             raise PolicyError(f"cannot score the last {count} of {len(ids)} tokens; give at least one more before them")
         self._use(adapter)
         hidden = self._rows_after([ids[before:-1]], before, self._prefix(adapter, tuple(ids[:before])))
-        logprobs = torch.log_softmax(self.twin.model.lm_head(hidden).float(), dim=-1)
+        logprobs = torch.log_softmax(self.head(hidden).float(), dim=-1)
         wanted = torch.tensor(list(ids[before + 1 :]), device=logprobs.device)
         scored: list[float] = logprobs.gather(1, wanted[:, None])[:, 0].tolist()
         return scored
@@ -222,138 +225,132 @@ class LocalPolicy:
             raise PolicyError(
                 f"rows of {counts} tokens after {len(prefix)}: give 1 to {self.context - len(prefix)} tokens a row"
             )
-        # An adapter that is merged stays: changing the merged weights costs more than the plain model's slower layers.
-        model = self.twin.model if self._current is None else self.model
-        shared = self._prefix(None, tuple(prefix), model)
-        if layers is None:
-            return self._rows_after(rows, len(prefix), shared, model)
-        with LayerMean(model.model, *layers) as states:
-            self._rows_after(rows, len(prefix), shared, model)
-        return states.mean
+        with base_alone(self.decoder.layers, self._merged):
+            shared = self._prefix(None, tuple(prefix))
+            return self._rows_after(rows, len(prefix), shared, layers)
+
+    @torch.inference_mode()
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (N, vocabulary) of hidden states (N, hidden)."""
+        self.work.heads += len(hidden)
+        return self.decoder.head(hidden)
 
     def _rows_after(
-        self, rows: Sequence[Sequence[int]], offset: int, shared: PrefixPass | None, model: Any = None
+        self,
+        rows: Sequence[Sequence[int]],
+        offset: int,
+        shared: PrefixPass | None,
+        layers: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """Last hidden states (N, hidden) of `rows` laid flat, after a prefix of `offset` tokens. Nothing is kept."""
+        """Hidden states (N, hidden) of `rows` laid flat, after a prefix of `offset` tokens. Nothing is kept."""
         counts = [len(row) for row in rows]
         cache = KeyValueCache(self.model.config, len(rows), self._cache.like)
         cache.reserve(max(counts))
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [offset + j for count in counts for j in range(count)]
-        return self._forward([i for row in rows for i in row], positions, batch, model)
+        self.work.prefilled += len(positions)
+        return self._forward([i for row in rows for i in row], positions, batch, layers)
 
     def _at_rest(self, what: str) -> None:
-        if self._active or self._queue:
+        if self.busy:
             raise PolicyError(f"{what} while turns are in flight; finish them first")
 
     # --- scheduling -------------------------------------------------------------------------------------------
 
-    def _admit(self) -> list[int]:
-        """Move waiting requests into the batch; their slots, or [] if decoding should go on first.
+    def _sampling(self) -> Iterator[Row]:
+        """The rows whose turn is in flight, by slot."""
+        return (row for row in self._slots if row is not None and row.sampling)
 
-        One batch has one adapter and one prefix. New rows are prefilled together: at once when the batch is empty, else
-        when a quarter of it is free for them, because each prefill interrupts the others.
-        """
+    def _admit(self) -> None:
+        """Move waiting requests into free places of the batch, which has one adapter and one prefix."""
         if not self._queue:
-            return []
-        if self._active:
-            key = (self._slots[0].adapter, self._slots[0].prefix)
-            fitting = sum(1 for r in self._queue if (r.adapter, tuple(r.prompt[: r.shared])) == key)
-            if not fitting or (fitting < self.rows // 4 and self._active > self.rows // 2):
-                return []
-        else:
-            first = self._queue[0]
-            key = (first.adapter, tuple(first.prompt[: first.shared]))
-        started, skipped = [], deque[Request]()
-        while self._queue and self._active < self.rows:
+            return
+        active = next(self._sampling(), None)
+        first = self._queue[0]
+        key = (active.adapter, active.prefix) if active else (first.adapter, tuple(first.prompt[: first.shared]))
+        free = self.rows - sum(1 for _ in self._sampling())
+        skipped = deque[Request]()
+        while self._queue and free:
             request = self._queue.popleft()
             if (request.adapter, tuple(request.prompt[: request.shared])) != key:
                 skipped.append(request)
                 continue
-            started.append(self._seat(request, key[1]))
+            self._seat(request, key[1])
+            free -= 1
         self._queue.extendleft(reversed(skipped))
-        return started
 
-    def _seat(self, request: Request, prefix: tuple[int, ...]) -> int:
-        """Give the request the slot at the end of the active ones, with what is already computed of its session."""
-        place = next(
-            (i for i in range(self._active, len(self._slots)) if self._slots[i].session == request.session), None
-        )
+    def _place(self, session: str) -> int:
+        """The slot of a session, or one for it: a free one, or that of the session that has waited longest."""
+        slots = self._slots
+        place = next((i for i, row in enumerate(slots) if row is not None and row.session == session), None)
         if place is None:
-            if len(self._slots) == self.rows:
-                # Every slot is held by a session between turns: the oldest is computed again.
-                self.release(self._slots[self._active].session)
-            place = len(self._slots)
-            self._slots.append(Row(request.session, request.adapter, prefix))
-        row = self._slots[place]
+            place = next((i for i, row in enumerate(slots) if row is None), None)
+        if place is None and len(slots) < self.rows:
+            slots.append(None)
+            place = len(slots) - 1
+        if place is None:
+            # Every slot is held by a session, some between turns: the oldest of those is computed again.
+            waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
+            place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
+            slots[place] = None
+        return place
+
+    def _seat(self, request: Request, prefix: tuple[int, ...]) -> None:
+        """Give the request a slot, with what is already computed of its session."""
+        place = self._place(request.session)
+        row = self._slots[place] or Row(request.session, request.adapter, prefix)
+        self._slots[place] = row
         suffix = list(request.prompt[len(prefix) :])
         same = row.adapter == request.adapter and row.prefix == prefix and suffix[: len(row.ids)] == row.ids
         if not same or len(row.ids) == len(suffix):
             row.ids, row.adapter, row.prefix = [], request.adapter, prefix
         row.todo = suffix[len(row.ids) :]
-        row.sampled, row.logprobs, row.request = [], [], request
+        row.sampled, row.logprobs, row.request, row.sampling = [], [], request, True
         row.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
-        self._cache.reserve(len(suffix) + request.sampling.max_tokens, [len(r.ids) for r in self._slots])
-        if place != self._active:
-            other = self._slots[self._active]
-            self._cache.swap(place, self._active, max(len(row.ids), len(other.ids)))
-            self._slots[place], self._slots[self._active] = other, row
-        self._active += 1
-        return self._active - 1
-
-    def _retire(self, slots: list[int]) -> list[Generation]:
-        """Take finished rows out of the active part of the batch."""
-        finished = []
-        for slot in sorted(slots, reverse=True):
-            row = self._slots[slot]
-            assert row.request is not None
-            reason = "stop" if row.sampled[-1] in self.stop_ids else "length"
-            finished.append(Generation(row.session, tuple(row.sampled), tuple(row.logprobs), reason))
-            self._active -= 1
-            if slot != self._active:
-                other = self._slots[self._active]
-                self._cache.swap(slot, self._active, max(len(row.ids), len(other.ids)))
-                self._slots[slot], self._slots[self._active] = other, row
-        return finished[::-1]
+        self._turns += 1
+        row.turn = self._turns
+        self._cache.reserve(
+            len(suffix) + request.sampling.max_tokens, [len(r.ids) if r is not None else 0 for r in self._slots]
+        )
 
     # --- computing --------------------------------------------------------------------------------------------
 
     def _use(self, adapter: str | None) -> None:
         if adapter != self._current:
-            self.twin.merge(self._adapter(adapter)[1] if adapter is not None else {})
+            deltas = self._adapter(adapter)[1] if adapter is not None else {}
+            self._merged = merge(self.decoder.layers, self._merged, deltas)
             self._current = adapter
 
-    def _prefix(self, adapter: str | None, ids: tuple[int, ...], model: Any = None) -> PrefixPass | None:
+    def _prefix(self, adapter: str | None, ids: tuple[int, ...]) -> PrefixPass | None:
         if not ids:
             return None
         key = (adapter, ids)
         if key not in self._prefixes:
             shared = PrefixPass()
-            self._forward(ids, range(len(ids)), shared, model)
+            self.work.prefilled += len(ids)
+            self._forward(ids, range(len(ids)), shared)
             self._prefixes[key] = shared
             while len(self._prefixes) > PREFIXES_KEPT:
                 self._prefixes.popitem(last=False)
         self._prefixes.move_to_end(key)
         return self._prefixes[key]
 
-    def _forward(self, ids: Sequence[int], positions: Sequence[int], shared: object, model: Any = None) -> torch.Tensor:
-        """Last hidden states (N, hidden) of N flat tokens, by the twin unless `model` is given."""
+    def _forward(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        shared: SharedBatch,
+        layers: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Hidden states (N, hidden) of N flat tokens: the last ones, or the mean over `layers`."""
         device = self._cache.like.device
-        self.computed_tokens += len(ids)
-        return (
-            (model or self.twin.model)
-            .model(
-                input_ids=torch.tensor([list(ids)], device=device),
-                position_ids=torch.tensor([list(positions)], device=device),
-                use_cache=False,
-                shared=shared,
-            )
-            .last_hidden_state[0]
-        )
+        ids_N, positions_N = torch.tensor(ids, device=device), torch.tensor(positions, device=device)
+        return self.decoder.run(ids_N, positions_N, shared, layers)
 
-    def _run(self, slots: list[int]) -> torch.Tensor:
-        """Compute `todo` of the rows; hidden state (R, hidden) of each row's last token."""
-        rows = [self._slots[s] for s in slots]
+    def _run(self) -> tuple[list[Row], torch.Tensor]:
+        """Compute `todo` of the rows in flight: the rows, and the hidden state (R, hidden) of each one's last token."""
+        places = [(slot, row) for slot, row in enumerate(self._slots) if row is not None and row.sampling]
+        slots, rows = [slot for slot, _ in places], [row for _, row in places]
         self._use(rows[0].adapter)
         prefix = self._prefix(rows[0].adapter, rows[0].prefix)
         offset = len(rows[0].prefix)
@@ -361,38 +358,31 @@ class LocalPolicy:
         batch = RowsPass(self._cache, slots, starts, counts, prefix)
         ids = [i for r in rows for i in r.todo]
         positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
+        single = counts.count(1)
+        self.work.decoded += single
+        self.work.prefilled += len(ids) - single
         hidden = self._forward(ids, positions, batch)
         for row in rows:
             row.ids += row.todo
             row.todo = []
-        return hidden[torch.tensor(counts).cumsum(0) - 1]
+        return rows, hidden if single == len(rows) else hidden[torch.tensor(counts).cumsum(0) - 1]
 
-    def _run_and_sample(self, slots: list[int]) -> list[Generation]:
-        """One more token for each of `slots`; the turns that this finished."""
-        if not slots:
+    def _run_and_sample(self) -> list[Generation]:
+        """One more token for each turn in flight; the turns that this finished."""
+        if not any(True for _ in self._sampling()):
             return []
-        hidden = self._run(slots)
-        rows = [self._slots[s] for s in slots]
-        logits = self.twin.model.lm_head(hidden).float()
-        temperatures = [r.request.sampling.temperature for r in rows if r.request]
-        scale = torch.tensor([t if t > 0 else 1.0 for t in temperatures], device=logits.device)
-        logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
-        chosen = logprobs.argmax(dim=-1)
-        drawn = [i for i, t in enumerate(temperatures) if t > 0]
-        if drawn:
-            # One uniform number per row and step, from the row's own generator: inverse of the cumulative distribution.
-            uniform = torch.tensor([rows[i].draws.random() for i in drawn], device=logits.device)  # type: ignore[union-attr]
-            cumulative = logprobs[drawn].exp().cumsum(dim=-1)
-            picked = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
-            chosen[drawn] = picked.clamp_(max=logits.shape[1] - 1)
-        values = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
-        done = []
-        for slot, row, token, value in zip(slots, rows, chosen.tolist(), values, strict=True):
+        rows, hidden = self._run()
+        asked = [row.request for row in rows if row.request is not None]
+        uniform = [row.draws.random() if row.draws is not None else None for row in rows]
+        chosen, logprobs = draw(self.head(hidden), [request.sampling.temperature for request in asked], uniform)
+        self.sampled_tokens += len(rows)
+        finished = []
+        for row, request, token, value in zip(rows, asked, chosen, logprobs, strict=True):
             row.sampled.append(token)
             row.logprobs.append(value)
             row.todo = [token]
-            assert row.request is not None
-            if token in self.stop_ids or len(row.sampled) >= row.request.sampling.max_tokens:
-                done.append(slot)
-        self.sampled_tokens += len(rows)
-        return self._retire(done)
+            if token in self.stop_ids or len(row.sampled) >= request.sampling.max_tokens:
+                reason = "stop" if token in self.stop_ids else "length"
+                finished.append(Generation(row.session, tuple(row.sampled), tuple(row.logprobs), reason))
+                row.sampling = False
+        return finished

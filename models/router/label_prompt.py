@@ -83,4 +83,4 @@ def _next(
     """Log-probabilities (n, choices) of the next token among `choices`."""
     hidden = policy.forward_rows(rows, prefix)
     last = hidden[torch.tensor([len(row) for row in rows]).cumsum(0) - 1]
-    return torch.log_softmax(policy.twin.model.lm_head(last).float(), dim=-1)[:, choices.to(last.device)]
+    return torch.log_softmax(policy.head(last).float(), dim=-1)[:, choices.to(last.device)]

@@ -11,56 +11,52 @@ from typing import Any
 import torch
 
 from models.local.attention import attend_padded
+from models.training.learner import Learner, PlainLearner
 
 
 class _Suffixes:
     """Forward pass with gradient of several rows after a shared prefix. Keys and values stay in the graph."""
 
-    def __init__(self, counts: Sequence[int], prefix: Prefix | None, device: torch.device) -> None:
+    def __init__(self, counts: Sequence[int], prefix: Prefix | None, device: torch.device, dtype: torch.dtype) -> None:
         counts_R = torch.tensor(counts)
         self.prefix, self.rows, self.width = prefix, len(counts), int(counts_R.max())
         row_N = torch.repeat_interleave(torch.arange(self.rows), counts_R)
         first_R = torch.cumsum(counts_R, 0) - counts_R
         within_N = torch.arange(int(counts_R.sum())) - torch.repeat_interleave(first_R, counts_R)
         self.place_N = (row_N * self.width + within_N).to(device)  # where a token lies in the padded rows
-        later_TT = torch.ones(self.width, self.width, dtype=torch.bool, device=device).triu(1)
-        self.hidden_RTT = later_TT.expand(self.rows, -1, -1)
+        later_TT = torch.full((self.width, self.width), float("-inf"), device=device).triu(1)
+        self.hidden_RTT = later_TT.to(dtype).expand(self.rows, -1, -1)
 
-    def _padded(self, x_HND: torch.Tensor) -> torch.Tensor:
-        """(H, N, D) -> (R, H, T, D), zeros behind the end of a row."""
-        heads, _, dim = x_HND.shape
-        out = x_HND.new_zeros(self.rows * self.width, heads, dim).index_copy(0, self.place_N, x_HND.transpose(0, 1))
+    def _padded(self, x_NHD: torch.Tensor) -> torch.Tensor:
+        """(N, H, D) -> (R, H, T, D), zeros behind the end of a row."""
+        _, heads, dim = x_NHD.shape
+        out = x_NHD.new_zeros(self.rows * self.width, heads, dim).index_copy(0, self.place_N, x_NHD)
         return out.view(self.rows, self.width, heads, dim).transpose(1, 2)
 
-    def attend(
-        self, layer: int, q_HND: torch.Tensor, k_HND: torch.Tensor, v_HND: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q_NHD: torch.Tensor, k_NHD: torch.Tensor, v_NHD: torch.Tensor) -> torch.Tensor:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
-        q_RHTD, k_RHTD, v_RHTD = (self._padded(x_HND) for x_HND in (q_HND, k_HND, v_HND))
-        out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, scaling)
-        heads, _, dim = q_HND.shape
+        q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
+        out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
+        _, heads, dim = q_NHD.shape
         return out_RHTD.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.place_N]
 
 
 class Prefix:
     """Forward pass with gradient of a shared prefix: keys and values, one (H, P, D) tensor per layer."""
 
-    def __init__(self, causal: Any, ids: Sequence[int]) -> None:
+    def __init__(self, model: Any, ids: Sequence[int]) -> None:
+        learner = as_learner(model)
         self.k_HPD: list[torch.Tensor] = []
         self.v_HPD: list[torch.Tensor] = []
-        device = next(causal.parameters()).device
-        ids_1P = torch.tensor([list(ids)], device=device)
-        positions_1P = torch.arange(len(ids), device=device)[None]
-        causal.model(input_ids=ids_1P, position_ids=positions_1P, use_cache=False, shared=self)
+        learner.run(torch.tensor(list(ids), device=learner.device), torch.arange(len(ids), device=learner.device), self)
 
-    def attend(
-        self, layer: int, q_HPD: torch.Tensor, k_HPD: torch.Tensor, v_HPD: torch.Tensor, scaling: float
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q_NHD: torch.Tensor, k_NHD: torch.Tensor, v_NHD: torch.Tensor) -> torch.Tensor:
+        q_HPD, k_HPD, v_HPD = (x_NHD.transpose(0, 1) for x_NHD in (q_NHD, k_NHD, v_NHD))
         self.k_HPD.append(k_HPD)
         self.v_HPD.append(v_HPD)
         count = q_HPD.shape[1]
-        hidden_1PP = torch.ones(1, count, count, dtype=torch.bool, device=q_HPD.device).triu(1)
-        return attend_padded(q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None, scaling)[0].transpose(0, 1)
+        hidden_1PP = q_HPD.new_full((1, count, count), float("-inf")).triu(1)
+        return attend_padded(q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None)[0].transpose(0, 1)
 
 
 class StepPrefix(Prefix):
@@ -70,8 +66,8 @@ class StepPrefix(Prefix):
     the prefix, once. The gradient is that of computing the prefix in every micro-batch.
     """
 
-    def __init__(self, causal: Any, ids: Sequence[int]) -> None:
-        super().__init__(causal, ids)
+    def __init__(self, model: Any, ids: Sequence[int]) -> None:
+        super().__init__(model, ids)
         self._made = [*self.k_HPD, *self.v_HPD]
         self.k_HPD, self.v_HPD = (
             [x_HPD.detach().requires_grad_() if x_HPD.requires_grad else x_HPD for x_HPD in made]
@@ -87,6 +83,12 @@ class StepPrefix(Prefix):
         self._made.clear()
 
 
+def as_learner(model: Any) -> Learner:
+    """`model` if it is a learner; a transformers model through its own code."""
+    learner: Learner = model if hasattr(model, "score") else PlainLearner(model)
+    return learner
+
+
 def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> int:
     """How many leading ids all rows share."""
     first, last = min(ids_RT), max(ids_RT)  # what the two furthest apart share, all do
@@ -94,7 +96,7 @@ def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> in
 
 
 def token_logprobs(
-    causal: Any,
+    model: Any,
     ids_RT: Sequence[Sequence[int]],
     shared: int,
     wanted_RS: Sequence[Sequence[int]],
@@ -103,32 +105,26 @@ def token_logprobs(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Log-probability and entropy (nats) of chosen tokens of each row.
 
-    `causal` has `.model` and `.lm_head`; `ids_RT` are whole sequences whose first `shared` ids are equal; `wanted_RS`
-    are positions (> shared) of the tokens to score; `prefix` is the pass over those `shared` ids, if it was made.
-    Returns per row two tensors as long as its `wanted_RS`.
+    `model` is a `Learner` or a transformers model; `ids_RT` are whole sequences whose first `shared` ids are equal;
+    `wanted_RS` are positions (> shared) of the tokens to score; `prefix` is the pass over those `shared` ids, if it was
+    made. Returns per row two tensors as long as its `wanted_RS`.
     """
-    device = next(causal.parameters()).device
+    learner = as_learner(model)
+    device = learner.device
     if shared and prefix is None:
-        prefix = Prefix(causal, ids_RT[0][:shared])
-    # The last token of a row predicts nothing that is wanted.
-    suffixes_RT = [list(ids_T[shared:-1]) for ids_T in ids_RT]
-    batch = _Suffixes([len(ids_T) for ids_T in suffixes_RT], prefix, device)
-    ids_1N = torch.tensor([[i for ids_T in suffixes_RT for i in ids_T]], device=device)
-    positions_1N = torch.tensor([[shared + j for ids_T in suffixes_RT for j in range(len(ids_T))]], device=device)
-    out = causal.model(input_ids=ids_1N, position_ids=positions_1N, use_cache=False, shared=batch)
-    hidden_ND = out.last_hidden_state[0]
-    starts = torch.tensor([0, *[len(ids_T) for ids_T in suffixes_RT]]).cumsum(0).tolist()
+        prefix = Prefix(learner, ids_RT[0][:shared])
+    # What comes after the last wanted token says nothing about it, and that token itself predicts nothing wanted.
+    ends_R = [max([shared + 1, *wanted_S]) for wanted_S in wanted_RS]
+    suffixes_RT = [list(ids_T[shared:end]) for ids_T, end in zip(ids_RT, ends_R, strict=True)]
+    lengths_R = [len(ids_T) for ids_T in suffixes_RT]
+    batch = _Suffixes(lengths_R, prefix, device, learner.dtype)
+    ids_N = torch.tensor([i for ids_T in suffixes_RT for i in ids_T], device=device)
+    positions_N = torch.tensor([shared + j for length in lengths_R for j in range(length)], device=device)
+    hidden_ND = learner.run(ids_N, positions_N, batch)
+    starts = torch.tensor([0, *lengths_R]).cumsum(0).tolist()
     where_S = [start + p - shared - 1 for start, wanted_S in zip(starts, wanted_RS, strict=False) for p in wanted_S]
     targets_S = torch.tensor([ids_RT[i][p] for i, wanted_S in enumerate(wanted_RS) for p in wanted_S], device=device)
-    # The logits are the largest tensor of the pass: only what autograd needs is made of their size.
-    logits_SV = causal.lm_head(hidden_ND[torch.tensor(where_S, device=device)]).float() / temperature
-    logprobs_S = logits_SV.gather(1, targets_S[:, None])[:, 0] - torch.logsumexp(logits_SV, dim=-1)
-    entropies_S = torch.cat([_entropy(part_SV) for part_SV in logits_SV.detach().split(128)])
+    chosen_SD = hidden_ND[torch.tensor(where_S, device=device)]
+    logprobs_S, entropies_S = learner.score(chosen_SD, targets_S, temperature)
     lengths = [len(wanted_S) for wanted_S in wanted_RS]
     return list(zip(logprobs_S.split(lengths), entropies_S.split(lengths), strict=True))
-
-
-def _entropy(logits_SV: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of each token's distribution, (S,)."""
-    logprobs_SV = torch.log_softmax(logits_SV, dim=-1)
-    return -(logprobs_SV.exp() * logprobs_SV).sum(-1)

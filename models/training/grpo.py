@@ -2,16 +2,18 @@
 
 One optimizer step, in this order:
 1. The actor publishes the adapter as it is now (`models/training/actors.py`).
-2. `Rollouts.collect` plays G groups of K rollouts; all rollouts of a group start from one scenario seed. A group whose
-   rewards are all equal teaches nothing and is replaced by a new seed, in at most `collections` collections.
-3. `group_advantages` turns the rewards into advantages. This is the place to change the advantage.
+2. `Rollouts.collect` plays G groups of K rollouts (`models/training/rollouts.py`); all rollouts of a group start from
+   one scenario seed. A group whose rewards are all equal teaches nothing and is replaced by a new seed, in at most
+   `collections` collections.
+3. `group_advantages`, in the same file, turns the rewards into advantages. That is the place to change the advantage.
 4. `Rollouts.rollout` hands TRL the exact token ids, the sampler's log-probabilities and the mask of sampled tokens.
    Tokens of tools, users and templates are masked.
 5. `EpisodeGRPO` computes the log-probabilities of the sampled tokens (`models/training/trl_trainer.py`). It computes a
    prefix that all rows share once, and it leaves rows without an advantage out.
 6. TRL computes the loss: the clipped surrogate with one ratio per token, against the sampler's own log-probabilities,
    summed over the batch's sampled tokens and divided by their number (`loss_type="dapo"`).
-7. TRL makes the AdamW step and writes a checkpoint; `_Steps` records the figures and stops a training that goes wrong.
+7. TRL makes the AdamW step and writes a checkpoint; `_Steps` records the figures, over all groups that were collected,
+   and stops a training that is over. Which step's weights are used is decided afterwards (`tasks/train.py`).
 
 Simplified against the paper: one optimizer step per batch, no KL term in the loss (KL to the base is measured), and a
 learning rate that is constant or falls linearly. TRL keeps loss, optimizer, checkpoints and distribution.
@@ -25,224 +27,65 @@ Shape suffixes of arrays, tensors and nested lists in this folder; they are comb
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from environments.contract import Environment, TargetTask
 from errors import TrainingError
-from models.adapters.files import order_config
-from models.episodes import Episode, Player, Trajectory
-from models.policy import Sampling
+from models.episodes import Trajectory
 from models.renderer import Renderer
 from models.training.actors import Actor
-from models.training.forward import common_prefix
+from models.training.checkpoints import (
+    Ended,
+    begin,
+    complete,
+    last_whole_checkpoint,
+    read_ended,
+    weights_by_step,
+    write_ended,
+)
 from models.training.lora import lora_config
 from models.training.records import (
-    COMPLETE,
+    LEAST_RECORDS,
     StepRecord,
     TrainingSettings,
+    figures_apart,
     gap_alarm,
-    last_whole_checkpoint,
     misspecified,
+    solved,
 )
+from models.training.rollouts import NothingToLearn, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO
-
-logger = logging.getLogger("trace.models")
-
-
-def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
-    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, in the group's standard
-    deviations (unbiased, plus 1e-4 against division by zero).
-
-    Every token that the policy sampled in a rollout gets that rollout's advantage. A group with equal rewards gets 0.
-    To change the advantage, change this function: nothing else computes one.
-    """
-    centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
-    k = rewards_GK.shape[1]
-    std_G1 = ((centred_GK**2).mean(dim=1, keepdim=True) * (k / (k - 1))).sqrt()
-    return centred_GK / (std_G1 + 1e-4)
-
-
-class ScenarioSource(Protocol):
-    """What training draws from: a synthesized environment."""
-
-    def scenario(self, seed: int) -> TargetTask: ...
-    def environment(self) -> Environment: ...
-
-
-class Rollouts:
-    """Plays the groups of each step, keeps informative ones, and remembers the figures of the step."""
-
-    def __init__(
-        self,
-        source: ScenarioSource,
-        actor: Actor,
-        renderer: Renderer,
-        settings: TrainingSettings,
-        on_trajectories: Callable[[int, list[Trajectory]], None],
-    ) -> None:
-        self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
-        self.adapter = ""
-        self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
-        self.on_trajectories = on_trajectories
-        self.shared = 0
-        self.advantages_R = torch.zeros(0)
-        self.last: list[Trajectory] = []
-        self.dropped = 0
-        self.missing = 0
-        self.seconds = 0.0
-        self.environment_seconds = 0.0
-
-    def seeds(self, step: int, collection: int) -> list[int]:
-        """Scenario seeds of a step's groups: never used twice, nor by calibration (which counts down from -1)."""
-        first = ((self.settings.seed % 1000) * 1_000 + step) * self.settings.collections * self.settings.groups
-        return [first + collection * self.settings.groups + g for g in range(self.settings.groups)]
-
-    def collect(self, step: int) -> list[Trajectory]:
-        """At most G x K trajectories, group by group, each once.
-
-        Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
-        are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
-        """
-        s = self.settings
-        kept: list[list[Trajectory]] = []
-        spare: list[list[Trajectory]] = []
-        lost = 0
-        began = time.perf_counter()
-        for collection in range(s.collections):
-            missing = s.groups - len(kept)
-            seeds = self.seeds(step, collection)[:missing]
-            episodes = [
-                Episode(
-                    f"{step}/{collection}/{seed}/{k}",
-                    self.environments.scenario(seed),
-                    s.seed * 100_003 + step,
-                    k,
-                    self.adapter,
-                )
-                for seed in seeds
-                for k in range(s.group_size)
-            ]
-            player = Player(
-                self.environments.environment,
-                self.actor.policy,
-                self.renderer,
-                Sampling(s.temperature, s.max_tokens),
-                2 * self.actor.rows,
-            )
-            done = {t.episode.key: t for t in player.play(episodes)}
-            self.environment_seconds += player.environment_seconds
-            ordered = [done[e.key] for e in episodes]
-            self.on_trajectories(step, ordered)
-            for g in range(len(seeds)):
-                group = ordered[g * s.group_size : (g + 1) * s.group_size]
-                if any(t.score is None for t in group):
-                    lost += 1
-                    continue  # an episode lost to the infrastructure has no reward: its group is not used
-                rewards = {round(t.score.reward, 6) for t in group if t.score}
-                (kept if len(rewards) > 1 else spare).append(group)
-            if len(kept) >= s.groups:
-                break
-        self.dropped = len(spare)
-        if not kept:
-            raise TrainingError(
-                f"no informative group in {s.collections} collections of {s.groups} groups at step {step}: "
-                f"{len(spare)} groups had equal rewards (make the reward denser or the scenarios more varied), "
-                f"{lost} lost episodes to the infrastructure"
-            )
-        while len(kept) < s.groups and spare:
-            kept.append(spare.pop(0))  # fills the batch; its advantages are 0
-        self.missing = s.groups - len(kept)
-        if self.missing:
-            logger.warning(
-                "step %d learns from %d groups instead of %d: the others lost episodes to the infrastructure",
-                step,
-                len(kept),
-                s.groups,
-            )
-        self.actor.rest()  # the backward pass needs the memory
-        self.seconds = time.perf_counter() - began
-        self.last = [t for group in kept for t in group]
-        return self.last
-
-    def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
-        """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
-        step = trainer.state.global_step
-        self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
-        self.worst_ratio = 1.0
-        rows = self.settings.groups * self.settings.group_size
-        if len(prompts) != rows:
-            raise TrainingError(
-                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {rows}; make them equal"
-            )
-        trajectories = self.collect(step)
-        rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
-        rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
-        rewards_GK = rewards_GK.view(-1, self.settings.group_size)
-        self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
-        self.advantages_R[: len(trajectories)] = group_advantages(rewards_GK).flatten()
-        # Retention scenarios may come with other instructions than the capability's own.
-        shared = min(t.conversation.shared for t in trajectories)
-        self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])
-        out: dict[str, Any] = {
-            "prompt_ids": [],
-            "completion_ids": [],
-            "logprobs": [],
-            "env_mask": [],
-            "reward": rewards_R,
-        }
-        for t in trajectories:
-            first = t.conversation.sampled.index(True)
-            out["prompt_ids"].append(t.conversation.ids[:first])
-            out["completion_ids"].append(t.conversation.ids[first:])
-            out["logprobs"].append(t.conversation.logprobs[first:])
-            out["env_mask"].append([int(s) for s in t.conversation.sampled[first:]])
-        for _ in range(rows - len(trajectories)):  # TRL wants whole groups: these rows hold no sampled token
-            out["prompt_ids"].append(out["prompt_ids"][0])
-            out["completion_ids"].append(out["completion_ids"][0][:1])
-            out["logprobs"].append([0.0])
-            out["env_mask"].append([0])
-            out["reward"].append(0.0)
-        return out
 
 
 class _Steps(TrainerCallback):
-    """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that goes wrong."""
+    """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that is over."""
 
     def __init__(self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord]) -> None:
         self.rollouts, self.on_step, self.records = rollouts, on_step, records
         self.began = time.perf_counter()
-        self.verdict = ""
-
-    def ended(self, records: Sequence[StepRecord]) -> bool:
-        """Whether training is over before its last step: misspecified, or solved in two steps running."""
-        solved = len(records) > 1 and sum(r.success for r in records[-2:]) / 2 >= self.rollouts.settings.solved
-        return solved or bool(misspecified(records))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        trajectories = [t for t in self.rollouts.last if t.score]
+        groups = tuple(self.rollouts.collected)
         record = StepRecord(
             step=state.global_step,
-            reward=sum(t.score.reward for t in trajectories if t.score) / len(trajectories),
-            success=sum(t.score.success for t in trajectories if t.score) / len(trajectories),
             loss=float(logs["loss"]),
             clip_fraction=float(logs.get("clip_ratio/region_mean") or 0.0),
             kl=float(logs.get("kl") or 0.0),
             logprob_gap=float(logs.get("logprob_gap") or 0.0),
             seconds=time.perf_counter() - self.began,
+            groups=groups,
             metrics={
+                **figures_apart(groups),
                 "rollout_seconds": self.rollouts.seconds,
                 "dropped_groups": float(self.rollouts.dropped),
                 "missing_groups": float(self.rollouts.missing),
@@ -256,25 +99,53 @@ class _Steps(TrainerCallback):
         record.metrics["gap_alarm"] = float(bool(gap_alarm(record)))
         self.records.append(record)
         self.on_step(record)
-        self.verdict = misspecified(self.records)
-        if self.ended(self.records):
+        if _over(self.records, self.rollouts.settings):
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        # Written last: a checkpoint without it was cut off and is not resumed from.
-        (folder / COMPLETE).write_text(json.dumps([asdict(r) for r in self.records]))
+        complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.records)
+
+
+def _verdict(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
+    """What is wrong with the environment; a training of two steps is judged after two."""
+    return misspecified(records, min(LEAST_RECORDS, settings.steps))
+
+
+def _over(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
+    """How the training ended by its records, a checkpoint being there: "" while it goes on."""
+    if _verdict(records, settings):
+        return "misspecified"
+    if solved(records, settings.solved):
+        return "solved"
+    return "steps" if len(records) >= settings.steps else ""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`folder` holds the adapter as PEFT writes it; `verdict` is empty unless the training was stopped for a reason;
-    `environment_seconds` of this process's rollouts."""
+    """What a training made. `weights` are the adapters' folders by step, as PEFT writes them: 0 is what it began from,
+    the last is where it ended.
 
-    folder: Path
+    `ending` says why no further step was made: "steps" (all were), "solved" (the capability's own scenarios, two steps
+    running), "mastered" (every episode on them a success, so nothing is left to learn from), "nothing more to learn:
+    ..." or "misspecified". `verdict` is empty unless the adapter must not be used. `environment_seconds` are of this
+    process's rollouts.
+    """
+
+    weights: Mapping[int, Path]
     records: tuple[StepRecord, ...]
+    ending: str
     verdict: str
     environment_seconds: float = 0.0
+
+    @property
+    def last(self) -> int:
+        """The last step, whose weights the training ended with."""
+        return max(self.weights)
+
+    @property
+    def folder(self) -> Path:
+        """The adapter that the training ended with."""
+        return self.weights[self.last]
 
 
 def train_adapter(
@@ -285,24 +156,60 @@ def train_adapter(
     output: Path,
     on_step: Callable[[StepRecord], None],
     on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
+    start: Path | None = None,
 ) -> TrainingResult:
-    """Train one adapter, resuming from the last whole checkpoint in `output`.
+    """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
+    (an adapter's folder) or from zero.
 
-    `actor` samples, on the model that is trained or on servers. The base model is left as it was found.
-    Raises `TrainingError` when the loss is not finite or nothing is informative.
+    `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
+    whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
+    Raises `AdapterError` when `start` does not fit, and `TrainingError` when the loss is not finite or nothing was ever
+    informative.
     """
-    from datasets import Dataset
-    from peft import get_peft_model
-
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
+    ended = read_ended(output)
+    if not ended and not _over(records, settings):
+        try:
+            _train(rollouts, output, _Steps(rollouts, on_step, records), resume[0] if resume else None, start)
+        except NothingToLearn as reached:
+            ended = _ended(reached, rollouts, records)
+            write_ended(output, ended)
+    if not all(math.isfinite(r.loss) for r in records):
+        raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
+    ended = ended or Ended(_over(records, settings), _verdict(records, settings))
+    weights = weights_by_step(output, len(records))
+    return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)
+
+
+def _ended(reached: NothingToLearn, rollouts: Rollouts, records: Sequence[StepRecord]) -> Ended:
+    """How a training ends that has nothing to learn from. Raises `TrainingError` when it never had."""
+    if reached.mastered:
+        return Ended("mastered")
+    if not records:
+        raise TrainingError(
+            f"{reached}; make the reward denser or the scenarios more varied, or raise train.group_size or "
+            "train.collections"
+        )
+    # The step that could not be made has figures too: near misses that all earn the same are where reward parts.
+    unmade = StepRecord(len(records) + 1, 0.0, 0.0, 0.0, 0.0, 0.0, tuple(rollouts.collected))
+    verdict = misspecified([*records, unmade], 2)
+    return Ended("misspecified" if verdict else f"nothing more to learn: {reached}", verdict)
+
+
+def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | None, start: Path | None) -> None:
+    """Make the steps that are owed."""
+    from datasets import Dataset
+    from peft import get_peft_model
+
+    actor, settings = rollouts.actor, rollouts.settings
     rows = settings.groups * settings.group_size
     micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
     torch.manual_seed(settings.seed)
     shape: Any = actor.model.config
-    peft = get_peft_model(actor.model, lora_config(settings, shape.num_hidden_layers))
-    callback = _Steps(rollouts, on_step, records)
+    lora = lora_config(settings, shape.num_hidden_layers)
+    peft = get_peft_model(actor.model, lora)
     config = GRPOConfig(
         output_dir=str(output),
         max_steps=settings.steps,
@@ -332,6 +239,8 @@ def train_adapter(
         remove_unused_columns=False,
     )
     try:
+        if resume is None:
+            begin(peft, lora, output, start)
         trainer = EpisodeGRPO(
             model=peft,
             reward_funcs=_reward,
@@ -339,25 +248,15 @@ def train_adapter(
             train_dataset=Dataset.from_dict(
                 {"prompt": [f"slot {i}" for i in range(settings.groups * max(2, settings.steps))]}
             ),
-            processing_class=renderer.tokenizer,
+            processing_class=rollouts.renderer.tokenizer,
             callbacks=[callback],
             source=rollouts,
         )
         trainer.remove_callback(PrinterCallback)
-        if not (resume and (len(records) >= settings.steps or callback.ended(records))):
-            trainer.train(resume_from_checkpoint=str(resume[0]) if resume else None)
-        elif resume:
-            trainer._load_from_checkpoint(str(resume[0]))
-        folder = output / "adapter"
-        peft.save_pretrained(str(folder), safe_serialization=True)
-        order_config(folder)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     finally:
         peft.unload()
         actor.retire()
-    if records and not all(math.isfinite(r.loss) for r in records):
-        raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
-    verdict = callback.verdict or misspecified(records)
-    return TrainingResult(folder, tuple(records), verdict, rollouts.environment_seconds)
 
 
 def _reward(reward: list[float], **_: Any) -> list[float]:

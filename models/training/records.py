@@ -1,16 +1,21 @@
-"""The settings of a training, the record of each step, and which checkpoints are whole."""
+"""The settings of a training, the record of each step, and what the records say of it."""
 
 from __future__ import annotations
 
-import json
 import logging
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-COMPLETE = "complete.json"
+from scipy import stats
+
 # Nats a token, and distance of the mean ratio from 1: beyond these the trainer learns from what another model did.
 GAP_ALARM, RATIO_ALARM = 0.1, 0.1
+# Records from which reward and success are compared: in one step a reward may well rise before success follows.
+LEAST_RECORDS = 3
+LEAST_SPREAD = 0.05
 logger = logging.getLogger("trace.models")
 
 
@@ -37,18 +42,75 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
+class GroupFigures:
+    """What the rollouts of one scenario came to: `own` when the scenario needs the capability (a retention scenario
+    otherwise), the episodes that were scored, how many of them succeeded, and their mean reward."""
+
+    own: bool
+    episodes: int
+    successes: int
+    reward: float
+
+    @property
+    def success(self) -> float:
+        """Share of the episodes that succeeded."""
+        return self.successes / self.episodes
+
+
+@dataclass(frozen=True)
 class StepRecord:
-    """Figures of one optimizer step. `success` and `reward` are means over the rollouts that were kept."""
+    """Figures of one optimizer step, whose rollouts the checkpoint before it played. `groups` has every scenario that
+    was collected, whether its group was learnt from or not; `metrics` has their figures, own and retention apart."""
 
     step: int
-    reward: float
-    success: float
     loss: float
     clip_fraction: float
     kl: float
     logprob_gap: float
     seconds: float
+    groups: tuple[GroupFigures, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> StepRecord:
+        """A record from what `asdict` made of it."""
+        return cls(**{**stored, "groups": tuple(GroupFigures(**g) for g in stored["groups"])})
+
+    @property
+    def own_groups(self) -> list[GroupFigures]:
+        """The groups on the capability's own scenarios."""
+        return [g for g in self.groups if g.own]
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward of the episodes on the capability's own scenarios; None where every one of them was lost."""
+        means = episode_means(self.own_groups)
+        return means[0] if means else None
+
+    @property
+    def success(self) -> float | None:
+        """Share of the episodes on the capability's own scenarios that succeeded; None where all were lost."""
+        means = episode_means(self.own_groups)
+        return means[1] if means else None
+
+
+def episode_means(groups: Sequence[GroupFigures]) -> tuple[float, float] | None:
+    """Mean reward and success over the episodes of `groups`; None without an episode."""
+    episodes = sum(g.episodes for g in groups)
+    if not episodes:
+        return None
+    return sum(g.reward * g.episodes for g in groups) / episodes, sum(g.successes for g in groups) / episodes
+
+
+def figures_apart(groups: Sequence[GroupFigures]) -> dict[str, float]:
+    """Reward, success and number of episodes on own and on retention scenarios; without those that have no episode."""
+    found: dict[str, float] = {}
+    for name, own in (("own", True), ("retention", False)):
+        part = [g for g in groups if g.own is own]
+        found[f"{name}_episodes"] = float(sum(g.episodes for g in part))
+        if means := episode_means(part):
+            found[f"{name}_reward"], found[f"{name}_success"] = means
+    return found
 
 
 def gap_alarm(record: StepRecord) -> str:
@@ -68,27 +130,43 @@ def gap_alarm(record: StepRecord) -> str:
     return alarm
 
 
-def misspecified(records: Sequence[StepRecord], window: int = 3) -> str:
-    """Why training must stop because reward and success part ways; "" while they do not.
+def solved(records: Sequence[StepRecord], share: float) -> bool:
+    """Whether the capability's own scenarios were solved in two steps running: at least `share` of them, on average."""
+    last = [r.success for r in records[-2:] if r.success is not None]
+    return len(last) == 2 and sum(last) / 2 >= share
 
-    Reward up by 0.2 with success flat (less than 0.05 up), both as means over `window` steps at the ends.
+
+def misspecified(records: Sequence[StepRecord], least: int = LEAST_RECORDS) -> str:
+    """Why training must stop because reward and success part ways on the capability's own scenarios; "" while they do
+    not, and before there are `least` records.
+
+    Compared are the first and the last records, up to half of all and at most three each. Reward must be up by 0.2
+    with success flat (less than 0.05 up), and the 95 % interval of how much further reward rose than success must lie
+    above 0. That is Welch's interval with a scenario as one observation: what near misses earn varies from scenario to
+    scenario, and with few of them a difference alone is noise.
     """
-    if len(records) < 2 * window:
+    window = min(3, len(records) // 2)
+    if window < 1 or len(records) < least:
         return ""
+    early = [g for r in records[:window] for g in r.own_groups]
+    late = [g for r in records[-window:] for g in r.own_groups]
+    if min(len(early), len(late)) < 2:
+        return ""
+    (reward, success), (later_reward, later_success) = episode_means(early) or (0, 0), episode_means(late) or (0, 0)
+    if later_reward - reward < 0.2 or later_success - success >= 0.05:
+        return ""
+    if _rise_at_least([g.reward - g.success for g in early], [g.reward - g.success for g in late]) <= 0:
+        return ""
+    return (
+        f"reward-misspecified: reward rose by {later_reward - reward:.2f} while success rose by "
+        f"{later_success - success:.2f}"
+    )
 
-    def mean(part: Sequence[StepRecord], name: str) -> float:
-        return sum(getattr(r, name) for r in part) / len(part)
 
-    up = {name: mean(records[-window:], name) - mean(records[:window], name) for name in ("reward", "success")}
-    if up["reward"] >= 0.2 and up["success"] < 0.05:
-        return f"reward-misspecified: reward rose by {up['reward']:.2f} while success rose by {up['success']:.2f}"
-    return ""
-
-
-def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
-    """The newest checkpoint that was written to its end, with the records up to it."""
-    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
-    for folder in folders:
-        if (folder / COMPLETE).is_file():
-            return folder, [StepRecord(**r) for r in json.loads((folder / COMPLETE).read_text())]
-    return None
+def _rise_at_least(early: Sequence[float], late: Sequence[float]) -> float:
+    """Lower end of Welch's 95 % interval of the rise of the mean. Two scenarios may be alike by chance: none is taken
+    to vary by less than `LEAST_SPREAD`."""
+    parts = [max(LEAST_SPREAD, statistics.stdev(values)) ** 2 / len(values) for values in (early, late)]
+    freedom = sum(parts) ** 2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (early, late), strict=True))
+    rise = statistics.fmean(late) - statistics.fmean(early)
+    return float(rise - stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts)))

@@ -11,6 +11,7 @@ from trl import GRPOTrainer
 
 from errors import TrainingError
 from models.training.forward import StepPrefix, token_logprobs
+from models.training.learner import Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
@@ -18,12 +19,15 @@ NO_ADVANTAGE = 1e-4
 
 class StepSource(Protocol):
     """What the trainer asks of the rollouts: TRL's rollout function, the number of ids that all rows of the step begin
-    with, the advantage of each row of the last rollout, and where the largest ratio of sampler to trainer is kept."""
+    with, the advantage of each row of the last rollout, where the largest ratio of sampler to trainer is kept, and the
+    sampler's decoder on the trained model (None when another process samples)."""
 
     shared: int
     advantages_R: torch.Tensor
     worst_ratio: float
 
+    @property
+    def decoder(self) -> Any: ...
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]: ...
 
 
@@ -34,11 +38,15 @@ class EpisodeGRPO(GRPOTrainer):
         self.source = source
         self._kl_step = -1
         self._prefix: StepPrefix | None = None
+        self._learner: Learner | None = None
         kwargs["rollout_func"] = source.rollout
         super().__init__(*args, **kwargs)
 
-    def _causal(self, model: Any) -> Any:
-        return self.accelerator.unwrap_model(model).get_base_model()
+    def _learner_of(self, model: Any) -> Learner:
+        if self._learner is None:
+            causal = self.accelerator.unwrap_model(model).get_base_model()
+            self._learner = make_learner(causal, self.source.decoder)
+        return self._learner
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         output = super()._generate_and_score_completions(inputs)
@@ -115,12 +123,12 @@ class EpisodeGRPO(GRPOTrainer):
             end = prompt + int(seen_T[prompt:].sum())
             ids_RT.append(ids_T[start:end].tolist())
             wanted_RS.append([prompt - start + j for j in mask_T.nonzero()[:, 0].tolist()])
-        causal, shared = self._causal(model), self.source.shared
+        learner, shared = self._learner_of(model), self.source.shared
         # Several processes exchange gradients in hooks of the micro-batches' own passes: each then makes its prefix.
         if shared and torch.is_grad_enabled() and self._prefix is None and self.accelerator.num_processes == 1:
-            self._prefix = StepPrefix(causal, ids_RT[0][:shared])
+            self._prefix = StepPrefix(learner, ids_RT[0][:shared])
         prefix = self._prefix if torch.is_grad_enabled() else None
-        scored = token_logprobs(causal, ids_RT, shared, wanted_RS, self.temperature, prefix)
+        scored = token_logprobs(learner, ids_RT, shared, wanted_RS, self.temperature, prefix)
         logprobs_RT = torch.zeros(self._mask_RT.shape, device=input_ids.device)
         entropies_RT = torch.zeros_like(logprobs_RT)
         for i, (logprobs_S, entropies_S) in enumerate(scored):

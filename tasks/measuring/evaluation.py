@@ -120,7 +120,10 @@ def run_evaluation(
         store, Origin(spec.target.name, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
         replace(EVALUATION, workers=workers, cap=cap, flushed=put_spent),
     )  # fmt: skip
-    episodes = [Episode("", task, spec.seed, k, loaded.adapter) for task in spec.tasks for k in range(spec.trials)]
+    tasks = spec.tasks
+    adapters = loaded.choose(tasks) if loaded.choose else [loaded.adapter] * len(tasks)
+    chosen = list(zip(tasks, adapters, strict=True))
+    episodes = [Episode("", task, spec.seed, k, adapter) for task, adapter in chosen for k in range(spec.trials)]
     played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.target.name} {spec.split}")
     ids = list(dict.fromkeys(played.ids))
     run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
@@ -133,9 +136,9 @@ def run_evaluation(
 
 def _adapter_row(store: Store, loaded: LoadedPolicy) -> str | None:
     """The adapter as the store knows it, else the name that it is served under."""
-    if not (loaded.adapter or loaded.name.adapter):
+    served = loaded.served or loaded.adapter or loaded.name.adapter
+    if not served:
         return None
-    served = loaded.adapter or loaded.name.adapter
     capability, _, rest = served.partition("@v")
     version = rest.partition("-")[0]
     rows = store.rows(AdapterRow, registered_version=version) if version else []

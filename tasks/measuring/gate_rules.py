@@ -31,13 +31,8 @@ import pandas as pd
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall
 from tasks.measuring.gate_plan import GateRules, alpha_at, rules_sha256
-from tasks.measuring.statistics import (
-    PairedDifference,
-    holm,
-    minimum_detectable_effect,
-    paired_difference,
-    pass_k_difference,
-)
+from tasks.measuring.paired_tasks import PairedTasks
+from tasks.measuring.statistics import PairedDifference, holm, minimum_detectable_effect, paired_difference
 
 __all__ = [
     "CapabilityDecision",
@@ -52,7 +47,7 @@ __all__ = [
     "rules_sha256",
 ]
 
-COLUMNS = ("task", "family", "base", "other")
+ELSEWHERE = "all other families together"
 
 
 def judge_capabilities(
@@ -72,13 +67,13 @@ def judge_capabilities(
     the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be able to find. ValueError
     when a capability has no pair of its own families that both sides finished."""
     _check_alpha(alpha)
-    own_pairs = {name: _own(name, frame, own.get(name, ())) for name, frame in pairs.items()}
-    differences = {name: paired_difference(f["base"], f["other"], f["task"]) for name, f in own_pairs.items()}
-    adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
     tried, verdicts = len(pairs), {}
-    for name, frame in pairs.items():
-        difference, mine = differences[name], own_pairs[name]
-        mde = minimum_detectable_effect(mine["base"], mine["other"], mine["task"], alpha=alpha / tried)
+    tables = {name: PairedTasks.of(name, frame) for name, frame in pairs.items()}
+    mine = {name: _own(name, table, own.get(name, ())) for name, table in tables.items()}
+    differences = {name: _finished(name, table) for name, table in mine.items()}
+    adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
+    for name, table in tables.items():
+        difference, mde = differences[name], mine[name].mde(alpha / tried)
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= alpha
         reasons = [
@@ -89,8 +84,7 @@ def judge_capabilities(
         if not better:
             verdict, why = _not_better("Its own tasks", difference, mde, (alpha / tried, worthwhile))
             reasons.append(why)
-        others = frame[~frame["family"].isin(list(own.get(name) or frame["family"].unique()))]
-        elsewhere, each, told = _elsewhere(others)
+        elsewhere, each, told = _elsewhere(table.of_families(table.names - mine[name].names))
         verdicts[name] = CapabilityDecision(
             name, verdict, (*reasons, *told), difference, adjusted[name], mde, alpha, look, tried, elsewhere, each
         )
@@ -111,31 +105,29 @@ def judge_release(
     capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
     `trials` is k of pass^k. ValueError without a task that both sides finished."""
     _check_alpha(alpha)
-    _check_columns("pair", pair)
-    everything = set(pair["family"])
-    mine = {name: set(families) or everything for name, families in own.items()}
+    table = PairedTasks.of("pair", pair)
+    mine = {name: set(families) or table.names for name, families in own.items()}
     of_passed = {family for families in mine.values() for family in families}
-    overall = paired_difference(pair["base"], pair["other"], pair["task"])
-    mde = minimum_detectable_effect(pair["base"], pair["other"], pair["task"], alpha=alpha)
-    of_own = _over(pair, of_passed)
+    overall, of_own = _finished("the release", table), table.of_families(of_passed).difference()
+    mde = table.mde(alpha)
     whole, kept = overall.p <= alpha, of_own is not None and of_own.points > 0 and of_own.p <= alpha
     better = overall.points > 0 and (whole or kept)
     reasons = [f"As a whole: {_figures(overall)}: {_significant(overall.points > 0 and whole, alpha, look)}."]
     capabilities = {}
     for name, families in mine.items():
-        difference = _over(pair, families)
+        difference = table.of_families(families).difference()
         if difference is not None:
             capabilities[name] = difference
             reasons.append(f"Own tasks of {name}, routed: {_figures(difference)}.")
     if better and not whole and of_own is not None:
         reasons.append(f"The gain on its own tasks is still there after routing: {_figures(of_own)}.")
     level = rules.fall_confidence
-    watched: dict[str, PairedDifference | None] = {"overall": _over(pair, everything, level)}
-    if everything - of_passed and of_passed:
-        watched["all other families together"] = _over(pair, everything - of_passed, level)
-    by_family = {str(f): _over(pair, {f}, level) for f in sorted(everything)}
+    watched = {"overall": table.difference(level)}
+    if table.names - of_passed and of_passed:
+        watched[ELSEWHERE] = table.of_families(table.names - of_passed).difference(level)
+    by_family = {str(f): table.of_families({f}).difference(level) for f in sorted(table.names)}
     watched |= by_family
-    pass_k = _pass_k(pair, trials, level)
+    pass_k = table.pass_k(trials, level)
     if trials > 1:
         watched[f"pass^{trials}"] = pass_k
     falls = {name: judge_fall(name, change, rules) for name, change in watched.items()}
@@ -157,7 +149,7 @@ def judge_release(
         difference=overall,
         own=of_own,
         capabilities=capabilities,
-        elsewhere=watched.get("all other families together"),
+        elsewhere=watched.get(ELSEWHERE),
         families={name: change for name, change in by_family.items() if change is not None},
         falls={name: fall.kind for name, fall in falls.items()},
         pass_k=pass_k,
@@ -173,54 +165,36 @@ def _check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha is {alpha!r}; it is the level that a look may spend, give a number between 0 and 1")
 
 
-def _check_columns(name: str, frame: pd.DataFrame) -> None:
-    missing = [c for c in COLUMNS if c not in frame.columns]
-    if missing:
-        raise ValueError(f"{name} has no column {', '.join(missing)}; pairs need {', '.join(COLUMNS)}")
+def _own(name: str, table: PairedTasks, families: Collection[str]) -> PairedTasks:
+    mine = table.of_families(families) if families else table
+    if not mine.names:
+        raise ValueError(
+            f"capability {name!r} has no episode of its families {sorted(families)}; evaluated: {sorted(table.names)}"
+        )
+    return mine
 
 
-def _own(name: str, frame: pd.DataFrame, families: Collection[str]) -> pd.DataFrame:
-    _check_columns(name, frame)
-    own = frame[frame["family"].isin(list(families))] if families else frame
-    if own.empty:
-        present = sorted(frame["family"].astype(str).unique())
-        raise ValueError(f"capability {name!r} has no episode of its families {sorted(families)}; evaluated: {present}")
-    return own
-
-
-def _over(pair: pd.DataFrame, families: Collection[str], confidence: float = 0.95) -> PairedDifference | None:
-    """The difference over some families, None when both sides finished no task of them."""
-    rows = pair[pair["family"].isin(list(families))]
-    if not _finished_by_both(rows):
-        return None
-    return paired_difference(rows["base"], rows["other"], rows["task"], confidence)
-
-
-def _pass_k(pair: pd.DataFrame, k: int, confidence: float) -> PairedDifference | None:
-    finished = pair.groupby("task")[["base", "other"]].count().min(axis=1)
-    if not (finished >= k).any():
-        return None
-    return pass_k_difference(pair["base"], pair["other"], pair["task"], k, confidence)
+def _finished(name: str, table: PairedTasks) -> PairedDifference:
+    difference = table.difference()
+    if difference is None:
+        raise ValueError(f"{name}: no task was finished by both sides; evaluate both on the same tasks")
+    return difference
 
 
 def _elsewhere(
-    others: pd.DataFrame,
+    others: PairedTasks,
 ) -> tuple[PairedDifference | None, dict[str, PairedDifference], list[str]]:
     """What a wrong route costs: the adapter alone on all other families together, on each, and as sentences."""
-    names = sorted(others["family"].unique())
-    each = {str(name): change for name in names if (change := _over(others, {name})) is not None}
-    together = _over(others, names)
+    together = others.difference()
     if together is None:
         return None, {}, []
+    families = {str(name): others.of_families({name}).difference() for name in sorted(others.names)}
+    each = {name: change for name, change in families.items() if change is not None}
     told = f"What a wrong route costs: alone on all other families, {_figures(together)}"
     worst = min(each, key=lambda name: each[name].points)
     if each[worst].points < 0:
         told += f"; most in {worst}, {each[worst].points:+.1f}"
     return together, each, [told + "."]
-
-
-def _finished_by_both(rows: pd.DataFrame) -> bool:
-    return bool(set(rows.loc[rows["base"].notna(), "task"]) & set(rows.loc[rows["other"].notna(), "task"]))
 
 
 def _figures(d: PairedDifference) -> str:
@@ -285,13 +259,24 @@ def gate(
     are the families that the capability is about; empty or missing means unknown: then all tasks are its own, and
     every family is looked at for falls. Raises ValueError when a capability has no pair of its own families."""
     rules = rules or GateRules()
-    own_pairs = {name: _own(name, frame, own.get(name, ())) for name, frame in pairs.items()}
+    own_pairs = {name: _own_rows(name, frame, own.get(name, ())) for name, frame in pairs.items()}
     differences = {name: paired_difference(f["base"], f["other"], f["task"]) for name, f in own_pairs.items()}
     adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
     return {
         name: _decide(name, own_pairs[name], frame, own, (differences[name], adjusted[name], len(pairs)), rules)
         for name, frame in pairs.items()
     }
+
+
+def _own_rows(name: str, frame: pd.DataFrame, families: Collection[str]) -> pd.DataFrame:
+    rows = frame[frame["family"].isin(list(families))] if families else frame
+    if rows.empty:
+        raise ValueError(f"capability {name!r} has no episode of its families {sorted(families)}")
+    return rows
+
+
+def _finished_by_both(rows: pd.DataFrame) -> bool:
+    return bool(set(rows.loc[rows["base"].notna(), "task"]) & set(rows.loc[rows["other"].notna(), "task"]))
 
 
 def _decide(

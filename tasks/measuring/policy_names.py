@@ -3,6 +3,7 @@
 noop, oracle, random             without a model
 smollm2-135m, FOLDER, HUB/ID     the model as rounds play it, in this process or, with `policy.backend = "vllm"`, on the
                                  servers of the settings (`local:` before it where the name could be a provider's)
+release[@N]                      what is live, or release N: its router chooses among its adapters, task by task
 MODEL@CAPABILITY[@vN]            with an adapter from the registry: its champion, else its newest version, or version N
 provider/model                   any model that LiteLLM reaches (`litellm:` before it where it is in doubt)
 vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base address and the names that it serves
@@ -10,14 +11,14 @@ vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base addr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import httpx
 
-from environments.contract import Target
+from environments.contract import Target, TargetTask
 from errors import AdapterError, ConfigurationError, ProviderError
 from models.adapters.files import RegisteredAdapter
 from models.adapters.fingerprint import prove, read_fingerprint
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
 
 SCRIPTED: dict[str, Callable[[], MessagePolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 EMBEDDED = "smollm2-135m"
-Kind = Literal["scripted", "local", "chat", "vllm"]
+Kind = Literal["scripted", "local", "release", "chat", "vllm"]
 # An API model's turn, unless told otherwise; a local model takes what the profile says.
 CHAT_TOKENS = 2048
 
@@ -64,29 +65,35 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A policy ready to play. `renderer` and `adapter` are a token policy's, `context` is in tokens where it is known,
-    `chat` is the policy once more if it is an API model's. `close` ends threads and connections; a policy on servers
-    takes its adapters from them."""
+    """A policy ready to play. `renderer` and `adapter` are a token policy's (`served` is the adapter's name in the
+    registry), `context` is in tokens where it is known, `chat` is the policy once more if it is an API model's. A
+    release has `choose`, which gives each task's adapter, and `acting`, the identity of the whole. `close` ends threads
+    and connections; a policy on servers takes its adapters from them."""
 
     name: PolicyName
     policy: TokenPolicy | MessagePolicy
     sampling: Sampling
     renderer: Renderer | None = None
     adapter: str | None = None
+    served: str = ""
     window: int = 1
     context: int | None = None
     chat: ChatPolicy | None = None
+    choose: Callable[[Sequence[TargetTask]], list[str | None]] | None = None
+    acting: PolicyIdentity | None = None
     close: Callable[[], None] = lambda: None
 
     @property
     def identity(self) -> PolicyIdentity:
-        return self.policy.identity(self.adapter)
+        return self.acting or self.policy.identity(self.adapter)
 
 
 def parse_policy(text: str, api_base: str = "") -> PolicyName:
     """Take a policy's name apart (see above). Raises `ConfigurationError` for one that cannot be meant."""
     if text in SCRIPTED:
         return PolicyName(text, "scripted", text)
+    if text.partition("@")[0] == "release":
+        return PolicyName(text, "release", "release")
     prefix, colon, rest = text.partition(":")
     if colon and prefix == "vllm":
         url, sharp, served = rest.partition("#")
@@ -125,6 +132,10 @@ def load_policy(
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
+    if name.kind == "release":
+        from tasks.measuring.release_policy import load_release
+
+        return load_release(name, options, settings, target)
     if name.kind == "local":
         return _load_token_policy(name, options, settings, target)
     if name.kind == "vllm":
@@ -194,7 +205,9 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
         window=2 * policy.rows, context=policy.context, close=policy.close,
     )  # fmt: skip
     try:
-        return loaded if found is None else replace(loaded, adapter=_proven(policy, base, *found))
+        if found is None:
+            return loaded
+        return replace(loaded, adapter=_proven(policy, base, *found), served=found[0].served_name)
     except BaseException:
         loaded.close()
         raise
@@ -210,9 +223,9 @@ def _proven(policy: TrainablePolicy, base: BaseModel, adapter: RegisteredAdapter
             f"{identity.base} ({identity.revision}); evaluate it on that model"
         )
     expected = read_fingerprint(adapter.tags, adapter.served_name)
-    served = load_folder(policy, folder, adapter.served_name, "evaluate", adapter.sha256)
-    prove(policy, expected, served)
-    return served
+    name = load_folder(policy, folder, adapter.capability, "evaluate", adapter.sha256)
+    prove(policy, expected, name)
+    return name
 
 
 def registered_adapter(name: str, settings: Settings, target: str) -> tuple[RegisteredAdapter, Path]:

@@ -101,18 +101,6 @@ def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.9
     return difference_of(*task_differences(base, other, tasks), confidence)
 
 
-def pass_k_difference(base: Any, other: Any, tasks: Any, k: int, confidence: float = 0.95) -> PairedDifference:
-    """As `paired_difference`, of pass^k: the chance that k trials of a task all succeed, averaged over tasks.
-
-    Outcomes are 0 or 1 here. Per task and side it is C(c, k) / C(n, k) for c successes in n finished trials, which is
-    unbiased (Yao et al., 2024, tau-bench, arXiv 2406.12045); a task with fewer than k finished trials on a side has no
-    such figure and is left out. ValueError for k below 1, for other outcomes, and when no task is left."""
-    if k < 1:
-        raise ValueError(f"pass^k needs k of at least 1, got {k!r}")
-    sides = [_pass_k(*counts, k) for counts in _task_counts(base, other, tasks, binary=True)]
-    return difference_of(*_finished(sides[1] - sides[0]), confidence)
-
-
 def difference_of(differences: Floats, left_out: int = 0, confidence: float = 0.95) -> PairedDifference:
     """The paired difference of tasks whose differences (G,) in [-1, 1] are known. ValueError when there is none."""
     if not len(differences):
@@ -140,7 +128,11 @@ def minimum_detectable_effect(base: Any, other: Any, tasks: Any, power: float = 
     `paired_difference`, so never 0) and G - 1 degrees of freedom; at most 100, which means "none". It uses the
     observed spread and never the observed effect. Source: Miller (2024), Adding Error Bars to Evals, arXiv 2411.00640,
     section 5."""
-    differences, _ = task_differences(base, other, tasks)
+    return mde_of(task_differences(base, other, tasks)[0], power, alpha)
+
+
+def mde_of(differences: Floats, power: float = 0.8, alpha: float = 0.05) -> float:
+    """The minimum detectable effect of tasks whose differences (G,) are known; 100 for fewer than two."""
     if len(differences) < 2:
         return 100.0
     _, error = _stabilised(differences)
@@ -279,42 +271,36 @@ def _task_means(outcomes: Any, clusters: Any) -> tuple[Floats, int]:
 def task_differences(base: Any, other: Any, tasks: Any) -> tuple[Floats, int]:
     """Per-task differences of mean outcomes, (G,), and how many tasks one side never finished; arguments as in
     `paired_difference`."""
-    means = [
-        np.divide(sums, trials, out=np.full(len(sums), np.nan), where=trials > 0)
-        for sums, trials in _task_counts(base, other, tasks)
-    ]
-    return _finished(means[1] - means[0])
+    return finished_differences(*(means_of(*side) for side in task_counts(base, other, tasks)))
 
 
-def _finished(differences: Floats) -> tuple[Floats, int]:
+def finished_differences(base: Floats, other: Floats) -> tuple[Floats, int]:
+    """`other - base` of the tasks where both have a value, and how many lack one; (G,) each, NaN for none."""
+    differences = other - base
     finished = ~np.isnan(differences)
     return differences[finished], int((~finished).sum())
 
 
-def _task_counts(base: Any, other: Any, tasks: Any, binary: bool = False) -> list[tuple[Floats, Floats]]:
-    """For each side the sum of outcomes and the number of finished trials, by task, (G,) each."""
-    sides = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+def means_of(sums: Floats, trials: Floats) -> Floats:
+    """Mean outcome by task, NaN without a finished trial."""
+    return np.divide(sums, trials, out=np.full(len(sums), np.nan), where=trials > 0)
+
+
+def task_counts(base: Any, other: Any, tasks: Any) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """For each side the sum of outcomes and the number of finished trials, by task in the order of their first rows,
+    (G,) each; arguments as in `paired_difference`. ValueError for outcomes out of range."""
     codes, names = pd.factorize(np.asarray(tasks))
-    if any(side.shape != codes.shape for side in sides):
-        raise ValueError(
-            f"base, other and tasks must be equally long, got {sides[0].shape}, {sides[1].shape}, {codes.shape}"
-        )
-    counts = []
-    for side in sides:
+
+    def count(side: Floats) -> tuple[Floats, Floats]:
+        if side.shape != codes.shape:
+            raise ValueError(f"base, other and tasks must be equally long, got {side.shape} and {codes.shape}")
         kept = ~np.isnan(side)
         if np.any((side[kept] < 0) | (side[kept] > 1)):
             raise ValueError("outcomes must lie in [0, 1] (NaN for an episode that errored)")
-        if binary and np.any((side[kept] > 0) & (side[kept] < 1)):
-            raise ValueError("pass^k needs outcomes that are 0 or 1 (NaN for an episode that errored)")
-        sums = np.bincount(codes[kept], weights=side[kept], minlength=len(names)).astype(np.float64)
-        counts.append((sums, np.bincount(codes[kept], minlength=len(names)).astype(np.float64)))
-    return counts
+        trials = np.bincount(codes[kept], minlength=len(names)).astype(np.float64)
+        return np.bincount(codes[kept], weights=side[kept], minlength=len(names)).astype(np.float64), trials
 
-
-def _pass_k(successes: Floats, trials: Floats, k: int) -> Floats:
-    """C(c, k) / C(n, k) by task, NaN where n < k."""
-    ways = special.comb(trials, k)
-    return np.divide(special.comb(successes, k), ways, out=np.full(len(ways), np.nan), where=ways > 0)
+    return count(np.asarray(base, dtype=np.float64)), count(np.asarray(other, dtype=np.float64))
 
 
 def _effective_size(means: Floats, rate: float, n: int, confidence: float) -> float:
@@ -340,4 +326,4 @@ def _stabilised(differences: Floats) -> tuple[float, float]:
 
 def _t_quantile(level: float, tasks: int) -> float:
     # One task has no spread of its own; the heaviest tail there is keeps its interval honest (practically all of it).
-    return float(stats.t.ppf(level, max(1, tasks - 1)))
+    return float(special.stdtrit(max(1, tasks - 1), level))

@@ -66,9 +66,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
             check_user(spec, cap)
-            loaded = (
-                plan[0][0] if plan and not name.adapter else load_policy(name, options, settings, spec.target, client)
-            )
+            again = bool(plan) and not name.adapter and name.kind != "release"
+            loaded = plan[0][0] if again else load_policy(name, options, settings, spec.target, client)
             open_ones.callback(loaded.close)
             tight = check_context(spec, loaded)
             if tight:

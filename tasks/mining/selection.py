@@ -1,13 +1,13 @@
 """Stage 3 of the method: the selection of capabilities by coverage and contrast over N labelling runs.
 
 Tables are pandas frames; ids and names may be strings or categoricals. Categoricals take much less memory for large
-tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows), and `bootstrap_labels` of
-`tasks/mining/checks_analyst.py` returns them.
+tables (100,000 trajectories x 20 capabilities x 10 runs are 20 million rows). Where all runs give the same labels, as
+from verifier's checks, a `LabelMatrix` takes a tenth of the place, and a million trajectories fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from errors import LabelError
+from tasks.mining.label_matrix import LabelMatrix
 from tasks.mining.labels import LABELS, LACKING
 
 EVIDENCE = 10
 _CHUNK = 2_000_000  # rows counted at once: bounds the temporaries to tens of megabytes
+NOTHING = "no labels: there is nothing to select from; run an analyst first"
+WEIGHTS = "weights must be finite and at least 0 (how often the trajectory counts in the run)"
 _TOLERANCE = 1e-9  # 0.7 - 0.5 is 0.19999999999999996 and must pass an inclusive threshold of 0.2
 
 Floats = npt.NDArray[np.float64]
@@ -45,31 +48,19 @@ class CapabilitySelection:
 
 
 def select(
-    labels: pd.DataFrame, rho: float = 0.10, delta: float = 0.20, k: int = 8, n: int = 10
+    labels: pd.DataFrame | LabelMatrix, rho: float = 0.10, delta: float = 0.20, k: int = 8, n: int = 10
 ) -> tuple[CapabilitySelection, ...]:
     """Selects capabilities by coverage and contrast (method, section 3); all are returned, `selected` tells.
 
-    `labels` has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight (how often the
-    trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A run that lacks
-    a capability counts as not passed and is left out of its means. Votes count a run's label once, with any weight.
-    Raises LabelError when a run does not label every pair of a trajectory and a capability once, or there are more
-    than `n` runs."""
-    table = _encode(labels)
-    runs, names, ids = len(table.runs), len(table.capabilities), len(table.trajectories)
-    if runs > n:
-        raise LabelError(f"{runs} labelling runs were given but N is {n}; pass the N that was run")
-    counts = np.zeros(runs * names * 6)
-    votes = np.zeros(names * ids, dtype=np.int32)
-    for rows in _chunks(len(table.label)):
-        passed = table.passed[table.trajectory[rows]]
-        label, capability = table.label[rows].astype(np.intp), table.capability[rows].astype(np.intp)
-        cell = (table.run[rows].astype(np.intp) * names + capability) * 6 + label * 2 + passed
-        counts += np.bincount(cell, weights=table.weight[rows], minlength=len(counts))
-        lacking = (label == LABELS.index(LACKING)) & ~passed
-        keys = capability[lacking] * ids + table.trajectory[rows][lacking]
-        votes += np.bincount(keys, minlength=len(votes)).astype(np.int32)
-    cells = counts.reshape(runs, names, 3, 2)  # [run, capability, NA/PRESENT/LACKING, failed/passed]
-    seen = table.seen
+    `labels` is a `LabelMatrix`, or has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight
+    (how often the trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A
+    run that lacks a capability counts as not passed and is left out of its means. Votes count a run's label once, with
+    any weight. Raises LabelError when a run does not label every pair of a trajectory and a capability once, or there
+    are more than `n` runs."""
+    counted = _count_matrix(labels) if isinstance(labels, LabelMatrix) else _count_table(_encode(labels))
+    cells, seen = counted.cells, counted.seen
+    if len(cells) > n:
+        raise LabelError(f"{len(cells)} labelling runs were given but N is {n}; pass the N that was run")
     lacking_count, present = cells[:, :, 2, :], cells[:, :, 1, :]
     cov = _ratio(lacking_count[:, :, 0], cells[:, :, :, 0].sum(axis=2))
     er = _ratio(lacking_count, lacking_count + present)
@@ -77,7 +68,7 @@ def select(
     ok = seen & (cov >= rho - _TOLERANCE) & (contrast >= delta - _TOLERANCE)
 
     result = []
-    for c, name in enumerate(table.capabilities):
+    for c, name in enumerate(counted.capabilities):
         used, passes = seen[:, c], int(ok[:, c].sum())
         cov_c, contrast_c, er_c = cov[used, c], contrast[used, c], er[used, c]
         mean_cov, mean_delta = float(cov_c.mean()), float(contrast_c.mean())
@@ -93,12 +84,54 @@ def select(
                 std_delta=float(contrast_c.std()),
                 mean_er_failed=float(er_c[:, 0].mean()),
                 mean_er_passed=float(er_c[:, 1].mean()),
-                evidence=_evidence(votes[c * ids : (c + 1) * ids], table.trajectories),
+                evidence=_evidence(counted.votes(c), counted.trajectories),
                 reason=f"{passes} of {n} runs reach coverage {rho:g} and contrast {delta:g} ({k} needed); "
                 f"means {mean_cov:.3f} and {mean_delta:.3f}.",
             )
         )
     return tuple(sorted(result, key=lambda row: (-round(row.mean_delta, 12), row.name)))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """What the rule reads: `cells` are weighted trajectories [run, capability, NA/PRESENT/LACKING, failed/passed],
+    `seen` (runs, capabilities) says who labelled what, and `votes` gives a capability's votes by trajectory."""
+
+    capabilities: pd.Index
+    trajectories: pd.Index
+    cells: Floats
+    seen: npt.NDArray[np.bool_]
+    votes: Callable[[int], npt.NDArray[np.int32]]
+
+
+def _count_matrix(matrix: LabelMatrix) -> _Counted:
+    if not matrix.pairs or not matrix.runs:
+        raise LabelError(NOTHING)
+    if (matrix.weight < 0).any():
+        raise LabelError(WEIGHTS)
+
+    def votes(capability: int) -> npt.NDArray[np.int32]:
+        lacking = (matrix.label[capability] == LABELS.index(LACKING)) & ~matrix.passed
+        return lacking.astype(np.int32) * matrix.runs
+
+    seen = np.ones((matrix.runs, len(matrix.capabilities)), dtype=bool)
+    return _Counted(matrix.capabilities, matrix.trajectories, matrix.counts(), seen, votes)
+
+
+def _count_table(table: _Table) -> _Counted:
+    runs, names, ids = len(table.runs), len(table.capabilities), len(table.trajectories)
+    counts = np.zeros(runs * names * 6)
+    votes = np.zeros(names * ids, dtype=np.int32)
+    for rows in _chunks(len(table.label)):
+        passed = table.passed[table.trajectory[rows]]
+        label, capability = table.label[rows].astype(np.intp), table.capability[rows].astype(np.intp)
+        cell = (table.run[rows].astype(np.intp) * names + capability) * 6 + label * 2 + passed
+        counts += np.bincount(cell, weights=table.weight[rows], minlength=len(counts))
+        lacking = (label == LABELS.index(LACKING)) & ~passed
+        keys = capability[lacking] * ids + table.trajectory[rows][lacking]
+        votes += np.bincount(keys, minlength=len(votes)).astype(np.int32)
+    cells = counts.reshape(runs, names, 3, 2)
+    return _Counted(table.capabilities, table.trajectories, cells, table.seen, lambda c: votes[c * ids : (c + 1) * ids])
 
 
 @dataclass(frozen=True)
@@ -120,7 +153,7 @@ class _Table:
 
 def _encode(labels: pd.DataFrame) -> _Table:
     if labels.empty:
-        raise LabelError("no labels: there is nothing to select from; run an analyst first")
+        raise LabelError(NOTHING)
     run, runs = _codes(labels["run"])
     trajectory, trajectories = _codes(labels["trajectory_id"])
     capability, capabilities = _codes(labels["capability"])
@@ -131,7 +164,7 @@ def _encode(labels: pd.DataFrame) -> _Table:
     label = np.array([LABELS.index(str(name)) for name in names], dtype=np.int8)[given]
     weight = labels["weight"].to_numpy()
     if not np.all(np.isfinite(weight)) or np.any(weight < 0):
-        raise LabelError("weights must be finite and at least 0 (how often the trajectory counts in the run)")
+        raise LabelError(WEIGHTS)
     passed, seen = _check_partition(labels, (run, capability, trajectory), (runs, capabilities, trajectories))
     return _Table(runs, trajectories, capabilities, run, trajectory, capability, label, weight, passed, seen)
 

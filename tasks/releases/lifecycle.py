@@ -37,6 +37,7 @@ __all__ = [
     "allow",
     "barred",
     "check_files",
+    "heal",
     "incumbent",
     "live_release",
     "member_adapters",
@@ -134,7 +135,7 @@ def promote(store: Store, registry: Registry, release_id: str, reason: str, by_h
     (a member's files are gone or changed), and what is live stays live.
     """
     wanted = stored_release(store, release_id)
-    _heal(store, registry, wanted.target)
+    heal(store, registry, wanted.target)
     if wanted.state != ReleaseState.LIVE:
         check_files(registry, wanted)
     with store.transaction() as connection:
@@ -168,7 +169,7 @@ def rollback(store: Store, registry: Registry, target: str, to: int | None = Non
     a person allows them. Raises `ConfigurationError` when there is nothing to go back to or `to` names a release that
     was never live or stands on another base, `AdapterError` when the restored release's files are gone.
     """
-    _heal(store, registry, target)
+    heal(store, registry, target)
     live, back = _destination(store, target, to)
     if back is not None:
         check_files(registry, back)
@@ -194,8 +195,9 @@ def allow(store: Store, target: str, release: ReleaseRow) -> list[str]:
         return moves.allow_adapters(connection, release)
 
 
-def _heal(store: Store, registry: Registry, target: str) -> None:
-    """`publish` before a change. What it refuses must not stand in the way of leaving that release."""
+def heal(store: Store, registry: Registry, target: str) -> None:
+    """`publish` at a start or before a change: what it refuses is a warning, for a damaged release must not bar the
+    way to looking at it or leaving it."""
     try:
         publish(store, registry, target)
     except AdapterError as problem:

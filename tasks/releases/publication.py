@@ -13,6 +13,7 @@ from errors import AdapterError, StoreError
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import Registry
 from models.adapters.releases import (
+    answering,
     drop_champion,
     put_release,
     read_aliases,
@@ -33,12 +34,14 @@ def publish(store: Store, registry: Registry, target: str) -> list[str]:
 
     This is how a death between the transaction and MLflow heals. An alias that a person moved in MLflow is put back,
     with a warning. Where the store has no release of the target at all MLflow is left alone, with a warning when it
-    has champions. Raises `AdapterError` when a member's version was deleted in MLflow.
+    has champions. Raises `AdapterError` when a member's version was deleted in MLflow, `StoreError` when MLflow does
+    not answer.
     """
     changes: list[str] = []
     while True:
         live = live_release(store, target)
-        changes += _publish(store, registry, target, live)
+        with answering(registry, f"what is live on {target}"):
+            changes += _publish(store, registry, target, live)
         after = live_release(store, target)
         # Another process may have promoted in between, and these aliases would be older than its own.
         if (after and after.id) == (live and live.id):

@@ -12,19 +12,113 @@ from html import escape
 from tasks.reporting.figures import (
     CapabilityFigures,
     FamilyFigures,
+    HistoryRow,
+    Rate,
     RouterFigures,
     SelectionRule,
     TrainingStep,
     percent,
+    two,
 )
 
 WIDTH = 560
 _LABEL = 168  # room for names on the left
+# Of a history: x, the rate there, its row, and the lineage.
+_Point = tuple[float, Rate, HistoryRow, int]
+# Rounds whose intervals are drawn one by one, with a dot each; more are a band. Labels that fit under the axis.
+_SINGLE, _LABELS = 40, 10
+
+
+def history_chart(rows: Sequence[HistoryRow], lineages: Sequence[int]) -> str:
+    """Success on the test split round by round: of the bare base, and of what was live after each round with its
+    interval. A full dot is a round whose release became live. Nothing is joined across lineages."""
+    height, x0, x1, y0, y1 = 250, 50, WIDTH - 62, 196, 24
+    slot = (x1 - x0) / len(rows)
+    xs = [x0 + slot * (i + 0.5) for i in range(len(rows))]
+
+    def y_of(rate: float) -> float:
+        return y0 + (y1 - y0) * rate
+
+    parts = []
+    for value in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y_of(value):.1f}" y2="{y_of(value):.1f}"/>')
+        parts.append(_text(x0 - 8, y_of(value) + 4, f"{100 * value:.0f} %", "axis end"))
+    for i in range(0, len(rows), -(-len(rows) // _LABELS)):
+        parts.append(_text(xs[i], y0 + 20, rows[i].name, "axis middle"))
+    parts.append(_text((x0 + x1) / 2, y0 + 42, "round", "axis middle"))
+    for i in range(1, len(rows)):
+        if lineages[i] != lineages[i - 1]:
+            x = x0 + slot * i
+            parts.append(f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{y1 - 6}" y2="{y0}"/>')
+            parts.append(_text(x, y1 - 11, "other data", "axis middle", "the target's data changed: not comparable"))
+    ends = []
+    for kind, key in (("base", "base"), ("routed", "test")):
+        found: list[_Point] = [
+            (x, getattr(row, key), row, lineage)
+            for x, row, lineage in zip(xs, rows, lineages, strict=True)
+            if getattr(row, key) is not None
+        ]
+        for lineage in sorted({point[3] for point in found}):
+            mine = [point for point in found if point[3] == lineage]
+            parts += _history_line(kind, [(x, y_of(rate.success)) for x, rate, *_ in mine])
+            if kind == "routed":
+                spans = [(x, y_of(rate.low), y_of(rate.high)) for x, rate, *_ in mine]
+                parts += _history_spans(spans, len(rows) > _SINGLE)
+        if kind == "routed" and len(rows) <= _SINGLE:
+            parts += [
+                f'<circle class="{kind} dot{"" if _became_live(row) else " hollow"}" '
+                f'cx="{x:.1f}" cy="{y_of(rate.success):.1f}" r="4.5"/>'
+                for x, rate, row, _ in found
+            ]
+        if found:
+            ends.append((y_of(found[-1][1].success), kind, percent(found[-1][1].success)))
+    parts += [_text(x1 + 4, y + 4, text, f"value {kind}-ink") for y, kind, text in _apart(ends, y1, y0)]
+    said = "; ".join(
+        f"round {r.name}: {percent(r.test.success)}{f' (release {r.candidate})' if _became_live(r) else ''}"
+        for r in rows
+        if r.test is not None
+    )
+    return _svg(height, "Success on the test split by round", said or "no round was tested", parts)
+
+
+def _became_live(row: HistoryRow) -> bool:
+    return row.candidate is not None and row.after == row.candidate
+
+
+def _history_line(kind: str, points: Sequence[tuple[float, float]]) -> list[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dash = " dashed" if kind == "base" else ""
+    single = [f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points[:1] if kind == "base"]
+    return [f'<polyline class="{kind} curve{dash}" points="{path}"/>'] if len(points) > 1 else single
+
+
+def _history_spans(spans: Sequence[tuple[float, float, float]], crowded: bool) -> list[str]:
+    """Intervals as (x, low, high): lines, or a band where they are too many."""
+    if crowded:
+        edge = [(x, low) for x, low, _ in spans] + [(x, high) for x, _, high in reversed(spans)]
+        return [f'<polygon class="routed band" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in edge)}"/>']
+    return [
+        f'<line class="routed whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
+        for x, low, high in spans
+    ]
+
+
+def _apart(
+    ends: Sequence[tuple[float, str, str]], top: float, bottom: float, least: float = 16
+) -> list[tuple[float, str, str]]:
+    """Names at the ends of curves, as (y, kind, text), moved so far that each can be read."""
+    found: list[tuple[float, str, str]] = []
+    for y, kind, text in sorted(ends):
+        found.append((max(y, found[-1][0] + least) if found else max(y, top), kind, text))
+    over = max(0.0, found[-1][0] - bottom) if found else 0.0
+    return [(y - over, kind, text) for y, kind, text in found]
 
 
 def family_chart(families: Mapping[str, FamilyFigures]) -> str:
-    """Base and routed success by family, with intervals, as dots on a common 0-100 % axis."""
-    row, top = 46, 30
+    """Base and routed success by family, with intervals, as dots on a common 0-100 % axis; between them what was live
+    before, where that was not the base."""
+    three = any(f.live is not None for f in families.values())
+    row, top = 60 if three else 46, 30
     height = top + row * len(families) + 24
     x0, x1 = _LABEL + 8, WIDTH - 46
     parts = [_axis(x0, x1, top - 6, height - 20, [0, 0.25, 0.5, 0.75, 1])]
@@ -32,9 +126,12 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
         y = top + row * i + row / 2
         parts.append(_name(name, y, f"n = {f.n}"))
         for kind, rate, interval, dy in (
-            ("base", f.base, f.base_interval, -8),
-            ("routed", f.routed, f.routed_interval, 8),
+            ("base", f.base, f.base_interval, -16 if three else -8),
+            ("live", f.live, f.live_interval, 0),
+            ("routed", f.routed, f.routed_interval, 16 if three else 8),
         ):
+            if rate is None:
+                continue
             if interval is not None:
                 a, b = (x0 + (x1 - x0) * v for v in interval)
                 parts.append(
@@ -43,7 +140,11 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
             cx = x0 + (x1 - x0) * rate
             parts.append(f'<circle class="{kind} dot" cx="{cx:.1f}" cy="{y + dy:g}" r="5"/>')
             parts.append(_text(x1 + 8, y + dy + 4, f"{100 * rate:.0f} %", f"value {kind}-ink"))
-    said = "; ".join(f"{n}: base {percent(f.base)}, routed {percent(f.routed)}" for n, f in families.items())
+    said = "; ".join(
+        f"{n}: base {percent(f.base)}, {f'live before {percent(f.live)}, ' if f.live is not None else ''}"
+        f"routed {percent(f.routed)}"
+        for n, f in families.items()
+    )
     return _svg(height, "Success by family, base and routed", said, parts)
 
 
@@ -78,7 +179,7 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
 
 
 def training_chart(name: str, steps: Sequence[TrainingStep]) -> str:
-    """Mean reward and success rate by training step."""
+    """Mean reward and success rate by training step, and success on retention scenarios where it is counted apart."""
     height, x0, x1, y0, y1 = 216, 44, WIDTH - 74, 172, 14
     first, last = steps[0].step, steps[-1].step
     span = max(1, last - first)
@@ -91,8 +192,14 @@ def training_chart(name: str, steps: Sequence[TrainingStep]) -> str:
         parts.append(_text(x0 + (x1 - x0) * (step - first) / span, y0 + 20, str(step), "axis middle"))
     parts.append(_text((x0 + x1) / 2, y0 + 35, "training step", "axis middle"))
     ends = []
-    for kind, key in (("base", "reward"), ("routed", "success")):
-        points = [(x0 + (x1 - x0) * (s.step - first) / span, y0 + (y1 - y0) * getattr(s, key)) for s in steps]
+    for kind, key in (("base", "reward"), ("routed", "success"), ("live", "retention")):
+        points = [
+            (x0 + (x1 - x0) * (s.step - first) / span, y0 + (y1 - y0) * getattr(s, key))
+            for s in steps
+            if getattr(s, key) is not None
+        ]
+        if not points:
+            continue
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dash = " dashed" if key == "reward" else ""
         parts.append(f'<polyline class="{kind} curve{dash}" points="{path}"/>')
@@ -100,13 +207,11 @@ def training_chart(name: str, steps: Sequence[TrainingStep]) -> str:
             f'<circle class="{kind} dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points if len(points) < 40
         ]
         ends.append((points[-1][1], kind, key))
-    ends.sort()
-    if ends[1][0] - ends[0][0] < 16:  # keep the two names apart
-        middle = min(max((ends[0][0] + ends[1][0]) / 2, y1 + 8), y0 - 8)
-        ends = [(middle - 8, *ends[0][1:]), (middle + 8, *ends[1][1:])]
-    parts += [_text(x1 + 10, y + 4, key, f"value {kind}-ink") for y, kind, key in ends]
+    parts += [_text(x1 + 10, y + 4, key, f"value {kind}-ink") for y, kind, key in _apart(ends, y1 + 4, y0)]
     a, b = steps[0], steps[-1]
-    said = f"reward from {a.reward:.2f} to {b.reward:.2f}, success from {a.success:.2f} to {b.success:.2f}"
+    said = f"reward from {two(a.reward)} to {two(b.reward)}, success from {two(a.success)} to {two(b.success)}"
+    if b.retention is not None:
+        said += f", on retention scenarios {two(a.retention)} to {two(b.retention)}"
     return _svg(height, f"Reward and success by training step, {name}", said, parts)
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel
 
-from db import AdapterRow, CapabilityRow, RouteRow, SelectionRow, StageRow, TrainingStepRow, VerdictRow
+from db import AdapterRow, CapabilityRow, ReleaseRow, RouteRow, SelectionRow, StageRow, TrainingStepRow, VerdictRow
 from environments.contract import Generators, Target
 from models.policy import PolicyIdentity
 from settings import Settings
 from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
 from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
+from tasks.reporting.before_after import before_after, data_before, history_until, last_verdict, release_figures
 from tasks.reporting.figures import (
     Calibration,
     CapabilityFigures,
     Difference,
+    Ending,
     FamilyFigures,
     Provenance,
     Rate,
@@ -26,12 +29,15 @@ from tasks.reporting.figures import (
     SelectionRule,
     TrainingStep,
 )
+from tasks.reporting.history import WHOLE
+from tasks.reporting.nothing_trained import Ended
 from tasks.round.context import peak_gib
 from tasks.round.results import (
     CalibrateResult,
     ContrastResult,
     GateResult,
     RegisterResult,
+    RouteResult,
     SelectResult,
     StoredRound,
     SynthesizeResult,
@@ -53,14 +59,14 @@ class _Cost(BaseModel):
 
 
 def figures_of(
-    stored: StoredRound, settings: Settings, target: Target, base: PolicyIdentity, stopped: str = ""
+    stored: StoredRound, settings: Settings, target: Target, base: PolicyIdentity, ended: Ended
 ) -> RoundFigures:
-    """Everything the report shows, from the store. `stopped` says why the round trained nothing, where it did not."""
+    """Everything the report shows, from the store. `ended` says how practising ended."""
     store, current_round = stored.store, stored.round
     stages = {r.name: r for r in store.rows(StageRow, round_id=current_round.id)}
     costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
     test, contrast = stored.found(TestResult), stored.found(ContrastResult)
-    sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
+    sides = {name: outcomes(store, ids) for name, ids in test.sides().items() if ids} if test else {}
     seconds = {name: round(r.seconds, 2) for name, r in stages.items() if r.seconds is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
     work = {
@@ -68,19 +74,28 @@ def figures_of(
         "environment": round(sum(c.environment_seconds for c in costs), 2),
         "earlier": round(sum(c.earlier_seconds for c in costs), 2),
     }
-    capabilities = _capabilities(stored)
-    promoted = [c.name for c in capabilities if c.verdict == "promoted"]
+    around, history = before_after(stored), history_until(stored, ended.reason)
+    capabilities = _capabilities(stored, around.renewed if around else frozenset())
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
         target=current_round.target,
         data_hash=current_round.data_hash,
         seed=current_round.seed,
+        number=current_round.number,
+        before=around.before if around else None,
+        after=around.after if around else None,
+        data_before=data_before(history),
+        ending=ended.kind,
         **{name: _rate(frame) for name, frame in sides.items()},
-        difference=_difference(sides) if sides else None,
-        families=_families(sides) if sides else {},
+        difference=_difference(sides["base"], sides["routed"]) if sides else None,
+        gain=_difference(sides["live"], sides["routed"]) if "live" in sides else None,
+        looks=test.looks if test else 0,
+        families=_families(sides, bool(around and around.before)) if sides else {},
         capabilities=capabilities,
-        router=_router(stored, target, test, promoted) if test else None,
+        release=release_figures(stored),
+        history=history,
+        router=_router(stored, target, test) if test else None,
         seconds=seconds,
         work={**work, "orchestration": round(seconds["total"] - sum(work.values()), 2)},
         tokens=_tokens(stored),
@@ -101,7 +116,7 @@ def figures_of(
         ),
         analyst=analyst_figures(settings, store, current_round.id, contrast),
         warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
-        stopped=stopped or None,
+        stopped=ended.reason or None,
         provenance=Provenance(
             base_model=base.base,
             base_revision=base.revision,
@@ -117,8 +132,8 @@ def _rate(frame: Any) -> Rate:
     return Rate(success=interval.rate, low=interval.low, high=interval.high, n=interval.n, tasks=interval.tasks)
 
 
-def _difference(sides: dict[str, Any]) -> Difference:
-    pairs = align(sides["base"], sides["routed"])
+def _difference(before: Any, after: Any) -> Difference:
+    pairs = align(before, after)
     base, other, tasks = pairs["base"].to_numpy(), pairs["other"].to_numpy(), pairs["task"].to_numpy()
     d = paired_difference(base, other, tasks)
     return Difference(
@@ -126,15 +141,18 @@ def _difference(sides: dict[str, Any]) -> Difference:
     )
 
 
-def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
+def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, FamilyFigures]:
     figures = {}
     for family in sorted(sides["base"]["family"].unique()):
         rates = {name: _rate(f[f["family"] == family]) for name, f in sides.items() if (f["family"] == family).any()}
         base, routed, noop = rates["base"], rates.get("routed", rates["base"]), rates.get("noop")
+        live = rates.get("live") if stood_on_a_release else None
         figures[family] = FamilyFigures(
             base=base.success,
             routed=routed.success,
             n=base.n,
+            live=live.success if live else None,
+            live_interval=(live.low, live.high) if live else None,
             base_interval=(base.low, base.high),
             routed_interval=(routed.low, routed.high),
             noop=noop.success if noop else None,
@@ -142,7 +160,7 @@ def _families(sides: dict[str, Any]) -> dict[str, FamilyFigures]:
     return figures
 
 
-def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
+def _capabilities(stored: StoredRound, before: Collection[str]) -> list[CapabilityFigures]:
     store, round_id = stored.store, stored.round.id
     rows = {r.id: r for r in store.rows(CapabilityRow, round_id=round_id)}
     verdicts = {r.subject: r for r in store.rows(VerdictRow, round_id=round_id)}
@@ -153,7 +171,9 @@ def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
     ):
         name, adapter = rows[s.capability_id].name, adapters.get(s.capability_id)
         registered = stored.found(RegisterResult, name)
-        verdict, reasons = _last_word(stored, name, s, verdicts.get(name))
+        gated = verdicts.get(name)
+        verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
+        trained = stored.found(TrainResult, name)
         steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
             CapabilityFigures(
@@ -165,16 +185,17 @@ def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
                 adapter_success=adapter.adapter_success if adapter else None,
                 adapter=registered.served_name if registered else None,
                 verdict=verdict,
+                alone=gated.verdict if gated else "",
+                renewed=name in before,
+                ending=trained.ending if trained else "",
+                chosen=trained.chosen if trained else None,
                 selected=s.selected,
                 definition=rows[s.capability_id].definition,
                 reasons=reasons,
-                steps=[
-                    TrainingStep(step=r.step, reward=r.reward, success=r.success)
-                    for r in sorted(steps, key=lambda r: r.step)
-                ],
+                steps=[_step(r) for r in sorted(steps, key=lambda r: r.step)],
                 calibration=_calibration(stored, name),
-                points=verdicts[name].points if name in verdicts else None,
-                adjusted_p=verdicts[name].p_holm if name in verdicts else None,
+                points=gated.points if gated else None,
+                adjusted_p=gated.p_holm if gated else None,
                 version=registered.version if registered else None,
                 kappa=s.kappa,
                 versions=versions_of(store, round_id, s.capability_id),
@@ -183,12 +204,14 @@ def _capabilities(stored: StoredRound) -> list[CapabilityFigures]:
     return figures
 
 
-def _last_word(
-    stored: StoredRound, name: str, selection: SelectionRow, gated: VerdictRow | None
-) -> tuple[str, list[str]]:
-    """The verdict that stands last on a capability, with its reasons."""
-    if gated is not None:
-        return gated.verdict, list(gated.reasons)
+def _step(row: TrainingStepRow) -> TrainingStep:
+    """A step's figures, on the capability's own scenarios where they were counted apart."""
+    own = {name: row.metrics.get(f"own_{name}", getattr(row, name)) for name in ("reward", "success")}
+    return TrainingStep(step=row.step, retention=row.metrics.get("retention_success"), **own)
+
+
+def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple[str, list[str]]:
+    """What stands last on a capability that the gate did not judge, with its reasons."""
     if not selection.selected:
         return "not-selected", [selection.reason]
     selected = stored.found(SelectResult)
@@ -202,10 +225,12 @@ def _last_word(
     if made and not made.accepted:
         return "unsynthesizable", made.reasons
     if measured and not measured.accepted:
-        return "unsynthesizable", [measured.reason]
+        return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
     trained = stored.found(TrainResult, name)
     if trained and trained.verdict:
         return "reward-misspecified", [trained.verdict]
+    if trained and trained.unused:
+        return "mastered" if trained.ending == Ending.MASTERED else "no-gain", [trained.unused]
     return "unfinished", ["The round stopped before the gate."]
 
 
@@ -223,12 +248,23 @@ def _calibration(stored: StoredRound, name: str) -> Calibration | None:
     )
 
 
-def _router(stored: StoredRound, target: Target, test: TestResult, served: list[str]) -> RouterFigures | None:
-    """Decisions against the capability that a task's family is known to need (of those that are served)."""
+def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigures | None:
+    """How the candidate's router did on the examples that were kept out, and how the live one did on test: its
+    decisions against the capability that a task's family is known to need, of those that are served. Where one of these
+    is no name of the target's, as a language model mines them, what a task needs is not known."""
     routes = {r.trajectory_id: r for r in stored.store.rows(RouteRow, trajectory_id=test.routed_ids)}
-    if not routes or not isinstance(target, Generators):
+    fitted = stored.found(RouteResult)
+    if not routes and (fitted is None or fitted.skipped):
         return None
-    families = target.families()
+    kept_out = (
+        {"right": fitted.right, "calibration": fitted.calibration, "threshold": fitted.threshold} if fitted else {}
+    )
+    live = stored.store.row(ReleaseRow, target=stored.round.target, number=test.release) if test.release else None
+    families = target.families() if isinstance(target, Generators) else {}
+    known = {c for needed in families.values() for c in needed}
+    served = list(live.members) if live else stored.result(GateResult).promoted
+    if not (routes and served and known.issuperset(served)):
+        return RouterFigures(**kept_out)
     frame = outcomes(stored.store, test.routed_ids).drop_duplicates("task")
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():
@@ -238,6 +274,7 @@ def _router(stored: StoredRound, target: Target, test: TestResult, served: list[
     right = sum(n for (truth, chosen), n in pairs.items() if truth == chosen)
     times = sorted(r.milliseconds for r in routes.values())
     return RouterFigures(
+        **kept_out,
         accuracy=right / max(1, sum(pairs.values())),
         labels=[label or "none" for label in labels],
         counts=[[pairs[a, b] for b in labels] for a in labels],

@@ -5,6 +5,8 @@ reached it; `stopped` then says why."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,6 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 class _Figures(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Ending(StrEnum):
+    """How practising ended in a round whose stages are done. `mastered`: what is live solves the environments of what
+    it seemed to lack; that and `nothing lacking` are good endings."""
+
+    TRAINED = "trained"
+    NOTHING_LACKING = "nothing lacking"
+    MASTERED = "mastered"
+    NOTHING_TRAINED = "nothing trained"
 
 
 class Rate(_Figures):
@@ -25,7 +37,7 @@ class Rate(_Figures):
 
 
 class Difference(_Figures):
-    """Routed minus base, paired by task. `mde` is the smallest difference that would have been found with 80 %
+    """One side minus another, paired by task. `mde` is the smallest difference that would have been found with 80 %
     power."""
 
     points: float
@@ -37,22 +49,27 @@ class Difference(_Figures):
 
 
 class FamilyFigures(_Figures):
-    """One family of tasks on the test split; intervals are (low, high)."""
+    """One family of tasks on the test split; intervals are (low, high). `routed` is what is live after the round,
+    `live` what was live before it (None where that was the base)."""
 
     base: float = Field(ge=0, le=1)
     routed: float = Field(ge=0, le=1)
     n: int
+    live: float | None = None
     base_interval: tuple[float, float] | None = None
+    live_interval: tuple[float, float] | None = None
     routed_interval: tuple[float, float] | None = None
     noop: float | None = None
 
 
 class TrainingStep(_Figures):
-    """Mean reward and success rate of one training step's rollouts."""
+    """Mean reward and success rate of one training step's rollouts (None where all were lost): of the capability's own
+    scenarios where `retention`, the success rate on the others, stands beside; else of all."""
 
     step: int
-    reward: float
-    success: float
+    reward: float | None
+    success: float | None
+    retention: float | None = None
 
 
 class Calibration(_Figures):
@@ -94,9 +111,14 @@ class AnalystFigures(_Figures):
 
 
 class CapabilityFigures(_Figures):
-    """One capability from selection to gate. `verdict` is the final one: the gate's verdict, `unsynthesizable`,
-    `reward-misspecified`, `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences;
-    `kappa` is how far labelling runs agree on it."""
+    """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
+    was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`, `mastered`
+    (nothing left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could
+    teach it), or `not-selected`; `reasons` are sentences.
+
+    `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
+    says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
+    version of it; `kappa` is how far labelling runs agree on it."""
 
     name: str
     mean_cov: float
@@ -106,6 +128,10 @@ class CapabilityFigures(_Figures):
     adapter_success: float | None = None
     adapter: str | None = None
     verdict: str
+    alone: str = ""
+    renewed: bool = False
+    ending: str = ""
+    chosen: int | None = None
     selected: bool = True
     definition: str = ""
     reasons: list[str] = []
@@ -120,10 +146,76 @@ class CapabilityFigures(_Figures):
     versions: list[SynthesisVersion] = []
 
 
-class RouterFigures(_Figures):
-    """How the router chose; `counts[i][j]` tasks of label i were sent to label j."""
+class ReleaseFigures(_Figures):
+    """The candidate release that the round made: its number, the gate's verdict on it as a whole ("" before the gate)
+    with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
+    `renewed` ones (another version than before) and those that were `kept`."""
 
-    accuracy: float = Field(ge=0, le=1)
+    number: int
+    verdict: str = ""
+    reasons: list[str] = []
+    points: float | None = None
+    p: float | None = None
+    mde: float | None = None
+    new: list[str] = []
+    renewed: list[str] = []
+    kept: list[str] = []
+
+
+class HistoryRow(_Figures):
+    """One round of a target, or one release that no round made (`round` None): what it made and what it came to.
+
+    `candidate` is the number of the release that it made (None: none) and `state` that release's state today; `after`
+    the number of the one that was live when the round ended (0: the bare base; None: not known, as in rounds from
+    before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
+    single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base.
+    `seconds` is working time.
+    """
+
+    round: int | None = None
+    round_id: str = ""
+    candidate: int | None = None
+    after: int | None = None
+    when: str = ""
+    data_hash: str = ""
+    state: str = ""
+    new: list[str] = []
+    renewed: list[str] = []
+    gone: list[str] = []
+    test: Rate | None = None
+    base: Rate | None = None
+    verdict: str = ""
+    verdicts: dict[str, str] = {}
+    reason: str = ""
+    seconds: float | None = None
+    dollars: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """What the row is called: the round's number, or the release's."""
+        return str(self.round) if self.round is not None else f"r{self.candidate}"
+
+    @property
+    def told(self) -> str:
+        """What its release brings and, where that is not live, what became of it; without a release, the reason."""
+        if self.candidate is None:
+            return self.reason
+        parts = (("new", self.new), ("renewed", self.renewed), ("gone", self.gone))
+        brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        state = "" if self.state in ("", "live") else f" ({self.state})"
+        why = f" ({self.reason})" if self.reason and self.round is None else ""
+        return f"release {self.candidate}{state}: {brought or 'the same adapters'}{why}"
+
+
+class RouterFigures(_Figures):
+    """How the router chose; `counts[i][j]` tasks of label i were sent to label j, `accuracy` is the share sent right
+    (None where no task's label is known). Of the candidate's router: `right` is the share sent right of the
+    `calibration` examples that were kept out to fit its `threshold`, the probability below which it abstains."""
+
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    right: float | None = Field(default=None, ge=0, le=1)
+    calibration: int = 0
+    threshold: float | None = None
     labels: list[str] = []
     counts: list[list[int]] = []
     milliseconds: float | None = None
@@ -163,18 +255,34 @@ class Provenance(_Figures):
 class RoundFigures(_Figures):
     """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
     `work` splits the same seconds into model, environment, earlier (attempts at a stage that were broken off) and
-    orchestration (everything else); `errors` counts episodes lost to infrastructure, which are in no denominator."""
+    orchestration (everything else); `errors` counts episodes lost to infrastructure, which are in no denominator.
+
+    `before` and `after` are the numbers of the releases that were live when the round began and when it ended (0: the
+    bare base; None in figures from before there were releases), `live` and `routed` their success on the test split
+    and `gain` the difference; `difference` is that of base and `routed`. `looks` counts the rounds that looked at the
+    test split. `ending` is an `Ending`, "" in a round that is not done. `data_before` is the
+    hash of the target's data in the round before, where it was another."""
 
     round: str
     target: str
     data_hash: str
     seed: int
+    number: int | None = None
+    before: int | None = None
+    after: int | None = None
+    data_before: str = ""
+    ending: str = ""
     base: Rate | None = None
+    live: Rate | None = None
     routed: Rate | None = None
     noop: Rate | None = None
     difference: Difference | None = None
+    gain: Difference | None = None
+    looks: int = 0
     families: dict[str, FamilyFigures] = {}
     capabilities: list[CapabilityFigures] = []
+    release: ReleaseFigures | None = None
+    history: list[HistoryRow] = []
     router: RouterFigures | None = None
     seconds: dict[str, float] = {}
     work: dict[str, float] = {}
@@ -187,52 +295,43 @@ class RoundFigures(_Figures):
     stopped: str | None = None
     provenance: Provenance = Provenance()
 
+    @property
+    def promoted(self) -> list[str]:
+        """The capabilities that the round made live."""
+        return [c.name for c in self.capabilities if c.verdict == "promoted"]
+
     def as_json(self) -> dict[str, Any]:
         """The JSON-able form that `trace-agent status --json` prints."""
         return self.model_dump(mode="json")
 
 
-def headline(figures: RoundFigures) -> str:
-    """The verdict in two or three sentences, from the figures alone: what improved, by how much and how surely, or that
-    nothing did and why."""
-    promoted = [c.name for c in figures.capabilities if c.verdict == "promoted"]
-    adapters = f" Promoted: {', '.join(promoted)}." if promoted else " No adapter was promoted: the base model goes on."
-    difference, base, routed = figures.difference, figures.base, figures.routed
-    if difference is None or base is None or routed is None:
-        return f"No before-and-after comparison was made. {why_nothing(figures)}"
-    span = f" (95 % interval {difference.low:+.1f} to {difference.high:+.1f}" if difference.low is not None else " ("
-    span += f"{', ' if difference.low is not None else ''}{p_phrase(difference.p)}, {difference.tasks or 'all'} tasks)"
-    rates = f"from {percent(base.success)} to {percent(routed.success)}: {difference.points:+.1f} points{span}."
-    if difference.p <= 0.05 and difference.points > 0:
-        return f"Success on {figures.target} rose {rates}{adapters}"
-    if difference.p <= 0.05 and difference.points < 0:
-        return f"Success on {figures.target} fell {rates}{adapters}"
-    if difference.points == 0:
-        moved = f"Success on {figures.target} stayed at {percent(base.success)}{span}."
-    else:
-        moved = f"Success on {figures.target} went {rates} That is within noise."
-    power = f" A change below {difference.mde:.1f} points could not have been seen reliably."
-    return moved + power + (adapters if promoted else f" {why_nothing(figures)}")
-
-
-def why_nothing(figures: RoundFigures) -> str:
-    """One sentence on why no adapter is served."""
-    if figures.stopped:
-        return f"The round stopped early: {figures.stopped}"
-    if any(c.verdict == "promoted" for c in figures.capabilities):
-        return "Adapters were promoted on validation; see the capabilities below."
-    chosen = [c for c in figures.capabilities if c.selected]
-    if not figures.capabilities:
-        return "No candidate capability was found."
-    if not chosen:
-        return f"None of {len(figures.capabilities)} candidates reached the selection thresholds."
-    reasons = ", ".join(f"{c.name} ({c.verdict})" for c in chosen)
-    return f"No adapter was promoted: {reasons}."
+def lineages(rows: Sequence[HistoryRow]) -> list[int]:
+    """Number of each row's lineage, from 1: it grows where the target's data became other data, across which figures
+    are not compared."""
+    found: list[int] = []
+    known = ""
+    for row in rows:
+        if not found or (row.data_hash and row.data_hash != known):
+            found.append(found[-1] + 1 if found else 1)
+            known = row.data_hash
+        else:
+            found.append(found[-1])
+    return found
 
 
 def percent(rate: float | None) -> str:
     """A rate as text, such as `42.5 %`."""
     return "–" if rate is None else f"{100 * rate:.1f} %"
+
+
+def two(value: float | None) -> str:
+    """A figure with two decimals."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def release_name(number: int | None) -> str:
+    """A release as it is called in sentences: `release 3`, or `the bare base`."""
+    return f"release {number}" if number else "the bare base"
 
 
 def p_phrase(p: float) -> str:

@@ -22,6 +22,7 @@ def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
         target=row.target,
         data_hash=row.data_hash,
         seed=row.seed,
+        number=row.number,
         seconds={stage.name: stage.seconds for stage in stages if stage.seconds is not None},
         stopped=row.reason or f"the round is {row.state}",
         provenance=Provenance(profile=row.profile, code_version=row.code_version),

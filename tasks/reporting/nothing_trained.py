@@ -1,13 +1,17 @@
-"""Why a round trained nothing, in words that a person can act on."""
+"""How the practising of a round ended: with an adapter, well without one, or with nothing trained, and then why, in
+words that a person can act on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from environments.contract import Generators, Target
+from tasks.reporting.figures import Ending, percent, release_name
 from tasks.round.results import (
     CalibrateResult,
     ContrastResult,
+    RegisterResult,
     RolloutResult,
     SelectResult,
     StoredRound,
@@ -19,16 +23,55 @@ from tasks.round.results import (
 NAMED = 3
 
 
-def _named(capabilities: Sequence[str]) -> str:
-    return ", ".join(capabilities[:NAMED]) + (" and others" if len(capabilities) > NAMED else "")
+@dataclass(frozen=True)
+class Ended:
+    """How practising ended, and why no adapter came of it ("" when one did)."""
+
+    kind: Ending
+    reason: str = ""
 
 
-def nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool) -> str:
-    """Where the round ended for its capabilities, what the base solved, and what else could be tried: a language model,
-    where the round asks none (`asks_a_model`) and `target` has no generators."""
+def ending_of(stored: StoredRound, rho: float) -> Ending:
+    """How practising ended in a round whose stages are done.
+
+    Nothing is lacking when nothing was selected and less than `rho`, the share of failures that a capability must be
+    lacking in to be selected, failed at all. What is mastered was selected, and solved in the environments made for it.
+    """
+    selected = stored.result(SelectResult)
+    if any(stored.found(RegisterResult, c) for c in selected.selected):
+        return Ending.TRAINED
+    rollout = stored.result(RolloutResult)
+    if not selected.selected and not selected.unfit and rollout.scored - _solved(rollout) < rho * rollout.scored:
+        return Ending.NOTHING_LACKING
+    if selected.selected and all(_mastered(stored, c) for c in selected.selected):
+        return Ending.MASTERED
+    return Ending.NOTHING_TRAINED
+
+
+def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: float) -> Ended:
+    """How practising ended, and why it gave no adapter: what the live release solved and where the round ended for its
+    capabilities; and what else could be tried, a language model, where the round asks none (`asks_a_model`) and
+    `target` has no generators."""
+    kind = ending_of(stored, rho)
+    if kind is Ending.TRAINED:
+        return Ended(kind)
+    rollout = stored.result(RolloutResult)
+    who = release_name(rollout.release) if rollout.release else "the base"
+    solved = f"{who} solved {_solved(rollout)} of {rollout.scored} diagnosis episodes"
+    if kind is Ending.NOTHING_LACKING:
+        left = f" ({percent(1 - rollout.success)} failed; below {percent(rho)}, rho, nothing counts as lacking)"
+        left = "" if rollout.success == 1 else left
+        return Ended(kind, f"Nothing is lacking that could be trained: {solved}{left}. The round ends early and well.")
+    if kind is Ending.MASTERED:
+        what = _named(stored.result(SelectResult).selected)
+        return Ended(kind, f"Mastered: {who} solves the environments of what it seemed to lack ({what}), so there is "
+                     f"nothing left to learn from them; {solved}.")  # fmt: skip
+    return Ended(kind, _nothing_trained(stored, target, asks_a_model, solved))
+
+
+def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, solved: str) -> str:
     rollout, selected = stored.result(RolloutResult), stored.result(SelectResult).selected
-    said = ["No capability could be trained."]
-    said.append(f"The base solved {round(rollout.success * rollout.scored)} of {rollout.scored} diagnosis episodes.")
+    said = ["No capability could be trained.", f"{solved[:1].upper()}{solved[1:]}."]
     if rollout.success == 0:
         said.append(
             "Without any success there is nothing to contrast failures with: Delta is then the share of failures that "
@@ -49,7 +92,7 @@ def nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool) -> 
             found.setdefault(why, []).append(capability)
     # What holds for several is said once.
     for why, whom in list(found.items())[:NAMED]:
-        said.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why}.")
+        said.append(f"{'Each' if len(whom) == len(selected) > 1 else _named(whom)}: {why.rstrip('.')}.")
     if not isinstance(target, Generators) and not asks_a_model:
         said.append(
             "With a model as synthesizer (TRACE_SYNTHESIZER__KIND=llm and TRACE_ANALYST__MODEL) each selected "
@@ -59,12 +102,28 @@ def nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool) -> 
     return " ".join(said)
 
 
+def _solved(rollout: RolloutResult) -> int:
+    return round(rollout.success * rollout.scored)
+
+
+def _named(capabilities: Sequence[str]) -> str:
+    return ", ".join(capabilities[:NAMED]) + (" and others" if len(capabilities) > NAMED else "")
+
+
+def _mastered(stored: StoredRound, capability: str) -> bool:
+    """Whether what is live solves all of a capability's environment: in calibration, or at the first step."""
+    measured, trained = stored.found(CalibrateResult, capability), stored.found(TrainResult, capability)
+    if trained is not None:
+        return trained.ending == Ending.MASTERED and trained.chosen == 0
+    return measured is not None and measured.mastered
+
+
 def _reason(stored: StoredRound, capability: str) -> str:
     """Why a selected capability has no adapter, as the stages stored it."""
     made = stored.found(SynthesizeResult, capability)
     measured, trained = stored.found(CalibrateResult, capability), stored.found(TrainResult, capability)
-    if trained and trained.verdict:
-        return trained.verdict
+    if trained is not None:
+        return trained.unused
     if made and not made.accepted:
         return "; ".join(reason for reason in made.reasons if reason)
     return measured.reason if measured else ""

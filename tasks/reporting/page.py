@@ -9,7 +9,8 @@ import jinja2
 from markupsafe import Markup
 
 from tasks.reporting import charts
-from tasks.reporting.figures import RoundFigures, duration, headline, p_phrase, p_text, percent, why_nothing
+from tasks.reporting.figures import RoundFigures, duration, lineages, p_phrase, p_text, percent, release_name, two
+from tasks.reporting.headline import headline, tone, why_nothing
 
 TEMPLATES = Path(__file__).parent
 
@@ -21,6 +22,7 @@ def render(figures: RoundFigures) -> str:
     seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]
     tokens = [(name, float(value)) for name, value in figures.tokens.items() if name != "total"]
     plots = {
+        "history": charts.history_chart(figures.history, lineages(figures.history)) if figures.history else "",
         "families": charts.family_chart(figures.families) if figures.families else "",
         "selection": charts.selection_chart(ranked, figures.selection) if ranked else "",
         "router": charts.confusion_chart(figures.router) if figures.router and figures.router.labels else "",
@@ -34,7 +36,9 @@ def render(figures: RoundFigures) -> str:
             f=figures,
             headline=headline(figures),
             nothing=why_nothing(figures),
-            tone=_tone(figures),
+            tone=tone(figures),
+            history=list(zip(figures.history, lineages(figures.history), strict=True)),
+            dollars=any(row.dollars for row in figures.history),
             ranked=ranked,
             chosen=chosen,
             plots={name: Markup(svg) for name, svg in plots.items()},
@@ -53,13 +57,6 @@ def _order(figures: RoundFigures, name: str) -> int:
     return known.index(name)
 
 
-def _tone(figures: RoundFigures) -> str:
-    difference = figures.difference
-    if difference is None or difference.p > 0.05 or difference.points == 0:
-        return "flat"
-    return "good" if difference.points > 0 else "bad"
-
-
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -70,6 +67,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        percent=percent, duration=duration, p=p_text, p_phrase=p_phrase, two=lambda v: "–" if v is None else f"{v:.2f}"
+        percent=percent, duration=duration, p=p_text, p_phrase=p_phrase, two=two, release_name=release_name
     )
     return environment

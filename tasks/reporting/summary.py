@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.reporting.figures import RoundFigures, duration, headline, percent
+from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, lineages, percent, release_name
+from tasks.reporting.headline import headline
+
+# Rounds of the history that are printed with a round.
+LAST = 10
 
 
 def print_summary(figures: RoundFigures, console: Console | None = None) -> None:
-    """Prints verdict, families, capabilities, warnings and cost; plain text where the console has no colour."""
+    """Prints verdict, what was live before and after, families, the rounds so far, capabilities, warnings and cost;
+    plain text where the console has no colour."""
     console = console or Console()
-    console.print(f"[bold]Round {escape(figures.round)} on {escape(figures.target)}[/bold]")
+    name = f"{figures.number} ({figures.round})" if figures.number else figures.round
+    console.print(f"[bold]Round {escape(name)} on {escape(figures.target)}[/bold]")
     console.print(escape(headline(figures)))
+    if figures.before is not None and figures.routed is not None:
+        console.print(f"On the test split (look {figures.looks}): {escape(', '.join(_standing(figures)))}.")
     if figures.families:
-        table = Table(
-            "family", "base", "routed", "change", "n", title="Success by family (test split)", title_justify="left"
-        )
-        for name, f in figures.families.items():
-            table.add_row(
-                escape(name), percent(f.base), percent(f.routed), f"{100 * (f.routed - f.base):+.1f} points", str(f.n)
+        console.print(_family_table(figures))
+    if len(figures.history) > 1:
+        console.print(
+            history_table(
+                figures.history[-LAST:],
+                f"The last {LAST} rounds" if len(figures.history) > LAST else "The rounds so far",
             )
-        if figures.noop:
-            table.add_section()
-            table.add_row("doing nothing", percent(figures.noop.success), "", "", str(figures.noop.n))
-        console.print(table)
+        )
     if figures.capabilities:
         table = Table(
             "capability",
@@ -58,3 +65,59 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
     cost += [f"peak {figures.peak_gib:.1f} GiB"] if figures.peak_gib is not None else []
     if cost:
         console.print(f"Cost: {', '.join(cost)}.")
+
+
+def history_table(rows: Sequence[HistoryRow], title: str = "") -> Table:
+    """Rounds and releases (named r and their number), one a row: what is live after it, when and what it changed,
+    success on test with its interval, verdict and cost."""
+    table = Table(title=title or None, title_justify="left")
+    for name, narrow in (("round", True), ("live after", True), ("what changed", False), ("success on test", True)):
+        table.add_column(name, no_wrap=narrow, overflow="fold", min_width=None if narrow else 20)
+    for name in ("verdict", "cost"):
+        table.add_column(name, overflow="fold")
+    found = lineages(rows)
+    for i, (row, lineage) in enumerate(zip(rows, found, strict=True)):
+        if i and lineage != found[i - 1]:
+            table.add_section()
+        table.add_row(
+            row.name,
+            "–" if row.after is None else release_name(row.after),
+            escape(_short(f"{row.when[:10]}, {row.told}", 110)),
+            _rate(row.test) if row.test else "–",
+            escape(row.verdict),
+            (duration(row.seconds) if row.seconds is not None else "")
+            + (f", {row.dollars:.2f} dollars" if row.dollars else ""),
+        )
+    return table
+
+
+def _standing(figures: RoundFigures) -> list[str]:
+    """Base, what was live before, and what is live after, with intervals."""
+    sides: list[tuple[str, Rate | None]] = [
+        ("the bare base", figures.base),
+        (f"before ({release_name(figures.before)})", figures.live if figures.before else None),
+        (f"after ({release_name(figures.after)})", figures.routed),
+    ]
+    return [f"{name} {_rate(rate)}" for name, rate in sides if rate is not None]
+
+
+def _rate(rate: Rate) -> str:
+    return f"{percent(rate.success)} ({100 * rate.low:.0f}–{100 * rate.high:.0f})"
+
+
+def _family_table(figures: RoundFigures) -> Table:
+    three = any(f.live is not None for f in figures.families.values())
+    columns = ["base", *(["before"] if three else []), "after" if figures.before is not None else "routed"]
+    table = Table("family", *columns, "change", "n", title="Success by family (test split)", title_justify="left")
+    for name, f in figures.families.items():
+        start = f.base if f.live is None else f.live
+        rates = [f.base, *([start] if three else []), f.routed]
+        table.add_row(escape(name), *map(percent, rates), f"{100 * (f.routed - start):+.1f} points", str(f.n))
+    if figures.noop:
+        table.add_section()
+        table.add_row("doing nothing", percent(figures.noop.success), *[""] * len(columns), str(figures.noop.n))
+    return table
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

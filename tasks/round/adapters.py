@@ -1,4 +1,4 @@
-"""A round's own adapters: their ids, which were registered, and loading one that was trained."""
+"""A round's own adapters: their ids, which were registered, what they are about, and loading one that was trained."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from pathlib import Path
 from db import AdapterRow, row_id
 from models.adapters.loading import load_folder
 from models.policy import TrainablePolicy
-from tasks.round.results import RegisterResult, SelectResult, StoredRound
+from tasks.round.results import RegisterResult, SelectResult, StoredRound, TrainResult
 
 
-def adapter_id(round_id: str, capability: str) -> str:
-    """Id of a round's adapter for a capability."""
-    return row_id(round_id, "adapter", capability)
+def adapter_id(round_id: str, capability: str, version: int = 1) -> str:
+    """Id of a round's adapter for a capability; `version` is that of the environment it was trained in."""
+    return row_id(round_id, "adapter", capability, *([version] if version > 1 else []))
+
+
+def own_adapter(stored: StoredRound, capability: str) -> str:
+    """Id of the adapter that the round trained for a capability."""
+    return stored.result(TrainResult, capability).adapter
 
 
 def registered(stored: StoredRound) -> list[str]:
@@ -24,6 +29,6 @@ def load_trained(stored: StoredRound, policy: TrainablePolicy, folder: Path, cap
     """Make a round's trained adapter usable by `policy`, hash checked. Returns the name to sample with.
 
     `folder` is the one of all rounds, in which the store's paths lie."""
-    row = stored.store.row(AdapterRow, id=adapter_id(stored.round.id, capability))
+    row = stored.store.row(AdapterRow, id=own_adapter(stored, capability))
     assert row is not None
     return load_folder(policy, folder / row.path, capability, stored.round.id, row.sha256)

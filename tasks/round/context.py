@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import Round, Store
-from environments.contract import Target, TargetTask
+from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
+from environments.contract import Draw, Drawable, Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
@@ -20,13 +20,14 @@ from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
 from settings import Settings
+from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
-from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine
+from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
 
 
@@ -51,12 +52,35 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     _kept: dict[str, Any] = field(default_factory=dict)
+    _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
 
     @property
     def stored(self) -> StoredRound:
         """What the store holds of the round."""
         return StoredRound(self.store, self.round)
+
+    @property
+    def seed(self) -> int:
+        """What decides the round's draws: the seed of the settings and the round's number."""
+        return round_seed(self.settings.seed, self.round.number)
+
+    @cached_property
+    def parent(self) -> ReleaseRow | None:
+        """The release that was live when the round began; None: the bare base."""
+        parent = self.round.parent_id
+        return None if parent is None else self.store.row(ReleaseRow, id=parent)
+
+    @property
+    def incumbent(self) -> ReleaseRow | None:
+        """What a candidate has to beat: the parent, or, where the round begins a new lineage, what answers all the
+        same. The gate's plan holds it, so that it stays the same once the candidate is live."""
+        target = self.round.target
+        plan = self.store.row(GatePlanRow, round_id=self.round.id)
+        if plan is None:
+            return self.parent or live_release(self.store, target)
+        number = int(plan.rules["against"])
+        return release_numbered(self.store, target, number) if number else None
 
     @cached_property
     def target(self) -> Target:
@@ -111,11 +135,59 @@ class Context:
         return open_registry(self.settings, self.settings.target)
 
     def tasks(self, split: str) -> list[TargetTask]:
-        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances."""
-        found = list(self.target.tasks(split))
+        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances.
+
+        A target that can draw gives every round new diagnosis and validation tasks; *test* is sealed, the same for all.
+        """
+        found = self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
         most = self.settings.rollout.tasks or len(found)
         # The middle of each of `most` equal parts: targets list their tasks family by family.
         return found if most >= len(found) else [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
+
+    def draws(self, split: str) -> bool:
+        """Whether the split's tasks are new in every round."""
+        return split != "test" and isinstance(self.target, Drawable)
+
+    def _drawn(self, split: str) -> list[TargetTask]:
+        """The tasks that this round drew, which have no content of earlier rounds; their contents are stored."""
+        if split not in self._tasks:
+            assert isinstance(self.target, Drawable)
+            self._tasks[split] = self._recorded(self.target.drawn(split, self._draw))
+        return self._tasks[split]
+
+    def further_tasks(self, families: Mapping[str, int]) -> list[TargetTask]:
+        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw."""
+        if not isinstance(self.target, Drawable):
+            return []
+        drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
+        return self._recorded([task for tasks in drawn for task in tasks])
+
+    @cached_property
+    def _draw(self) -> Draw:
+        """What decides the round's draws, with the contents that earlier rounds of the target drew."""
+        this = self.round
+        numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
+        drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
+        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
+        return Draw(self.settings.seed, this.number, used)
+
+    def _recorded(self, tasks: Sequence[TargetTask]) -> list[TargetTask]:
+        """The tasks, once their contents are stored: no later round draws them."""
+        assert isinstance(self.target, Drawable)
+        self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
+        return list(tasks)
+
+    def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
+        this = self.round
+        return DrawnTaskRow(
+            round_id=this.id,
+            split=task.split,
+            task_id=task.id,
+            target=this.target,
+            data_hash=this.data_hash,
+            family=task.family,
+            content=content,
+        )
 
     @property
     def folder(self) -> Path:

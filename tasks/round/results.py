@@ -40,9 +40,10 @@ class StageResult(BaseModel):
 
 class RolloutResult(StageResult):
     """`trajectories` are the ids of all diagnosis episodes, `lost` of them without a reward (infrastructure errors);
-    `success` is the share of the others that succeeded."""
+    `success` is the share of the others that succeeded. `release` is the number of what played (0: the base)."""
 
     stage: ClassVar[str] = "rollout"
+    release: int = 0
     trajectories: list[str]
     lost: int
     success: float
@@ -97,7 +98,8 @@ class SynthesizeResult(StageResult):
 
 
 class CalibrateResult(StageResult):
-    """Figures of the base in the environment (see `tasks.synthesis.calibration`), and whether it may train."""
+    """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
+    `mastered` when it may not because every sample succeeded."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -110,43 +112,110 @@ class CalibrateResult(StageResult):
     informative: float
     low: float
     high: float
+    mastered: bool = False
 
     @property
     def goes_on(self) -> bool:
         return self.accepted
 
 
+class CheckpointFigures(BaseModel):
+    """A checkpoint on the fresh seeds that one is chosen on: its step (0: what training began from), success and mean
+    reward on the capability's own scenarios, and success on retention scenarios (None without any); `forgets` when
+    that is significantly below the start's."""
+
+    step: int
+    success: float
+    low: float
+    high: float
+    reward: float
+    retention: float | None = None
+    forgets: bool = False
+
+
 class TrainResult(StageResult):
-    """The adapter's id and digest, the steps done, and MLflow's run. `verdict` says why the adapter is not used."""
+    """The adapter's id and digest, the steps done, and MLflow's run.
+
+    `ending` says how training ended (see `models.training.grpo`), `verdict` what is wrong with its environment ("" for
+    nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
+    step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
+    `start` is the digest of the champion that was trained on, "" for one that began from zero; `began` says why, where
+    there was a champion.
+    """
 
     stage: ClassVar[str] = "train"
     adapter: str
     sha256: str
     steps: int
     run: str
+    ending: str
+    chosen: int
     verdict: str = ""
+    choice: list[CheckpointFigures] = []
+    choosing_seconds: float = 0.0
+    start: str = ""
+    began: str = ""
 
     @property
     def goes_on(self) -> bool:
-        return not self.verdict
+        return not self.unused
+
+    @property
+    def misspecified(self) -> bool:
+        """Whether its environment taught the wrong thing, and goes back for another version."""
+        return self.verdict.startswith("reward-misspecified")
+
+    @property
+    def unused(self) -> str:
+        """Why the adapter is not used; "" where it is."""
+        if self.verdict or self.chosen:
+            return self.verdict
+        if self.steps:
+            return "every checkpoint is worse on fresh seeds than what training began from"
+        return "mastered: every episode of the first step succeeded, so there is nothing to train"
 
 
 class RegisterResult(StageResult):
-    """The version in the registry; success of base and adapter on fresh seeds; `liveness` is the largest change of a
-    log-probability of the probe, in nats."""
+    """The version in the registry; success on fresh seeds of the base, of the champion that it was trained on from
+    (None where there was none) and of the adapter; `liveness` is the largest change of a log-probability of the probe,
+    in nats."""
 
     stage: ClassVar[str] = "register"
     version: str
     served_name: str
     base_success: float
+    champion_success: float | None = None
     adapter_success: float
     liveness: float
 
 
+class ChallengeResult(StageResult):
+    """Each new adapter alone against the live release on validation: trajectory ids, the gate's verdict by capability
+    and those that passed. `further` tasks of families were drawn, so that the gains seen on fresh seeds could be found.
+    `look` counts the looks at this split, `alpha` is what this one may spend; `plan` is the hash of the rules, which
+    were stored before the first episode."""
+
+    stage: ClassVar[str] = "challenge"
+    further: dict[str, int] = {}
+    live_ids: list[str] = []
+    alone_ids: dict[str, list[str]] = {}
+    verdicts: dict[str, str] = {}
+    passed: list[str] = []
+    look: int = 0
+    alpha: float = 0.0
+    plan: str = ""
+
+
 class RouteResult(StageResult):
-    """The router that was fitted: its version and mode, and how many examples of each label ("none": no adapter)."""
+    """The candidate release that was assembled (its id), and the router fitted for it: version and mode, how many
+    examples of each label ("none": no adapter), how many more the threshold was fitted on, and the share of those that
+    it sends right."""
 
     stage: ClassVar[str] = "route"
+    candidate: str = ""
+    threshold: float = 0.0
+    calibration: int = 0
+    right: float | None = None
     version: str = ""
     mode: str = ""
     examples: int = 0
@@ -162,34 +231,45 @@ class SuccessRate(BaseModel):
 
 
 class EvaluateResult(StageResult):
-    """The validation split: trajectory ids and success of base, routed and no-op."""
+    """The validation split: trajectory ids and success of the base, of the release that was live when the round began,
+    of the candidate (`routed`), and of the no-op. The rates are over the split as it was drawn; on the further tasks of
+    the challenge, live and candidate have ids alone."""
 
     stage: ClassVar[str] = "evaluate"
+    further_live_ids: list[str] = []
+    further_routed_ids: list[str] = []
     base_ids: list[str] = []
+    live_ids: list[str] = []
     routed_ids: list[str] = []
     noop_ids: list[str] = []
     base: SuccessRate | None = None
+    live: SuccessRate | None = None
     routed: SuccessRate | None = None
     noop: SuccessRate | None = None
 
     def sides(self) -> dict[str, list[str]]:
-        """Trajectory ids by what played: base, routed, noop."""
-        return {"base": self.base_ids, "routed": self.routed_ids, "noop": self.noop_ids}
+        """Trajectory ids by what played: base, live, routed, noop."""
+        return {"base": self.base_ids, "live": self.live_ids, "routed": self.routed_ids, "noop": self.noop_ids}
 
 
 class GateResult(StageResult):
-    """Promoted capabilities, and the verdict on each that was tried."""
+    """What the candidate brought to the live release when it was promoted (capabilities), its number, and all verdicts:
+    by capability, and the candidate's as a whole under `release`."""
 
     stage: ClassVar[str] = "gate"
     promoted: list[str] = []
     verdicts: dict[str, str] = {}
+    release: int = 0
 
 
 class TestResult(EvaluateResult):
-    """The test split, which reports and decides nothing."""
+    """The test split, which reports and decides nothing: the base, the release that was live before the round, and the
+    one that is live after it (`routed`, number `release`; 0: the base). `looks` counts the rounds that looked at it."""
 
     stage: ClassVar[str] = "test"
     __test__: ClassVar[bool] = False  # pytest would take the class for a test
+    release: int = 0
+    looks: int = 0
 
 
 class ReportResult(StageResult):
@@ -205,7 +285,7 @@ KINDS: dict[str, type[StageResult]] = {
     kind.stage: kind
     for kind in (
         RolloutResult, ContrastResult, SelectResult, SynthesizeResult, CalibrateResult, TrainResult, RegisterResult,
-        RouteResult, EvaluateResult, GateResult, TestResult, ReportResult,
+        ChallengeResult, RouteResult, EvaluateResult, GateResult, TestResult, ReportResult,
     )
 }  # fmt: skip
 

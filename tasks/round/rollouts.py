@@ -18,6 +18,12 @@ from tasks.round.progress import Stopwatch
 WITHIN_BUDGET = PlayOptions(fatal=(BudgetExceeded.boundary,))
 
 
+def round_seed(seed: int, number: int) -> int:
+    """What decides the draws of a home's round `number` (from 1); round 1 has the seed that was given. No two rounds of
+    a seed below 1,000,003 share it, so no two share a scenario seed of training (`models.training.rollouts`)."""
+    return seed + 1_000_003 * (number - 1)
+
+
 def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: str | None = None) -> list[Episode]:
     """One episode per task and trial; `key` is filled in when it is played."""
     return [Episode("", task, seed, trial, adapter) for task in tasks for trial in range(trials)]

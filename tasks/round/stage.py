@@ -21,12 +21,14 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from db import Round, RoundState, Store, open_store
-from errors import ConfigurationError, StoreError
+from db import ReleaseRow, Round, RoundState, Store, open_store
+from errors import StoreError
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
+from tasks.releases.lifecycle import live_release, publish, releases_of
 from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
+from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
 
@@ -51,15 +53,16 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         target = target_of(settings, store, client)
         check_user(settings, target)
         check_analyst(settings, target, store)
-    config = settings.identity()
-    found = None if fresh else _round_to_resume(store, settings)
-    if found is not None and found.data_hash != target.data_hash:
-        raise ConfigurationError(
-            f"round {found.number} was begun on data {found.data_hash}, the target's is now {target.data_hash}; "
-            "start another with --fresh"
-        )
+    parent = _parent(settings, store, target.data_hash)
+    found = None if fresh else _round_to_resume(store, settings, target.data_hash, parent)
     opened = found or store.start_round(
-        settings.target, target.data_hash, settings.seed, settings.profile, config, code_version
+        settings.target,
+        target.data_hash,
+        settings.seed,
+        settings.profile,
+        settings.identity(),
+        code_version,
+        parent.id if parent else None,
     )
     context = Context(settings, store, opened)
     (folder / opened.id).mkdir(exist_ok=True)
@@ -67,11 +70,37 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     return context
 
 
-def _round_to_resume(store: Store, settings: Settings) -> Round | None:
-    """The newest unfinished round of the settings. One that another version of the project began in another form is
-    closed as failed with the reason: an upgrade must not stop a schedule. Its trajectories are found by their ids."""
+def _parent(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | None:
+    """The release that a round goes on from: the live one, or the bare base (None) where there is none, and where the
+    live one was proven on other data, which begins a new lineage. A promotion or rollback that died on its way to
+    MLflow is completed first."""
+    live = live_release(store, settings.target)
+    if releases_of(store, settings.target):
+        publish(store, open_registry(settings, settings.target), settings.target)
+    if live is None or live.data_hash == data_hash:
+        return live
+    logger.warning(
+        "release %d was proven on data %s of %s, which is now %s: a new lineage begins from the bare base, and figures "
+        "are not compared across the two; release %d goes on answering until something better than it is promoted",
+        live.number,
+        live.data_hash,
+        settings.target,
+        data_hash,
+        live.number,
+    )
+    return None
+
+
+def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: ReleaseRow | None) -> Round | None:
+    """The newest unfinished round of the settings. One that cannot be gone on with is closed as failed with the reason:
+    an upgrade, other data of the target or another live release must not stop a schedule. Its trajectories are found by
+    their ids."""
     while found := store.open_round(settings.target, settings.seed, settings.profile, settings.identity()):
         reason = StoredRound(store, found).unreadable()
+        if found.data_hash != data_hash:
+            reason = f"the data of {settings.target} changed from {found.data_hash} to {data_hash} since it began"
+        elif found.parent_id != (parent.id if parent else None) and not (parent and parent.round_id == found.id):
+            reason = f"another release of {settings.target} became live since it began"
         if not reason:
             return found
         logger.warning("round %d is closed, and another begins: %s", found.number, reason)

@@ -1,1 +1,1 @@
-"""What the gateway serves from the registry, and blends of adapters."""
+"""What the gateway serves of a home, and blends of adapters."""

@@ -1,4 +1,4 @@
-"""Publishing a blend: a weighted sum of champions, registered, proven and promoted as an adapter of its own."""
+"""Publishing a blend: a weighted sum of members, registered and proven as an adapter of its own, in a candidate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from db import ReleaseRow
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.blending import QUARTERS, blend, blend_name, blend_parts
-from models.adapters.files import AdapterRecord, adapter_digest
+from models.adapters.files import AdapterRecord, RegisteredAdapter, adapter_digest
 from models.adapters.fingerprint import TAG
 from models.adapters.loading import fingerprint_on, load_folder
+from models.adapters.registry import Registry
 from models.local.base import load_base
+from settings import Settings
+from tasks.releases.lifecycle import live_release, member_adapters, new_candidate
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
 from tasks.serving.gateway import serving_settings
@@ -32,30 +36,63 @@ def parse_weights(parts: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], most_rank: int = 0) -> str:
-    """Blend champions by `parts` (weights are rounded to quarters), register the blend and make it champion of a
-    capability of its own, which gateways with blending on then use. Returns its served name."""
+def publish_blend(
+    home: Path | None, target: str | None, parts: Sequence[str], most_rank: int = 0
+) -> tuple[ReleaseRow, str]:
+    """Blend members of the live release by `parts` (weights are rounded to quarters) and register the blend. Returns a
+    candidate that holds it as a member of its own, beside all others and with their router, and its served name; once
+    that release is live, gateways with blending on use it."""
     weights = parse_weights(parts)
     settings, store = serving_settings(home, target)
-    store.close()
-    registry = open_registry(settings, settings.target)
-    champions = registry.champions()
-    unknown = sorted(set(weights) - set(champions))
-    if unknown:
-        raise ConfigurationError(f"{unknown[0]!r} has no champion; there are: {', '.join(champions) or 'none'}")
-    name, quarters = blend_name(weights), blend_parts(weights)
-    if name in champions and name in quarters:
-        raise ConfigurationError(f"{list(parts)} rounds to {name!r} alone, which is served already; give two or more")
+    with store:
+        live = live_release(store, settings.target)
+        if live is None:
+            raise ConfigurationError(
+                f"no release of {settings.target} is live: there is nothing to blend; run 'trace-agent improve' first"
+            )
+        registry = open_registry(settings, settings.target)
+        members = member_adapters(registry, live)
+        unknown = sorted(set(weights) - set(members))
+        if unknown:
+            raise ConfigurationError(
+                f"{unknown[0]!r} is no member of the live release {live.number}; it has: {', '.join(members)}"
+            )
+        name, quarters = blend_name(weights), blend_parts(weights)
+        if name in members and name in quarters:
+            raise ConfigurationError(
+                f"{list(parts)} rounds to {name!r} alone, which is served already; give two or more"
+            )
+        sorted_parts = [(members[c], q) for c, q in sorted(quarters.items())]
+        version, sources = _register(settings, registry, sorted_parts, name, most_rank)
+        member = {"adapter_id": "", "model": version.name, "version": version.version, "sha256": version.sha256}
+        row = new_candidate(
+            store,
+            target=settings.target,
+            parent=live,
+            round_id=None,
+            base=live.base,
+            base_revision=live.base_revision,
+            data_hash=live.data_hash,
+            members={**live.members, name: member},
+            router=live.router,
+            router_path=live.router_path,
+            evidence={"blend": sources},
+        )
+    return row, version.served_name
+
+
+def _register(
+    settings: Settings, registry: Registry, quarters: Sequence[tuple[RegisteredAdapter, int]], name: str, most_rank: int
+) -> tuple[RegisteredAdapter, str]:
+    """The registered blend of members by quarters, and what it was made of."""
     base = load_base(settings.base_model, settings.dtype, settings.calls, 1, settings.cache)
     probe = base.renderer.start(*first_opening(load_target(settings.target)))
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {
-            registry.download(champions[c], settings.folder / "served"): q / QUARTERS for c, q in quarters.items()
-        }
+        folders = {registry.download(a, settings.folder / "served"): q / QUARTERS for a, q in quarters}
         folder = blend(base.policy.model, folders, Path(scratch) / "blend", most_rank)
         loaded = load_folder(base.policy, folder, name, "blend", adapter_digest(folder))
         stamp = fingerprint_on(base.policy, probe, loaded).text()
-        sources = ", ".join(f"{champions[c].served_name}*{q / QUARTERS:g}" for c, q in sorted(quarters.items()))
+        sources = ", ".join(f"{a.served_name}*{q / QUARTERS:g}" for a, q in quarters)
         record = AdapterRecord(
             name,
             base.identity.base,
@@ -67,4 +104,4 @@ def publish_blend(home: Path | None, target: str | None, parts: Sequence[str], m
         run = registry.start_run(f"blend/{name}"[:200])
         version = registry.register(record, folder, run)
         registry.end_run(run)
-    return registry.promote(name, version.version).served_name
+    return version, sources

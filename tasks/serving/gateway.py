@@ -1,18 +1,17 @@
-"""What the gateway serves: the champions of a home's registry, routed by the router of its newest round."""
+"""What the gateway serves: a release of a home, with the router that was fitted for it."""
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from db import Round, Store, open_store
+from db import ReleaseRow, Round, Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
 from models.local.base import BaseModel, load_base
-from models.router.router import Router
 from models.serving.fleet.fleet import Fleet
 from models.serving.fleet.hosts import Host, VllmHost
 from models.serving.fleet.lifecycle import Reconciler
@@ -26,14 +25,18 @@ from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Server
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
 from settings import Settings, load_settings
+from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.policies import open_servers
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
 from tasks.round.traffic import TRAFFIC
+from tasks.serving.releases import HomeReleases, Routing
 
 logger = logging.getLogger("trace")
 # Turns sampled at once, and the longest conversation, of the model in this process: both decide its memory.
 ROWS, CONTEXT = 8, 2048
+# What a request may take beyond its deadline: adapters of a release that was replaced stay loaded for as long.
+GRACE_SECONDS = 5.0
 # What is in memory as weights is bounded by the model, not by the rank.
 LOCAL_RANK = 512
 
@@ -42,17 +45,20 @@ LOCAL_RANK = 512
 class Serving:
     """The options of `trace-agent serve`. `servers` answer with their models (empty: those of the policy settings when
     their backend is vllm, else the model in this process). `rendered`: servers get token ids rendered as in training;
-    else they get the request as it came. `plain`: requests without instructions are not put behind the target's own."""
+    else they get the request as it came. `plain`: requests without instructions are not put behind the target's own.
+    `release` pins one by its number; 0 follows the live one."""
 
     servers: tuple[str, ...] = ()
     rendered: bool = True
     plain: bool = False
-    mode: str = "auto"
-    fixed: str = ""
+    routing: Routing = field(default_factory=Routing)
+    release: int = 0
 
 
-def serving_settings(home: Path | None, target: str | None) -> tuple[Settings, Store]:
-    """The settings of the home's newest round (of `target`), and its store: what was trained is what is served."""
+def serving_settings(home: Path | None, target: str | None, release: int = 0) -> tuple[Settings, Store]:
+    """The settings of the round that made what is to be served (of `target`, or of the newest round's), and the home's
+    store: what was trained is what is served. Raises `ConfigurationError` for a home without a round, `StoreError` for
+    a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
     served = [r for r in store.rows(Round) if r.target == target or (not target and r.target != TRAFFIC)]
@@ -60,32 +66,19 @@ def serving_settings(home: Path | None, target: str | None) -> tuple[Settings, S
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
         raise ConfigurationError(f"there is {what} in {store.url}; run 'trace-agent improve' first")
+    wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)
+    made = _round_of(store, wanted) or row
     where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
-    return load_settings(**{**row.config, **where}), store
+    return load_settings(**{**made.config, **where}), store
 
 
-def stored_router(settings: Settings, store: Store) -> Router | None:
-    """The router of the newest round of the target that fitted one; None when there is none."""
-    for row in sorted(store.rows(Round, target=settings.target), key=lambda r: -r.number):
-        folder = settings.folder / row.id / "router"
-        if (folder / "router.json").is_file():
-            return Router.load(folder)
+def _round_of(store: Store, release: ReleaseRow | None) -> Round | None:
+    """The round that made a release, or its nearest ancestor that a round made."""
+    while release is not None:
+        if release.round_id is not None:
+            return store.round(release.round_id)
+        release = store.row(ReleaseRow, id=release.parent_id) if release.parent_id else None
     return None
-
-
-def chosen_router(settings: Settings, store: Store, serving: Serving) -> Router | None:
-    """The stored router in the mode that is asked for; `auto` leaves the mode that the round chose."""
-    if serving.mode == "off":
-        return Router.always()
-    if serving.mode == "fixed":
-        if not serving.fixed:
-            raise ConfigurationError("mode fixed needs a capability; give --fixed CAPABILITY")
-        return Router.always(serving.fixed)
-    router = stored_router(settings, store)
-    if router is None:
-        logger.warning("no round of %s has a router: the base answers, adapters are reached by name", settings.target)
-        return None
-    return router if serving.mode == "auto" else router.with_mode(serving.mode)
 
 
 def preset_of(settings: Settings) -> Preset:
@@ -98,31 +91,42 @@ def build_gateway(
     settings: Settings, store: Store, serving: Serving, wanted: GatewaySettings, loopback: bool = True
 ) -> GatewayApp:
     """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns."""
-    router, preset = chosen_router(settings, store, serving), preset_of(settings)
+    preset = preset_of(settings)
     base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache)
     base.policy.context = min(base.policy.context, CONTEXT)
-    registry = open_registry(settings, settings.target)
     engine = LocalEngine(base.policy)
     engine.start()
     if serving.servers:
         policy = settings.policy.model_copy(update={"backend": "vllm", "url": ",".join(serving.servers)})
         settings = settings.model_copy(update={"policy": policy})
     remote = settings.policy.backend == "vllm"
-    wanted = replace(wanted, target=settings.target, base=settings.policy.model if remote else wanted.base)
+    base_name = settings.policy.model if remote else wanted.base
+    wanted = replace(wanted, target=settings.target, base=base_name, pinned=serving.release)
     upstream, hosts = _servers(settings, serving, base) if remote else _this_process(engine, base)
     modules = linear_modules(base.policy.model)
     rank = settings.policy.max_lora_rank if remote else LOCAL_RANK
     limits = ServerLimits(base.identity.base, base.identity.revision, rank, modules)
-    fleet = Fleet(registry, hosts, settings.lora_folder if remote else settings.folder / "served", limits)
-    maker = RouteMaker(engine, base.renderer, router, preset.prompt) if router is not None else None
+    maker = RouteMaker(engine, base.renderer, preset.prompt)
+    registry = open_registry(settings, settings.target)
+    releases = HomeReleases(
+        store,
+        registry,
+        settings.folder,
+        settings.target,
+        base.identity,
+        maker.warm,
+        serving.routing,
+        serving.release,
+    )
+    releases.heal()
+    folder = settings.lora_folder if remote else settings.folder / "served"
+    fleet = Fleet(releases, hosts, folder, limits, drain_seconds=wanted.deadline + GRACE_SECONDS)
     gateway = Gateway(wanted, upstream, fleet, maker, None, None if serving.plain else preset)
     if wanted.sample > 0:
         identity = base.identity
         gateway.log = TrafficLog(store, identity, settings.target, wanted.sample, gateway.metrics.logged)
     for change in fleet.reconcile():
         logger.info("adapters: %s", change)
-    if maker is not None:
-        maker.warm()
     return GatewayApp(gateway, Reconciler(fleet), loopback)
 
 

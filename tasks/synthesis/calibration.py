@@ -1,4 +1,5 @@
-"""Check 4 of the method's section 4: how the base fares in a synthesized environment, and whether that may train."""
+"""Check 4 of the method's section 4: how a policy (the base, or a champion that is to be trained on) fares in a
+synthesized environment, and whether that may train."""
 
 from __future__ import annotations
 
@@ -8,20 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from db import CalibrationRow, Store, row_id
+from db import CalibrationRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
-from environments.validation.checks import Limits, wilson_interval
+from environments.validation.checks import Limits
 from errors import EnvironmentFault
 from models.episodes import Episode
 from settings import CalibrationSettings, Settings
+from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
-from tasks.round.rollouts import RoundEngine, outcomes
+from tasks.round.rollouts import RoundEngine, outcomes, round_seed
 
-# Calibration seeds count down from here: training counts up from 0, fresh evaluation from FRESH.
+# A capability's own scenarios have their own seeds (`own_scenario`), which training never draws. Calibration counts
+# down from -1. What chooses a checkpoint is not what it is reported on, or the report would have the winner's luck.
 CALIBRATION_SEED = -1
 FRESH_SEED = 5_000_000
+CHOOSING_SEED = 5_050_000
+# Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
+ROUND_SEEDS = 100_000
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
+
+
+def seed_offset(number: int) -> int:
+    """What is added to FRESH_SEED and CHOOSING_SEED, and taken from CALIBRATION_SEED, in round `number` (from 1)."""
+    return ROUND_SEEDS * (number - 1)
 
 
 @dataclass(frozen=True)
@@ -63,18 +74,19 @@ def limits_of(settings: CalibrationSettings) -> Limits:
 
 
 def measure(
-    store: Store,
     engine: RoundEngine,
-    policy_id: str,
     settings: Settings,
     environment: ComposedEnvironment | WrittenEnvironment,
+    adapter: str | None = None,
+    number: int = 1,
 ) -> Calibration:
-    """Play the base `samples` times on each of `seeds` scenarios and judge the figures.
+    """Play a policy `samples` times on each of `seeds` scenarios of round `number`, and judge the figures.
 
-    `engine` plays the base, `policy_id` is what it is stored as. Raises `EnvironmentFault` when no episode ended.
+    What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
+    on from there. Raises `EnvironmentFault` when no episode ended.
     """
-    s = settings.calibration
-    tasks = [environment.own_scenario(CALIBRATION_SEED - i) for i in range(s.seeds)]
+    s, store = settings.calibration, engine.engine.store
+    tasks = [environment.own_scenario(CALIBRATION_SEED - seed_offset(number) - i) for i in range(s.seeds)]
     ground = Playground(
         environment.environment,
         environment.spec.id,
@@ -82,7 +94,8 @@ def measure(
         settings.train.temperature,
         settings.rollout.max_tokens,
     )
-    episodes = [Episode("", t, settings.seed, k) for t in tasks for k in range(s.samples)]
+    seed = round_seed(settings.seed, number)
+    episodes = [Episode("", t, seed, k, adapter) for t in tasks for k in range(s.samples)]
     ids = engine.play(ground, episodes, f"calibrate {environment.spec.capability}")
     frame = outcomes(store, ids)
     if frame.empty:
@@ -93,16 +106,18 @@ def measure(
     figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
     accepted, reason = judge(figures, s.model_dump())
     families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
-    return Calibration(figures, accepted, reason, len(tasks), s.samples, policy_id, families)
+    played = engine.engine.policy.identity(adapter).id
+    return Calibration(figures, accepted, reason, len(tasks), s.samples, played, families)
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:
     """Figures over groups (one array per seed).
 
-    Means, spread, shares of uniform and of informative groups, and the interval of success.
+    Means, spread, shares of uniform and of informative groups, and the interval of success, clustered by seed: the
+    samples of a scenario are alike, so 8 scenarios of 8 samples are nearer to 8 observations than to 64.
     """
     flat, won = np.concatenate(rewards), np.concatenate(wins)
-    low, high = wilson_interval(int(won.sum()), len(won))
+    success = clustered_interval(won.astype(float), np.repeat(np.arange(len(wins)), [len(w) for w in wins]))
     return {
         "mean_reward": float(flat.mean()),
         "success_rate": float(won.mean()),
@@ -110,13 +125,21 @@ def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]
         "all_success": float(np.mean([w.all() for w in wins])),
         "all_zero": float(np.mean([not r.any() for r in rewards])),
         "informative": float(np.mean([np.ptp(r) > 1e-6 for r in rewards])),
-        "low": float(low),
-        "high": float(high),
+        "low": success.low,
+        "high": success.high,
     }
+
+
+def is_mastered(figures: Mapping[str, float]) -> bool:
+    """Whether every group was solved throughout: there is nothing to learn, and no group that could tell rollouts
+    apart."""
+    return figures["all_success"] >= 1.0
 
 
 def judge(figures: dict[str, float], rule: dict[str, Any]) -> tuple[bool, str]:
     """Whether the figures allow training, and the reason in words."""
+    if is_mastered(figures):
+        return False, "mastered: every sample of every scenario succeeded, so there is nothing to train"
     wrong = []
     for name, label in (("mean_reward", "mean reward"), ("success_rate", "success")):
         if not rule["low"] <= figures[name] <= rule["high"]:

@@ -22,12 +22,12 @@ class Keeper(Protocol):
 
 
 def compose(
-    target: Target, at: Round, capability: str, success: Mapping[str, float], retention_share: float
+    target: Target, at: Round, capability: str, success: Mapping[str, float], retention_share: float, version: int = 1
 ) -> ComposedEnvironment:
-    """The environment of a capability, from the generators of `target`; `success` is the base's, by family.
+    """The environment of a capability, from the generators of `target`; `success` is that of what is live, by family.
 
     Its families need the capability, are not mastered, and otherwise need only what the base has shown; retention
-    families are all others in which the base has any success. A family is never in both.
+    families are all others in which what is live has any success. A family is never in both.
     """
     assert isinstance(target, Generators)
     families = target.families()
@@ -37,15 +37,18 @@ def compose(
     own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
     retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
     share = retention_share if retention else 0.0
-    return ComposedEnvironment(target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, 1))
+    return ComposedEnvironment(
+        target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version)
+    )
 
 
 def stored_environment(
     store: Store, at: Round, target: Target, capability: str, keep: Keeper
 ) -> ComposedEnvironment | WrittenEnvironment:
-    """The environment of a capability as it was stored by the stage `synthesize`."""
+    """The environment of a capability as it was stored by the stage `synthesize`: its last version."""
     rows = store.rows(EnvironmentRow, round_id=at.id, capability_id=row_id(at.id, capability))
     if any(row.kind == "llm" for row in rows):
         return accepted_environment(store, at, target, capability, keep)
-    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in rows[-1].spec.items()}
+    last = max(rows, key=lambda row: row.version)
+    spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in last.spec.items()}
     return ComposedEnvironment(target, CompositionSpec(**spec))

@@ -164,14 +164,14 @@ class EnvironmentWriter:
     def _judged(self, capability: str) -> list[Version]:
         """The versions of a capability that were judged to the end, in order."""
         rows = _rows(self.stored.store, self.stored.round.id, capability)
-        judged = [r for r in rows if r.state in (EnvironmentState.ACCEPTED, EnvironmentState.REJECTED)]
+        judged = [r for r in rows if r.state not in (EnvironmentState.DRAFT, EnvironmentState.CHECKED)]
         return [
             Version(
                 r.version,
                 r.code or "",
                 r.code_hash,
                 r.state == EnvironmentState.ACCEPTED,
-                tuple(r.spec["reasons"]),
+                (*r.spec["reasons"], *([r.verdicts["withdrawn"]] if "withdrawn" in r.verdicts else [])),
                 r.verdicts,
                 r.sandbox_level,
                 r.spec["request_hash"],

@@ -231,6 +231,7 @@ def test_a_row_is_looked_up_by_the_beginning_of_its_id(store: Store, round_: Rou
     assert (store.row_beginning("c1") or ("", {}))[0] == "capabilities"
     assert store.row_beginning("c") is None, "two begin so"
     assert store.row_beginning("nothing") is None
+    assert store.row_beginning("_1") is None, "no pattern"
 
 
 def test_queries_of_the_user_cannot_write(store: Store, round_: Round) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 from sqlalchemy import text
 from store_examples import failure, trajectory
@@ -92,6 +93,43 @@ def test_frames_leave_errors_out_of_every_denominator(store: Store, round_: Roun
     assert checks.groupby("kind").passed.mean().to_dict() == {"cancel_order": 0.0, "look_up_first": 1.0}
     assert checks[checks.required].shape[0] == 4
     assert list(store.step_frame(round_.id, id="t2").milliseconds) == [11.0, 12.0]
+
+
+def test_checks_may_be_read_in_parts(store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.queries._ROWS", 3)
+    rows = [trajectory(round_.id, f"t{i}") for i in range(4)]
+    store.add_trajectories([*rows, failure(round_.id, "t5"), trajectory(None, "t6", purpose="traffic")])
+    whole = store.check_frame(round_.id)
+    assert list(whole.trajectory_id) == ["t0", "t0", "t1", "t1", "t2", "t2", "t3", "t3"]
+    parts = list(store.check_frames(round_.id))
+    assert [len(part) for part in parts] == [3, 3, 2]
+    names = ["trajectory_id", "idx", "name", "kind", "required", "passed", "detail"]
+    key = names[:2]
+    joined = pd.concat(parts).sort_values(key, ignore_index=True)
+    pd.testing.assert_frame_equal(joined, whole[names])
+    few = list(store.check_frames(round_.id, columns=("kind", "passed"), id="t2"))
+    assert [list(part.columns) for part in few] == [["kind", "passed"]]
+    assert sorted(few[0].kind) == ["cancel_order", "look_up_first"]
+    assert [len(part) for part in store.check_frames("unknown")] == [0]
+
+
+def test_frames_take_more_ids_than_a_statement(store: Store, round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.writes.CHUNK", 4)
+    monkeypatch.setattr("db.queries.CHUNK", 4)
+    store.add_trajectories([trajectory(round_.id, f"t{i:02}") for i in range(10)])
+    wanted = [f"t{i:02}" for i in (9, 0, 3, 5, 5, 1, 8, 2, 77)]
+    frame = store.trajectory_frame(None, id=wanted, columns=("id", "success"))
+    assert list(frame.columns) == ["id", "success"]
+    assert list(frame.id) == ["t00", "t01", "t02", "t03", "t05", "t08", "t09"]
+    assert frame.success.dtype == "boolean"
+    checks = store.check_frame(None, id=wanted)
+    assert list(checks.trajectory_id) == [name for name in frame.id for _ in range(2)]
+    assert list(checks.idx) == [0, 1] * 7
+    # So many that the others are left out while all are read.
+    (all_at_once,) = store.check_frames(None, id=wanted)
+    pd.testing.assert_frame_equal(
+        all_at_once.sort_values(["trajectory_id", "idx"], ignore_index=True), checks[list(all_at_once)]
+    )
 
 
 def test_many_trajectories_are_read_in_pages(store: Store, round_: Round) -> None:

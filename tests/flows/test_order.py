@@ -12,11 +12,11 @@ import flows.improve as flow
 from errors import ConfigurationError
 from settings import load_settings
 from tasks.round.context import Context
-from tasks.round.results import SelectResult, StageResult
+from tasks.round.results import SelectResult, StageResult, TrainResult
 from tasks.round.stage import forget, open_context
 
 FOUND = ["rollout", "contrast", "select"]
-PROVEN = ["route", "evaluate", "gate", "test", "report"]
+PROVEN = ["challenge", "route", "evaluate", "gate", "test", "report"]
 NAMES = [*FOUND, "synthesize", "calibrate", "train", "register", *PROVEN]
 
 
@@ -82,7 +82,42 @@ def test_the_next_capability_takes_the_place_of_one_that_fell_out(calls: Callabl
     assert [c for c in made if c.startswith("register")] == ["register:b", "register:d"]
     assert "calibrate:a" not in made
     assert "register:c" not in made
-    assert made[-5:] == PROVEN
+    assert made[-6:] == PROVEN
+
+
+def test_an_environment_that_taught_the_wrong_thing_goes_back_for_another_version(
+    calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = ["reward-misspecified: reward rose", "reward-misspecified: reward rose", ""]
+    withdrawn: list[str] = []
+
+    def result(recorded: Recorded, round_id: str, capability: str = "") -> StageResult:
+        recorded.calls.append(f"{recorded.name}:{capability}".rstrip(":"))
+        if recorded.name != "train":
+            return StageResult()
+        return TrainResult(adapter="", sha256="", steps=4, run="", ending="", chosen=1, verdict=verdicts.pop(0))
+
+    monkeypatch.setattr(Recorded, "__call__", result)
+    monkeypatch.setattr(flow, "withdraw", lambda context, capability, why: withdrawn.append(why) or len(verdicts) > 0)
+    made = calls("register", "a")
+    assert made[3:] == [*["synthesize:a", "calibrate:a", "train:a"] * 3, "register:a"]
+    assert withdrawn == ["reward-misspecified: reward rose"] * 2
+
+
+def test_an_environment_is_not_sent_back_for_ever(
+    calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = TrainResult(
+        adapter="", sha256="", steps=4, run="", ending="", chosen=1, verdict="reward-misspecified: reward rose"
+    )
+
+    def result(recorded: Recorded, round_id: str, capability: str = "") -> StageResult:
+        recorded.calls.append(f"{recorded.name}:{capability}".rstrip(":"))
+        return bad if recorded.name == "train" else StageResult()
+
+    monkeypatch.setattr(Recorded, "__call__", result)
+    monkeypatch.setattr(flow, "withdraw", lambda context, capability, why: False)
+    assert calls("register", "a")[3:] == ["synthesize:a", "calibrate:a", "train:a"]
 
 
 def test_training_ends_before_anything_is_proven_when_all_fell_out(calls: Callable[..., list[str]]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,43 @@ pytestmark = pytest.mark.integration
 START = """
 import time
 from flows.cli.early_server import start_early
-start_early().wait()
-from prefect.server.api.server import SubprocessASGIServer
-print(SubprocessASGIServer().server_process.pid, flush=True)
+server = start_early()
+server.wait()
+print(server._processes[0].pid, flush=True)
 time.sleep(600)
 """
 REFUSE = """
 import time
 from flows.cli.early_server import start_early
 server = start_early()
-while {wait} and not server._processes:
-    time.sleep(0.01)
 began = time.monotonic()
 server.stop()
 print(time.monotonic() - began, *[process.pid for process in server._processes], flush=True)
+"""
+# A flow on the server, and what the server keeps of it after the process is gone.
+FLOW = """
+import sys
+from flows.cli.early_server import start_early
+server = start_early()
+server.wait()
+from prefect import flow, task
+
+@task
+def double(n: int) -> int:
+    return 2 * n
+
+@flow
+def doubled() -> int:
+    return double(21)
+
+assert doubled() == 42
+print("imported", "prefect.server.api.server" in sys.modules)
+"""
+WAIT = """
+from flows.cli.early_server import start_early
+server = start_early()
+server.wait()
+print(len(server._processes))
 """
 
 
@@ -60,14 +84,47 @@ def test_the_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
                 os.kill(server, 9)
 
 
-@pytest.mark.parametrize("launched", [True, False], ids=["launched", "not launched yet"])
-def test_a_server_that_is_not_needed_ends_while_it_starts(tmp_path: Path, launched: bool) -> None:
-    environment = clean_environment(PREFECT_HOME=str(tmp_path / "prefect"), PYTHONPATH=str(ROOT))
-    command = [sys.executable, "-c", REFUSE.format(wait=launched)]
-    done = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=120)
+def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python code with a Prefect home of its own."""
+    given = clean_environment(**{"PREFECT_HOME": str(folder / "prefect"), "PYTHONPATH": str(ROOT), **environment})
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, env=given, text=True, timeout=180)
+
+
+def test_a_server_that_is_not_needed_ends_while_it_starts(tmp_path: Path) -> None:
+    done = run(tmp_path, REFUSE)
     assert done.returncode == 0, done.stderr[-2000:]
     seconds, *servers = done.stdout.split()
     assert float(seconds) < 3
-    assert len(servers) == launched
+    assert len(servers) == 1
     assert not any(alive(int(pid)) for pid in servers)
     assert "Traceback" not in done.stderr
+
+
+def test_a_flow_uses_the_server_without_importing_it(tmp_path: Path) -> None:
+    done = run(tmp_path, FLOW)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["imported", "False"]
+    with closing(sqlite3.connect(tmp_path / "prefect" / "prefect.db")) as kept:
+        states = [kept.execute(f"SELECT name, state_type FROM {t}").fetchone() for t in ("flow_run", "task_run")]
+    assert [state for _, state in states] == ["COMPLETED", "COMPLETED"]
+    assert states[1][0].startswith("double")
+
+
+def test_none_is_started_where_there_is_one(tmp_path: Path) -> None:
+    done = run(tmp_path, WAIT, PREFECT_API_URL="http://127.0.0.1:1/api")
+    assert done.stdout.split() == ["0"], done.stderr[-2000:]
+
+
+def test_a_home_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = run(tmp_path, WAIT, PREFECT_HOME=str(tmp_path / "file" / "home"))
+    assert done.returncode == 1
+    assert "StoreError: Prefect's home" in done.stderr
+    assert "PREFECT_HOME" in done.stderr
+
+
+def test_a_server_that_ends_while_it_starts_is_one_clear_error(tmp_path: Path) -> None:
+    # A database that it cannot open.
+    done = run(tmp_path, WAIT, PREFECT_SERVER_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{tmp_path}/none/x.db")
+    assert done.returncode == 1
+    assert "StoreError: Prefect's temporary server ended with code 3 while it started" in done.stderr

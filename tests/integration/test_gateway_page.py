@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
 def test_a_person_sees_who_answers_and_tries_a_message(browser: Any, tmp_path: Path, width: int, height: int) -> None:
     stub = Stub()
     with serving(stub.app) as behind:
-        app, _, _ = built(behind)
+        app, fleet, _ = built(behind)
         with serving(app) as url:
             page = browser.new_page(viewport={"width": width, "height": height})
             said: list[str] = []
@@ -46,17 +46,23 @@ def test_a_person_sees_who_answers_and_tries_a_message(browser: Any, tmp_path: P
             page.get_by_role("button", name="Use this key").click()
             page.get_by_text("refund@v1-aaaaaaaa").first.wait_for()
             assert page.locator("#about").inner_text() == "shop · 1 of 1 servers up".replace("servers", "model")
+            assert page.locator("#release").inner_text().startswith("Release 1, served since ")
+            assert page.locator("#release").inner_text().endswith(": refund@v1-aaaaaaaa.")
+            assert page.locator("#refused").is_hidden()
             page.get_by_label("What a user would write").fill("<b>refund</b> 7 of order 264")
             page.get_by_role("button", name="Send").click()
             page.locator("#result").wait_for()
             assert page.locator("#who").inner_text() == "refund@v1-aaaaaaaa"
             assert page.locator("#said").inner_text() == "you said <b>refund</b> 7 of order 264"
             assert "90 %" in page.locator("#route").inner_text()
-            assert "Route: refund" in page.locator("#how").inner_text()
+            assert "Release 1. Route: refund" in page.locator("#how").inner_text()
             page.locator("#answers", has_text="1").wait_for()
             assert page.locator("#adapted").inner_text() == "100 %"
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= width, f"the page is {wide} wide on a screen of {width}"
+            fleet.wanted, fleet.problem = 2, "ship@v1-cccccccc is refused: <b>not live</b>"
+            page.locator("#refused", has_text="Should be served: release 2. Release 1 goes on, because").wait_for()
+            assert "<b>not live</b>" in page.locator("#refused").inner_text()
             page.get_by_label("What a user would write").fill("fail")
             page.get_by_role("button", name="Send").click()
             page.get_by_role("alert").wait_for()

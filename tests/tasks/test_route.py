@@ -5,13 +5,13 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from tasks.route import EXAMPLES_PER_CAPABILITY, diagnosed, practised
+from tasks.route import CALIBRATION_SHARE, EXAMPLES_PER_CAPABILITY, diagnosed, kept_out, practised
 
 LABELS = ["trajectory_id", "capability", "label", "weight"]
 
 
-def outcomes(*rows: tuple[str, str, bool]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["id", "task", "success"])
+def outcomes(*rows: tuple[str, str, bool], acted: str = "") -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["id", "task", "success"]).assign(acted=acted)
 
 
 def test_solved_tasks_of_an_environment_are_the_adapters_and_those_for_retention_the_bases() -> None:
@@ -22,13 +22,14 @@ def test_solved_tasks_of_an_environment_are_the_adapters_and_those_for_retention
         ("d", "t3", "cancel", True),
     ]
     frame = pd.DataFrame([*rows, ("e", "t4", "move", None)], columns=["id", "task_id", "family", "success"])
-    assert practised(frame, ("move",), "change_address") == {"a": "change_address", "d": ""}
+    assert practised(frame, {"move": "change_address"}, 9) == {"a": "change_address", "d": ""}
+    assert practised(frame, {"move": "change_address", "cancel": "cancel_order"}, 9)["d"] == "cancel_order"
 
 
 def test_no_capability_takes_more_examples_than_its_share() -> None:
     count = EXAMPLES_PER_CAPABILITY + 7
     frame = pd.DataFrame({"id": map(str, range(count)), "task_id": range(count), "family": "move", "success": True})
-    assert len(practised(frame, ("move",), "change_address")) == EXAMPLES_PER_CAPABILITY
+    assert len(practised(frame, {"move": "change_address"}, EXAMPLES_PER_CAPABILITY)) == EXAMPLES_PER_CAPABILITY
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,19 @@ def test_the_base_keeps_what_it_solves_in_half_of_the_trials() -> None:
     frame = pd.concat([frame, outcomes(("e", "third", False))], ignore_index=True)
     labels = pd.DataFrame([(i, "move", "LACKING", 10) for i in "bde"], columns=LABELS)
     assert diagnosed(frame, labels, ["move"]) == {"a": "", "c": "move"}
+
+
+def test_what_an_adapter_solves_stays_with_it_while_it_is_a_member() -> None:
+    frame = pd.concat(
+        [outcomes(("a", "moved", True), acted="move"), outcomes(("b", "paid", True), acted="refund")], ignore_index=True
+    )
+    none = pd.DataFrame([], columns=LABELS)
+    assert diagnosed(frame, none, ["move", "refund"]) == {"a": "move", "b": "refund"}
+    assert diagnosed(frame, none, ["move"]) == {"a": "move"}, "nobody knows who would solve the other one now"
+
+
+def test_the_share_that_thresholds_are_fitted_on_is_decided_by_the_id() -> None:
+    ids = [f"trajectory-{i}" for i in range(2000)]
+    share = [i for i in ids if kept_out(i)]
+    assert share == [i for i in ids if kept_out(i)]
+    assert abs(len(share) / len(ids) - CALIBRATION_SHARE) < 0.03

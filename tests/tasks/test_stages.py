@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from errors import ConfigurationError, EnvironmentFault, StoreError
+from errors import EnvironmentFault, StoreError
 from settings import load_settings
 from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
@@ -17,7 +17,7 @@ from tasks.round.context import Context
 from tasks.round.registry import registry_name
 from tasks.round.results import GateResult, SelectResult, SynthesizeResult
 from tasks.round.stage import current, forget, open_context, stage
-from tasks.synthesis.calibration import calibration_figures, judge
+from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
 
@@ -33,7 +33,33 @@ def test_figures_of_groups() -> None:
     assert figures["mean_reward"] == figures["success_rate"] == 0.5
     assert (figures["all_success"], figures["all_zero"], figures["informative"]) == (0.25, 0.25, 0.5)
     assert figures["std_reward"] == 0.5
-    assert 0.3 < figures["low"] < 0.5 < figures["high"] < 0.7
+    assert figures["low"] < 0.5 < figures["high"]
+
+
+def test_the_interval_is_that_of_scenarios_and_not_of_samples() -> None:
+    """Samples of one scenario are alike: more of them tell little, more scenarios tell more."""
+    widths = {}
+    for samples, times in ((8, 4), (64, 4), (8, 32)):
+        figures = calibration_figures(*groups(*[0.0, 1.0] * (times // 2), samples=samples))
+        widths[samples, times] = figures["high"] - figures["low"]
+    assert widths[64, 4] == pytest.approx(widths[8, 4], rel=0.1)
+    assert widths[8, 4] > 0.6  # four scenarios that all agree within themselves are four observations
+    assert widths[8, 32] < 0.6 * widths[8, 4]
+    # Where the samples of a scenario differ among themselves they do count.
+    differing = calibration_figures(*groups(*[0.5] * 4))
+    assert differing["high"] - differing["low"] < widths[8, 4]
+
+
+def test_an_environment_that_is_solved_throughout_is_mastered_and_does_not_train() -> None:
+    full = calibration_figures(*groups(1.0, 1.0, 1.0))
+    for rule in (RULE, RULE | {"informative_alone": True}):
+        accepted, reason = judge(full, rule)
+        assert not accepted
+        assert reason.startswith("mastered: ")
+    assert is_mastered(full)
+    nearly = calibration_figures(*groups(1.0, 1.0, 0.875))
+    assert not is_mastered(nearly)
+    assert "mastered" not in judge(nearly, RULE)[1]
 
 
 def test_near_misses_count_for_groups_and_not_for_success() -> None:
@@ -236,13 +262,42 @@ def test_another_process_opens_a_round_by_its_id(
     assert opened.settings.identity() == context.settings.identity()
 
 
-def test_changed_data_is_not_mixed_in(context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_data_begins_another_round(
+    context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unfinished round on other data cannot be gone on with, and must not stop a schedule."""
+
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
     monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: Changed())
-    with pytest.raises(ConfigurationError, match="--fresh"):
-        open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    with caplog.at_level("WARNING", logger="trace"):
+        again = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    assert again.round.number == 2
+    closed = context.store.round(context.round.id)
+    assert closed.state == "failed"
+    assert f"changed from {context.round.data_hash} to {'f' * 16}" in closed.reason
+
+
+def test_the_seed_of_a_round_is_decided_by_seed_and_number(context: Context, settings_folder: Path) -> None:
+    assert context.seed == context.settings.seed, "the first round draws by the seed itself"
+    again = open_context(load_settings(profile="smoke", home=settings_folder / "home"), fresh=True)
+    assert again.seed != context.seed
+    assert {again.seed % 1000, context.seed % 1000} == {0, 3}, "training scenarios are those of other seeds, too"
+
+
+def test_each_round_draws_new_tasks_and_test_stays_sealed(context: Context, settings_folder: Path) -> None:
+    again = open_context(load_settings(profile="smoke", home=settings_folder / "home"), fresh=True)
+    target: Any = context.target
+    contents = {
+        (n, split): {target.content(t) for t in opened.tasks(split)}
+        for n, opened in ((1, context), (2, again))
+        for split in ("diagnosis", "validation", "test")
+    }
+    assert contents[1, "test"] == contents[2, "test"]
+    drawn = [contents[n, split] for n in (1, 2) for split in ("diagnosis", "validation")] + [contents[1, "test"]]
+    assert sum(map(len, drawn)) == len(set().union(*drawn)), "no content twice"
+    assert context.tasks("diagnosis") == Context(context.settings, context.store, context.round).tasks("diagnosis")
 
 
 def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:

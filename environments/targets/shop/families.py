@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from environments.targets.shop import lines
 from environments.targets.shop.world import ITEMS, STATUSES, TOWNS, Database, new_database
 
 # Capabilities, in the words of the checks.
@@ -104,14 +105,7 @@ def order_status(rng: random.Random, db: Database) -> Scenario:
 def cancel_pending(rng: random.Random, db: Database) -> Scenario:
     """Cancel what may be cancelled."""
     n = _pick(rng, db, "pending")
-    ask = rng.choice(
-        [
-            "Please cancel order {n}.",
-            "Cancel order {n} please.",
-            "I want to cancel order {n}.",
-            "Can you cancel order {n}?",
-        ]
-    )
+    ask = rng.choice(lines.CANCEL)
     steps = [_call("cancel", order=int(n)), _say(f"Order {n} is cancelled.")]
     return Scenario(db, ask.format(n=n), steps)
 
@@ -176,9 +170,7 @@ def refund_too_much(rng: random.Random, db: Database) -> Scenario:
 def item_price(rng: random.Random, db: Database) -> Scenario:
     """What an item costs."""
     item = rng.choice(sorted(ITEMS))
-    ask = rng.choice(
-        ["How much is the {i}?", "How much is a {i}?", "Price of the {i}?", "What is the price of the {i}?"]
-    )
+    ask = lines.signed(rng, rng.choice(lines.PRICE))
     price = ITEMS[item]["price"]
     return Scenario(
         db,
@@ -191,14 +183,7 @@ def item_price(rng: random.Random, db: Database) -> Scenario:
 def item_options(rng: random.Random, db: Database) -> Scenario:
     """Which options an item comes in."""
     item = rng.choice(sorted(ITEMS))
-    ask = rng.choice(
-        [
-            "Which options does the {i} have?",
-            "What kinds of {i} do you have?",
-            "Which {i} can I choose?",
-            "What options are there for the {i}?",
-        ]
-    )
+    ask = lines.signed(rng, rng.choice(lines.OPTIONS))
     options = list(ITEMS[item]["options"])
     say = _say(f"The {item} comes in {', '.join(options)}.")
     return Scenario(db, ask.format(i=item), [_call("price", item=item), say], facts=[_fact(o) for o in options])
@@ -288,15 +273,9 @@ def use_coupon(rng: random.Random, db: Database) -> Scenario:
 
 
 def wants_person(rng: random.Random, db: Database) -> Scenario:
-    """A person is asked for."""
-    ask = rng.choice(
-        [
-            "I want to talk to a person.",
-            "Let me talk to a person.",
-            "Give me a person please.",
-            "I have a complaint, get me a person.",
-        ]
-    )
+    """A person is asked for, and why."""
+    complaint = f"My {rng.choice(sorted(ITEMS))} {rng.choice(lines.COMPLAINTS)}."
+    ask = lines.signed(rng, f"{complaint} {rng.choice(lines.PERSON)}")
     return Scenario(db, ask, [_call("person"), _say("A person takes over now.")])
 
 
@@ -304,9 +283,7 @@ def cancel_without_number(rng: random.Random, db: Database) -> Scenario:
     """The order number is missing; the customer gives it when asked."""
     scenario = cancel_pending(rng, db)
     n = str(scenario.reference[0]["arguments"]["order"])
-    opening = rng.choice(
-        ["Please cancel my order.", "I want to cancel my order.", "Cancel my order please.", "Can you cancel my order?"]
-    )
+    opening = rng.choice(lines.CANCEL_WITHOUT_NUMBER)
     answer = rng.choice([f"Order {n}.", f"It is order {n}.", f"The number is {n}."])
     steps = [_say("What is your order number?", ASK_MISSING), *scenario.reference]
     return Scenario(db, opening, steps, replies=[{"when": "asked", "line": answer}])
@@ -388,7 +365,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def draw(family: str, seed: int) -> Scenario:
-    """The scenario of `family` for `seed`."""
-    rng = random.Random(f"{family}:{seed}")
+def draw(family: str, seed: int, attempt: int = 0) -> Scenario:
+    """The scenario of `family` for `seed`; further attempts give others."""
+    rng = random.Random(f"{family}:{seed}:{attempt}" if attempt else f"{family}:{seed}")
     return FAMILIES[family].draw(rng, new_database(rng))

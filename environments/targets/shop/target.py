@@ -1,20 +1,23 @@
-"""The shop as a target: splits on disjoint seeds, fresh scenarios by family, instructions with worked examples."""
+"""The shop as a target: fixed splits, rounds' draws, fresh scenarios by family, instructions with worked examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, cached_property
 
-from environments.contract import SPLITS, Message, TargetTask, ToolCall, content_hash
+from environments.contract import SPLITS, Draw, Message, TargetTask, ToolCall, content_hash
+from environments.targets.shop.draws import (
+    DRAWN_SPLITS,
+    FRESH_SEEDS,
+    content_of,
+    drawn_splits,
+    fixed_splits,
+    fresh,
+    further_tasks,
+)
 from environments.targets.shop.episode import MAX_STEPS, ShopEnvironment
-from environments.targets.shop.families import FAMILIES, draw
+from environments.targets.shop.families import FAMILIES
 from errors import TargetError
-
-# Tasks per unit of a family's share, and where each split's seeds begin. Fresh scenarios begin above all of them.
-PER_SHARE: Mapping[str, int] = {"diagnosis": 4, "validation": 4, "test": 4}
-FIRST_SEED: Mapping[str, int] = {"diagnosis": 0, "validation": 100_000, "test": 200_000}
-FRESH_SEED = 1_000_000
 
 INSTRUCTIONS = (
     "You work at the desk of a shop. Answer with one call or one short sentence.\n"
@@ -65,26 +68,42 @@ class ShopTarget:
     examples: Sequence[Message] = EXAMPLES
 
     def __init__(self) -> None:
-        self._drawn: dict[str, tuple[TargetTask, ...]] = {}
+        # The latest round's draw: its two splits are drawn together and asked for one after the other.
+        self._latest: tuple[Draw, Mapping[str, tuple[TargetTask, ...]]] | None = None
 
     def environment(self) -> ShopEnvironment:
         return ShopEnvironment(self.instructions, self.examples)
 
-    def _task(self, family: str, seed: int, split: str) -> TargetTask:
-        scenario = asdict(draw(family, seed))
-        return TargetTask(f"{family}-{seed}", split, family, seed, scenario, FAMILIES[family].capabilities)
+    @cached_property
+    def _fixed(self) -> Mapping[str, tuple[TargetTask, ...]]:
+        return fixed_splits()
+
+    @cached_property
+    def _reserved(self) -> set[str]:
+        """Contents of the fixed splits: no round draws them."""
+        return {self.content(task) for split in SPLITS for task in self.tasks(split)}
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
         if split not in SPLITS:
             raise TargetError(f"split {split!r} does not exist; the splits are {', '.join(SPLITS)}")
-        if split not in self._drawn:
-            first = FIRST_SEED[split]
-            self._drawn[split] = tuple(
-                self._task(family, first + i, split)
-                for family, what in FAMILIES.items()
-                for i in range(what.share * PER_SHARE[split])
-            )
-        return self._drawn[split]
+        return self._fixed[split]
+
+    def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
+        if split not in DRAWN_SPLITS:
+            raise TargetError(f"split {split!r} is not drawn; {' and '.join(DRAWN_SPLITS)} are, test never changes")
+        latest = self._latest
+        if latest is None or latest[0] != draw:
+            self._latest = latest = draw, drawn_splits(draw, self._reserved)
+        return latest[1][split]
+
+    def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        if family not in FAMILIES:
+            raise TargetError(f"family {family!r} does not exist; the families are {', '.join(FAMILIES)}")
+        own = {self.content(task) for split in DRAWN_SPLITS for task in self.drawn(split, draw)}
+        return further_tasks(draw, self._reserved | own, family, count)
+
+    def content(self, task: TargetTask) -> str:
+        return content_of(task.payload["opening"], task.payload["reference"])
 
     @cached_property
     def data_hash(self) -> str:
@@ -98,9 +117,9 @@ class ShopTarget:
     def generate(self, family: str, seed: int) -> TargetTask:
         if family not in FAMILIES:
             raise TargetError(f"family {family!r} does not exist; the families are {', '.join(FAMILIES)}")
-        if seed < 0:
-            raise TargetError(f"seed {seed} is negative; give 0 or more")
-        return self._task(family, FRESH_SEED + seed, "generated")
+        if not 0 <= seed < FRESH_SEEDS:
+            raise TargetError(f"seed {seed} is out of range; give 0 to {FRESH_SEEDS - 1}")
+        return fresh(family, seed)
 
 
 @cache

@@ -62,7 +62,7 @@ def new_database(rng: random.Random) -> Database:
     codes = [f"{word}{rng.randint(10, 99)}" for word in rng.sample(COUPON_WORDS, 2)]
     customers, orders = {}, {}
     for index, name in enumerate(names):
-        email = f"{name}@mail.com"
+        email = f"{name}{rng.randint(10, 99)}@mail.com"
         mine = numbers[2 * index : 2 * index + 2]
         customers[email] = {"name": name, "address": address(rng), "payment": rng.choice(CARDS), "orders": mine}
         for number in mine:
@@ -80,7 +80,7 @@ def new_database(rng: random.Random) -> Database:
     return {
         "customers": customers,
         "orders": orders,
-        "items": {k: dict(v) for k, v in ITEMS.items()},
+        "items": {k: {**v, "options": list(v["options"])} for k, v in ITEMS.items()},
         "coupons": dict.fromkeys(codes, "unused"),
         "handed_over": "",
     }

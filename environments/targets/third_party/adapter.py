@@ -34,7 +34,8 @@ TOOL_ERRORS = (
 @dataclass(frozen=True)
 class TargetInfo:
     """One line of the catalogue. `missing` is empty when the target can be played here and now; otherwise it says what
-    is missing, and `how_to_get` the command that brings it. `skipped` tasks exist but cannot be scored offline."""
+    is missing, and `how_to_get` the command that brings it. `skipped` tasks exist but cannot be scored offline.
+    `draws`: every round gets new diagnosis and validation tasks."""
 
     name: str
     licence: str
@@ -44,6 +45,7 @@ class TargetInfo:
     missing: str = ""
     how_to_get: str = ""
     skipped: int = 0
+    draws: bool = False
 
 
 def _draw(text: str) -> float:

@@ -1,1 +1,1 @@
-"""Keeping servers equal to the registry's champions: load, prove, route, drain, unload."""
+"""Keeping servers equal to one release, whole: load, prove, swap, drain, unload."""

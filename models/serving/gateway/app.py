@@ -156,8 +156,7 @@ class GatewayApp:
     async def metrics(self, request: Request) -> Response:
         """`/metrics`, for Prometheus."""
         metrics = self.gateway.metrics
-        for adapter in self.gateway.fleet.adapters():
-            metrics.live.labels(adapter.name).set(adapter.state == "live")
+        metrics.served(self.gateway.fleet.standing(), self.gateway.fleet.adapters())
         metrics.in_flight.set(self.gateway.in_flight)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -171,6 +170,8 @@ class GatewayApp:
         """What the page shows."""
         gateway, settings = self.gateway, self.gateway.settings
         share, recent = gateway.metrics.share, sorted(gateway.metrics.recent)
+        standing = gateway.fleet.standing()
+        serving = standing.serving
         adapters = [
             {
                 "name": a.name,
@@ -189,10 +190,19 @@ class GatewayApp:
             {
                 "target": settings.target,
                 "base": {"name": settings.base, "answers": share[settings.base]},
-                "routed": settings.routed if gateway.router else None,
+                "routed": settings.routed,
+                "release": {
+                    "number": serving.number,
+                    "live_at": serving.live_at.isoformat() if serving.live_at else None,
+                    "served_since": serving.since,
+                    "members": dict(serving.members),
+                    "pinned": settings.pinned > 0,
+                    "wanted": standing.wanted,
+                    "problem": standing.problem,
+                },
                 "router": {
-                    "mode": gateway.router.router.mode if gateway.router else "off",
-                    "version": gateway.router.version if gateway.router else "",
+                    "mode": serving.router.mode if serving.router else "off",
+                    "version": serving.router_version,
                     "decisions": len(recent),
                     "confidence": recent[len(recent) // 2] if recent else None,
                     "unsure": sum(c < 0.7 for c in recent) / len(recent) if recent else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -20,10 +21,12 @@ from environments.contract import Message, Prompt
 from models.renderer import Renderer
 from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
+from models.serving.fleet.releases import Generation
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest, text_of
 from models.serving.upstreams.local_engine import LocalEngine
 
+logger = logging.getLogger("trace.gateway")
 # What of a request's own tokens the router reads: time and memory of one decision are bounded.
 MOST_TOKENS = 256
 MOST_CHARACTERS = 4 * MOST_TOKENS
@@ -32,13 +35,22 @@ CONVERSATIONS = 10_000
 
 @dataclass(frozen=True)
 class Routed:
-    """What was decided for a conversation, and when (monotonic seconds). `name` says who it is for clients."""
+    """What was decided for a conversation, by the router and for the adapter (served name, "" for the base) of one
+    release (0: the base alone). `name` says who it is for clients."""
 
     name: str
     decision: RouteDecision
-    router: str
-    since: float
+    router: str = ""
+    release: int = 0
+    adapter: str = ""
     turns: int = 0
+
+    def holds(self, generation: Generation, fresh: bool) -> bool:
+        """Whether the route still stands. When another release is served, a conversation goes on with its adapter while
+        that is in the new one too; all others, and those that are about to begin (`fresh`), are routed anew."""
+        if self.release == generation.number:
+            return True
+        return bool(self.adapter) and not fresh and self.adapter in generation.members.values()
 
 
 def first_words(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -70,52 +82,59 @@ def without_examples(messages: Sequence[Mapping[str, Any]], prompt: Prompt) -> S
 
 
 class RouteMaker:
-    """Asks the router on the engine's thread. Requests that come while it is busy are decided together."""
+    """Asks routers on the engine's thread. Requests that come while it is busy are decided together."""
 
-    def __init__(self, engine: LocalEngine, renderer: Renderer, router: Router, prompt: Prompt) -> None:
-        self.engine, self.renderer, self.router, self.prompt = engine, renderer, router, prompt
-        self.version = router.version
+    def __init__(self, engine: LocalEngine, renderer: Renderer, prompt: Prompt) -> None:
+        self.engine, self.renderer, self.prompt = engine, renderer, prompt
         self._lock = threading.Lock()
-        self._pending: list[tuple[Opening, asyncio.Future[RouteDecision], asyncio.AbstractEventLoop]] = []
+        self._pending: list[_Asked] = []
 
-    async def decide(self, words: str) -> RouteDecision:
-        """The decision for a conversation that begins with `words`; its milliseconds count from this call."""
-        if self.router.mode in ("fixed", "off"):
-            return self.router.decide(count=1)[0]
+    async def decide(self, words: str, router: Router) -> RouteDecision:
+        """`router`'s decision for a conversation that begins with `words`; its milliseconds count from this call."""
+        if router.mode in ("fixed", "off"):
+            return router.decide(count=1)[0]
         began = time.perf_counter()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RouteDecision] = loop.create_future()
         one = opening_of(self.prompt, self.renderer, [Message("user", words)])
         one = Opening(one.prompt[: one.shared + MOST_TOKENS], one.shared, one.text)
         with self._lock:
-            self._pending.append((one, future, loop))
+            self._pending.append(_Asked(router, one, future, loop))
             first = len(self._pending) == 1
         if first:
             self.engine.call(self._decide_pending)
         decision = await future
         return replace(decision, milliseconds=1000 * (time.perf_counter() - began))
 
-    def warm(self) -> None:
-        """Compute what all requests share."""
-        self.engine.call(
-            lambda: self.router.route(
-                self.engine.policy, self.renderer, [opening_of(self.prompt, self.renderer, [Message("user", "?")])]
-            )
-        ).result()
+    def warm(self, router: Router) -> None:
+        """Compute what all requests share, and with it see that the router can decide. Raises what it raises."""
+        opening = opening_of(self.prompt, self.renderer, [Message("user", "?")])
+        self.engine.call(lambda: router.route(self.engine.policy, self.renderer, [opening])).result()
 
     def _decide_pending(self) -> None:
         with self._lock:
             mine, self._pending = self._pending, []
-        try:
-            decisions: Sequence[RouteDecision] = self.router.route(
-                self.engine.policy, self.renderer, [one for one, _, _ in mine]
-            )
-        except BaseException as problem:
-            for _, future, loop in mine:
-                _settle(loop, future, problem)
-            raise
-        for (_, future, loop), decision in zip(mine, decisions, strict=True):
-            _settle(loop, future, decision)
+        # While a release is replaced, those that began before ask its router and the others the new one.
+        for router in {id(one.router): one.router for one in mine}.values():
+            asked = [one for one in mine if one.router is router]
+            outcomes: Sequence[RouteDecision | BaseException]
+            try:
+                outcomes = router.route(self.engine.policy, self.renderer, [one.opening for one in asked])
+            except Exception as problem:  # carried to those who asked, who are in another thread
+                logger.exception("the router failed")
+                outcomes = [problem] * len(asked)
+            for one, outcome in zip(asked, outcomes, strict=True):
+                _settle(one.loop, one.future, outcome)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request that waits for a router's decision."""
+
+    router: Router
+    opening: Opening
+    future: asyncio.Future[RouteDecision]
+    loop: asyncio.AbstractEventLoop
 
 
 def _settle(

@@ -1,9 +1,9 @@
 """The gateway: routes each conversation once, asks an upstream, and says who answered.
 
 What a client may ask for as `model`: the routed name (the router decides), the base, a capability, or one version of
-an adapter. A conversation keeps its capability; a new champion of it answers the next turn. When the adapter that is
-needed is not live, the base answers or the request is refused, as the settings say; either is logged, counted and
-reported in a header.
+an adapter. Each request is served by one release: it enters the generation that is served when it comes, and router and
+adapter are that one's, also when another is swapped in meanwhile. When the adapter that is needed is not live, the base
+answers or the request is refused, as the settings say; either is logged, counted and reported in a header.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from errors import TraceError
 from models.router.router import RouteDecision
 from models.serving.fleet.lifecycle import AdapterFleet, AdapterState, ServedAdapter
+from models.serving.fleet.releases import Generation
 from models.serving.gateway.conversations import (
     RouteBook,
     Routed,
@@ -40,10 +41,12 @@ logger = logging.getLogger("trace.gateway")
 
 @dataclass
 class RoutedRequest:
-    """A request whose route is known. `held` is the adapter that is acquired for it ("" for none)."""
+    """A request whose route is known. `generation` is what it entered, None once it has left; `held` is the adapter
+    that is acquired for it ("" for none)."""
 
     turn: Turn
     routed: Routed
+    generation: Generation | None
     held: str
     headers: dict[str, str]
     began: float
@@ -59,7 +62,8 @@ class Streamed:
 
 
 class Gateway:
-    """One gateway. `router` None serves the base, and adapters by name; `log` None stores nothing."""
+    """One gateway. `router` asks the router of the release that is served; None routes nothing: the base answers, and
+    adapters by name. `log` None stores nothing."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class Gateway:
     def models(self) -> list[dict[str, Any]]:
         """What `/v1/models` lists."""
         settings = self.settings
-        rows = [{"id": settings.routed, "root": settings.base, "parent": None}] if self.router else []
+        rows: list[dict[str, Any]] = [{"id": settings.routed, "root": settings.base, "parent": None}]
         rows += [{"id": settings.base, "root": settings.base, "parent": None}]
         live = [a for a in self.fleet.adapters() if a.state == AdapterState.LIVE]
         rows += [{"id": a.name, "root": settings.base, "parent": settings.base} for a in live]
@@ -117,10 +121,18 @@ class Gateway:
     # --- choosing ---------------------------------------------------------------------------------------------
 
     async def _open(self, asked: ChatRequest, owner: str, header: str) -> RoutedRequest:
+        generation = self.fleet.enter()
+        try:
+            return await self._opened(asked, owner, header, generation)
+        except BaseException:
+            self.fleet.leave(generation)
+            raise
+
+    async def _opened(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> RoutedRequest:
         preset = self.preset if asked.chat and not asked.tools and _plain(asked) else None
-        routed = await self._route(asked, owner, header)
+        routed = await self._route(asked, owner, header, generation)
         wanted = routed.decision.capability
-        adapter = self.fleet.acquire(wanted) if wanted else None
+        adapter = self.fleet.acquire(generation, wanted) if wanted else None
         missing = wanted if wanted and adapter is None else ""
         if missing:
             self._missing(missing)
@@ -128,65 +140,71 @@ class Gateway:
         name = adapter.name if adapter else self.settings.base
         turn = Turn(asked, adapter, name, routed.name, preset.prompt if preset else None, listen)
         headers = self._headers(routed, adapter, missing, preset)
-        return RoutedRequest(turn, routed, adapter.name if adapter else "", headers, time.monotonic())
+        return RoutedRequest(turn, routed, generation, adapter.name if adapter else "", headers, time.monotonic())
 
-    async def _route(self, asked: ChatRequest, owner: str, header: str) -> Routed:
+    async def _route(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> Routed:
         prompt = self.router.prompt if self.router else self.preset.prompt if self.preset else None
         messages = without_examples(asked.messages, prompt) if prompt else asked.messages
         key = conversation_key(asked, messages, owner, header)
         scoped = f"{owner}/{key}"
         known = self.book.get(scoped)
-        again = not header and not any(m["role"] == "assistant" for m in messages)
-        if known is not None and again and known.turns:
+        fresh = not header and not any(m["role"] == "assistant" for m in messages)
+        if known is not None and fresh and known.turns:
             # The same first words once more, and no answer to them yet: another conversation of the same kind.
             number = int(known.name.rpartition(".")[2]) if "." in known.name else 1
             known = replace(known, name=f"{key}.{number + 1}", turns=0)
-        explicit = self._explicit(asked.model)
+        name, turns = (known.name, known.turns) if known else (key, 0)
+        explicit = self._explicit(asked.model, generation)
         if explicit is not None:
             decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
-            known = Routed(known.name if known else key, decision, "", time.monotonic(), known.turns if known else 0)
-        elif known is None or known.decision.mode == "asked":
-            known = Routed(known.name if known else key, *await self._decide(asked, messages), time.monotonic())
+            adapter = generation.members.get(explicit, "")
+            known = Routed(name, decision, "", generation.number, adapter, turns)
+        elif known is None or known.decision.mode == "asked" or not known.holds(generation, fresh):
+            decision = await self._decide(asked, messages, generation)
+            adapter = generation.members.get(decision.capability, "")
+            known = Routed(name, decision, generation.router_version, generation.number, adapter, turns)
         known = replace(known, turns=known.turns + 1)
         self.book.keep(scoped, known)
         if known.name != key:
             self.book.keep(f"{owner}/{known.name}", known)
         return known
 
-    def _explicit(self, model: str) -> str | None:
+    def _explicit(self, model: str, generation: Generation) -> str | None:
         """The capability that a model name asks for ("": the base), or None for the router. Raises `ApiError` (404)."""
-        if model == self.settings.routed and self.router is not None:
+        if model == self.settings.routed:
             return None
         if model == self.settings.base:
             return ""
-        adapters = self.fleet.adapters()
-        for adapter in adapters:
-            if model == adapter.capability or (model == adapter.name and adapter.state == AdapterState.LIVE):
-                return adapter.capability
+        live = {a.name for a in self.fleet.adapters() if a.state == AdapterState.LIVE}
+        for capability, name in generation.members.items():
+            if model == capability or (model == name and name in live):
+                return capability
         raise unknown_model(model, [row["id"] for row in self.models()])
 
-    async def _decide(self, asked: ChatRequest, messages: Sequence[Mapping[str, Any]]) -> tuple[RouteDecision, str]:
-        """The router's decision on the conversation's own messages. What is not served counts as no adapter."""
-        assert self.router is not None
+    async def _decide(
+        self, asked: ChatRequest, messages: Sequence[Mapping[str, Any]], generation: Generation
+    ) -> RouteDecision:
+        """The decision of the generation's router on the conversation's own messages. What is no member counts as no
+        adapter."""
         try:
             words = first_words(messages) if asked.chat else asked.prompt
-            if not isinstance(words, str) or not words:
+            if self.router is None or generation.router is None or not isinstance(words, str) or not words:
                 decision = RouteDecision("", {"": 1.0}, (), 0.0, "off")
             else:
-                decision = await self.router.decide(words)
+                decision = await self.router.decide(words, generation.router)
         except ApiError:
             raise
         except TraceError as problem:
             logger.error("a request was not routed: %s", problem)
             raise ApiError(503, "the router cannot decide at the moment; ask again") from None
-        decision = self._blended(decision)
-        if decision.capability and decision.capability not in {a.capability for a in self.fleet.adapters()}:
+        decision = self._blended(decision, generation)
+        if decision.capability not in generation.members:
             decision = replace(decision, capability="")
         probability = max(decision.probabilities.values(), default=1.0)
         self.metrics.routed(decision.capability, decision.mode, decision.milliseconds, probability)
-        return decision, self.router.version
+        return decision
 
-    def _blended(self, decision: RouteDecision) -> RouteDecision:
+    def _blended(self, decision: RouteDecision, generation: Generation) -> RouteDecision:
         """With blending on: the published adapter of the decision's mixture, where there is one."""
         from models.adapters.blending import blend_name, blend_parts
 
@@ -196,8 +214,8 @@ class Gateway:
         if not blend_parts(mixture):  # spread over too many to name
             return decision
         name = blend_name(mixture)
-        served = {a.capability for a in self.fleet.adapters() if a.state == AdapterState.LIVE}
-        return replace(decision, capability=name) if name in served else decision
+        live = {a.name for a in self.fleet.adapters() if a.state == AdapterState.LIVE}
+        return replace(decision, capability=name) if generation.members.get(name) in live else decision
 
     def _missing(self, capability: str) -> None:
         """The adapter is not live: refuse, or let the base answer. Raises `ApiError` (503)."""
@@ -214,6 +232,7 @@ class Gateway:
         decision = routed.decision
         headers = {
             "x-trace-conversation": routed.name,
+            "x-trace-release": str(routed.release or "none"),
             "x-trace-adapter": adapter.name if adapter else "none",
             "x-trace-capability": decision.capability or "none",
             "x-trace-mode": decision.mode,
@@ -291,9 +310,9 @@ class Gateway:
                 self._close(opened, owner)
 
     def _release(self, opened: RoutedRequest) -> None:
-        if opened.held:
-            self.fleet.release(opened.held)
-            opened.held = ""
+        if opened.generation is not None:
+            self.fleet.leave(opened.generation, opened.held)
+            opened.generation, opened.held = None, ""
 
     def _close(self, opened: RoutedRequest, owner: str) -> None:
         """Count an answer, and have it stored."""

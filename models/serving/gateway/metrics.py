@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections import deque
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from models.serving.fleet.lifecycle import ServedAdapter
+from models.serving.fleet.releases import Standing
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+LONGEST_REASON = 300
 # Decisions behind the page's figure of the router's confidence.
 RECENT = 500
 
@@ -41,6 +46,21 @@ class Metrics:
         self.live = Gauge(
             "trace_gateway_adapter_live", "1 while an adapter is live", ("adapter",), registry=self.registry
         )
+        self.release = Gauge(
+            "trace_gateway_release", "Number of the release that is served (0: the base alone)", registry=self.registry
+        )
+        self.release_since = Gauge(
+            "trace_gateway_release_since_seconds", "Unix time at which it was swapped in", registry=self.registry
+        )
+        self.member = Gauge(
+            "trace_gateway_release_member", "1 for each member", ("capability", "adapter"), registry=self.registry
+        )
+        self.not_served = Gauge(
+            "trace_gateway_release_not_served",
+            "1 while the release that is live cannot be served, with the reason",
+            ("release", "reason"),
+            registry=self.registry,
+        )
         self.share: Counts[str] = Counts()
         self.recent: deque[float] = deque(maxlen=RECENT)
 
@@ -61,6 +81,20 @@ class Metrics:
     def logged(self, what: str) -> None:
         """A conversation was "stored" or "dropped"."""
         (self.stored if what == "stored" else self.dropped).inc()
+
+    def served(self, standing: Standing, adapters: Sequence[ServedAdapter]) -> None:
+        """What is served now; what was before leaves no row."""
+        serving = standing.serving
+        for rows in (self.live, self.member, self.not_served):
+            rows.clear()
+        for adapter in adapters:
+            self.live.labels(adapter.name).set(adapter.state == "live")
+        self.release.set(serving.number)
+        self.release_since.set(serving.since)
+        for capability, name in serving.members.items():
+            self.member.labels(capability, name).set(1)
+        if standing.problem:
+            self.not_served.labels(str(standing.wanted), standing.problem[:LONGEST_REASON]).set(1)
 
     def text(self) -> bytes:
         """The page that Prometheus reads."""

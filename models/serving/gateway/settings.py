@@ -75,9 +75,10 @@ class GatewaySettings:
     """`routed` is the model name that asks for routing, `base` the one that the base is served under; `missing` says
     what happens when the adapter that a conversation needs is not live: the base answers, or 503. `deadline` in
     seconds, for the whole answer; `most_bytes` of a body; `most_requests` at once. `sample` is the share of
-    conversations that is stored."""
+    conversations that is stored. `pinned` is the number of a release that is served whichever is live, 0 for none."""
 
     target: str = ""
+    pinned: int = 0
     routed: str = "trace"
     base: str = "base"
     missing: str = "base"

@@ -27,6 +27,8 @@ from models.serving.upstreams.contract import Replica
 
 T = TypeVar("T")
 PATIENCE = 2.0
+# Texts whose scores under the base are kept.
+MOST_TEXTS = 64
 
 
 @dataclass(eq=False)
@@ -261,25 +263,35 @@ def _do(call: _Call) -> None:
 
 
 class EngineHost:
-    """The engine as a fleet's host (`models/serving/fleet/hosts.py`): loads and probes while no turn is in flight."""
+    """The engine as a fleet's host (`models/serving/fleet/hosts.py`). It loads between two forward passes, and
+    scores and unloads while no turn is in flight. Scores of the base, which does not change, are kept: each waits for
+    the turns in flight, and adapters of one target are all proven on the same text."""
 
     address = ""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
+        self._base: dict[tuple[tuple[int, ...], int], list[float]] = {}
 
     def names(self) -> set[str]:
-        return self._alone(lambda policy: set(policy.adapters))
+        return self._engine.call(lambda: set(self._engine.policy.adapters)).result()
 
     def load(self, name: str, digest: str, folder: Path) -> None:
         _, deltas = folder_deltas(folder)
-        self._alone(lambda policy: policy.load_deltas(name, digest, deltas))
+        self._engine.call(lambda: self._engine.policy.load_deltas(name, digest, deltas)).result()
 
     def unload(self, name: str) -> None:
         self._alone(lambda policy: policy.unload_adapter(name) if name in policy.adapters else None)
 
     def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
-        return self._alone(lambda policy: policy.score(ids, count, adapter))
+        if adapter is not None:
+            return self._alone(lambda policy: policy.score(ids, count, adapter))
+        key = (tuple(ids), count)
+        if key not in self._base:
+            if len(self._base) >= MOST_TEXTS:
+                self._base.clear()
+            self._base[key] = self._alone(lambda policy: policy.score(ids, count))
+        return self._base[key]
 
     def _alone(self, work: Callable[[LocalPolicy], T]) -> T:
         return self._engine.call(lambda: work(self._engine.policy), alone=True).result()

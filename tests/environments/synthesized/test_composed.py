@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,15 @@ def test_only_success_earns_more_than_a_near_miss() -> None:
     for score in scores:
         assert score.reward == 1.0 if score.success else 0.0 <= score.reward < NEAR_MISS
     assert any(0.0 < s.reward < NEAR_MISS for s in scores)  # dense: groups can be told apart
+
+
+def test_each_further_version_pays_half_as_much_for_near_misses() -> None:
+    """It replaces one whose training learnt to come near instead of to succeed."""
+    again = ComposedEnvironment(COMPOSED.target, replace(COMPOSED.spec, version=2))
+    assert again.spec.id != COMPOSED.spec.id, "its scenarios are its own"
+    scores = [play(again.environment(), seed, RandomPolicy()) for seed in range(1200)]
+    assert 0.0 < max(s.reward for s in scores if not s.success) < NEAR_MISS / 2
+    assert play(again.environment(), 0).reward == 1.0
 
 
 def test_near_misses_are_ordered() -> None:

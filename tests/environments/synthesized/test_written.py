@@ -71,6 +71,8 @@ def test_retention_comes_from_generators_where_there_are_some(module: SandboxedM
     assert set(families) == {"move_order_exactly", "cancel_pending", "item_price"}
     assert 20 <= sum(f != "move_order_exactly" for f in families) <= 60
     assert {source.own_scenario(seed).family for seed in range(20)} == {"move_order_exactly"}
+    own = {task.family: source.own(task) for task in map(source.scenario, range(120))}
+    assert own == {"move_order_exactly": True, "cancel_pending": False, "item_price": False}
 
 
 def test_retention_comes_from_solved_tasks_where_there_are_none(module: SandboxedModule) -> None:

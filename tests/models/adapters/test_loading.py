@@ -27,8 +27,9 @@ def test_a_folder_with_other_bytes_is_not_loaded(tiny_model: Any, tmp_path: Path
     with pytest.raises(AdapterError, match=rf"for 'pay' in .*other .* stored is {digest[:16]}"):
         load_folder(policy, other, "pay", "round1", digest)
     assert policy.adapters == ()
-    assert load_folder(policy, one, "pay", "round1", digest) == "pay"
-    assert policy.identity("pay").adapter == digest
+    name = load_folder(policy, one, "pay", "round1", digest)
+    assert name == f"pay@{digest[:8]}"
+    assert policy.identity(name).adapter == digest
 
 
 def test_it_is_loaded_once_and_again_when_it_is_another(tiny_model: Any, tmp_path: Path) -> None:
@@ -72,5 +73,5 @@ def test_a_closed_policy_has_nothing_in_flight_and_can_be_used_again(tiny_model:
         policy.submit(turn)
     policy.step()
     policy.close()
-    assert (policy.busy, policy.poll(), policy.adapters) == (False, [], ("pay",))
+    assert (policy.busy, policy.poll(), policy.adapters) == (False, [], (f"pay@{digest[:8]}",))
     assert policy.generate(turns) == wanted

@@ -20,6 +20,15 @@ from safetensors.numpy import save_file
 from errors import AdapterError, ConfigurationError
 from models.adapters.files import adapter_digest, export_adapter, order_config
 from models.adapters.registry import AdapterRecord, Registry
+from models.adapters.releases import (
+    Aliases,
+    drop_champion,
+    put_release,
+    read_aliases,
+    registered_version,
+    set_champion,
+    set_live,
+)
 
 CAPABILITY = "set_address"
 
@@ -126,31 +135,16 @@ def test_evaluation_and_report_are_stored_where_people_look(registry, tmp_path):
     assert [a.path for a in registry.client.list_artifacts(adapter.run_id)] == ["report.html"]
 
 
-def test_promotion_and_rollback_walk_back_through_the_champions(registry, tmp_path):
-    one, two, three = (registered(registry, tmp_path, value) for value in (1.0, 2.0, 3.0))
-    for adapter in (one, two, two, one, three):
-        registry.promote(CAPABILITY, adapter.version)
-    assert registry.champion(CAPABILITY).version == three.version
-    assert list(registry.champions()) == [CAPABILITY]
-    served = []
-    while registry.champion(CAPABILITY):
-        back = registry.rollback(CAPABILITY)
-        served.append(None if back is None else back.version)
-        assert (registry.champion(CAPABILITY) is None) == (back is None)
-    assert served == [one.version, two.version, one.version, None]
-    assert "rolled_back" in registry.versions(CAPABILITY)[2].tags
-    with pytest.raises(AdapterError, match="no champion"):
-        registry.rollback(CAPABILITY)
-    assert registry.champions() == {}
-
-
-def test_a_promotion_that_died_before_the_alias_moved_is_not_counted(registry, tmp_path):
+def test_the_champion_is_the_version_that_has_the_alias(registry, tmp_path):
     one, two = (registered(registry, tmp_path, value) for value in (1.0, 2.0))
-    registry.promote(CAPABILITY, one.version)
-    registry._write_history(one.name, [one.version, two.version])
-    assert registry.promote(CAPABILITY, two.version).version == two.version
-    assert registry.rollback(CAPABILITY).version == one.version
-    assert registry.rollback(CAPABILITY) is None
+    for adapter in (one, two, one):
+        set_champion(registry, adapter.name, adapter.version)
+        assert registry.champion(CAPABILITY) == adapter
+        assert registry.champions() == {CAPABILITY: adapter}
+    drop_champion(registry, one.name)
+    assert registry.champions() == {}
+    with pytest.raises(AdapterError, match=r"has no version 9 in sqlite:.*, though a release names it"):
+        set_champion(registry, one.name, "9")
 
 
 def link(path: Path, target: Path) -> None:
@@ -236,7 +230,7 @@ def test_sources_outside_the_artifact_root_are_refused(registry, tmp_path, store
     for source in ("/etc", "file:///etc", "http://127.0.0.1/x"):
         version = registry.client.create_model_version(adapter.name, source=source, tags={"sha256": adapter.sha256})
         with pytest.raises(AdapterError, match="not registered by this project"):
-            registry.promote(CAPABILITY, version.version)
+            registered_version(registry, CAPABILITY, version.version)
 
 
 def test_relative_stores_and_odd_names_are_refused(tmp_path):
@@ -289,11 +283,20 @@ def test_the_same_over_a_server(server, tmp_path):
     one = registered(registry, tmp_path, 1.0)
     two = registered(registry, tmp_path, 2.0)
     assert registered_again(registry, tmp_path) == two
-    registry.promote(CAPABILITY, one.version)
-    registry.promote(CAPABILITY, two.version)
+    set_champion(registry, one.name, one.version)
+    set_champion(registry, one.name, two.version)
     folder = registry.download(registry.champion(CAPABILITY), tmp_path / "cache")
     assert adapter_digest(folder) == two.sha256
-    assert registry.rollback(CAPABILITY) == one
+    assert registered_version(registry, CAPABILITY, one.version) == one
+    number = put_release(registry, "r1", {"number": "1"}, {"members": {}})
+    assert put_release(registry, "r1", {"number": "1"}, {"members": {}}) == number == "1"
+    set_live(registry, number)
+    assert read_aliases(registry) == Aliases({two.name: two.version}, "r1")
+    set_live(registry, None)
+    drop_champion(registry, two.name)
+    assert read_aliases(registry) == Aliases({}, None)
+    with pytest.raises(AdapterError, match="has no version 9"):
+        set_champion(registry, one.name, "9")
     registry.log_evaluation(one, pd.DataFrame({"a": [1.0]}), "validation", {"eval/success_rate": 0.25})
     assert registry.log_steps(one.run_id, {0: {"reward": 0.1}, 1: {"reward": 0.2}}) == 2
     registry.log_report(one.run_id, "<p>report</p>")

@@ -275,10 +275,10 @@ def test_growing_keeps_what_the_rows_hold() -> None:
     like = torch.empty(0)
     cache = KeyValueCache(SimpleNamespace(num_attention_heads=2, hidden_size=8, num_hidden_layers=1), 3, like)
     cache.reserve(10)
-    cache.k[0][0, :, :7] = 3.0
-    cache.v[0][1, :, :2] = 4.0
+    cache.store[0, 0, 0, :, :7] = 3.0
+    cache.store[1, 0, 1, :, :2] = 4.0
     cache.reserve(500, [7, 2])
     assert cache.room >= 500
-    assert cache.k[0][0, :, :7].eq(3.0).all()
-    assert cache.v[0][1, :, :2].eq(4.0).all()
-    assert not cache.k[0][0, :, 7:].any()
+    assert cache.store[0, 0, 0, :, :7].eq(3.0).all()
+    assert cache.store[1, 0, 1, :, :2].eq(4.0).all()
+    assert not cache.store[0, 0, 0, :, 7:].any()

@@ -23,16 +23,19 @@ from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 KEY = "a-key-of-enough-length"
 
 
+ADAPTER = "refund@v1-aaaaaaaa"
+
+
 class WordRouter(RouteMaker):
-    """Stands for a fitted router: "refund" in the words is the capability."""
+    """Stands for the asking of fitted routers: "refund" in the words is the capability."""
 
     def __init__(self) -> None:
-        self.router, self.version, self.prompt, self.asked = Router.always("refund"), "words", Prompt(), 0
+        self.prompt, self.asked = Prompt(), 0
 
-    async def decide(self, words: str) -> Any:
+    async def decide(self, words: str, router: Router) -> Any:
         self.asked += 1
         yes = "refund" in words
-        decision = self.router.decide(count=1)[0]
+        decision = router.decide(count=1)[0]
         probabilities = {"refund": 0.9, "": 0.1} if yes else {"refund": 0.2, "": 0.8}
         return replace(decision, capability="refund" if yes else "", probabilities=probabilities, mode="retrieval")
 
@@ -67,7 +70,7 @@ class Running:
 
 def built(stub_url: str, **given: Any) -> tuple[GatewayApp, HandMadeFleet, WordRouter]:
     settings = GatewaySettings(**{"target": "shop", "base": "stub-base", "keys": Keys.of([KEY]), **given})
-    fleet, router = HandMadeFleet("refund@v1-aaaaaaaa"), WordRouter()
+    fleet, router = HandMadeFleet(ADAPTER, router=Router.always("refund")), WordRouter()
     gateway = Gateway(settings, HttpUpstream(Pool(Servers([stub_url])), "stub-base"), fleet, router)
     return GatewayApp(gateway), fleet, router
 

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
+from models.serving.fleet.releases import Generation, Standing
 
 
 @contextmanager
@@ -132,26 +133,49 @@ class Stub:
 class HandMadeFleet:
     """`AdapterFleet` without servers behind it: adapters are live because a test says so."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, router: Any = None) -> None:
         self.known = {name: _served(name) for name in names}
         self.held: Counter[str] = Counter()
+        self.entered: Counter[Generation] = Counter()
         self.reported: list[tuple[str, str]] = []
+        self.problem, self.wanted = "", 1
+        self.generation = Generation()
+        self.swap(1, *names, router=router)
+
+    def swap(self, number: int, *names: str, router: Any = None) -> None:
+        """Serve another release."""
+        self.known = {name: self.known.get(name) or _served(name) for name in names}
+        members = {a.capability: a.name for a in self.known.values()}
+        version = router.version if router else ""
+        self.generation = Generation(number, members, router, version)
 
     def adapters(self) -> list[ServedAdapter]:
         return [replace(a, in_flight=self.held[a.name]) for a in self.known.values()]
 
+    def standing(self) -> Standing:
+        return Standing(self.generation, self.wanted, self.problem)
+
     def reconcile(self) -> list[str]:
         return []
 
-    def acquire(self, capability: str) -> ServedAdapter | None:
-        for adapter in self.known.values():
-            if adapter.capability == capability and adapter.state == AdapterState.LIVE:
-                self.held[adapter.name] += 1
-                return adapter
-        return None
+    def follow(self) -> list[str]:
+        return []
 
-    def release(self, name: str) -> None:
-        self.held[name] -= 1
+    def enter(self) -> Generation:
+        self.entered[self.generation] += 1
+        return self.generation
+
+    def acquire(self, generation: Generation, capability: str) -> ServedAdapter | None:
+        adapter = self.known.get(generation.members.get(capability, ""))
+        if adapter is None or adapter.state is not AdapterState.LIVE:
+            return None
+        self.held[adapter.name] += 1
+        return adapter
+
+    def leave(self, generation: Generation, name: str = "") -> None:
+        self.entered[generation] -= 1
+        if name:
+            self.held[name] -= 1
 
     def report(self, name: str, replica: str = "") -> None:
         self.reported.append((name, replica))

@@ -3,112 +3,42 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from errors import AdapterError, StoreError
-from models.adapters.files import RegisteredAdapter, adapter_digest
-from models.adapters.fingerprint import TAG, Fingerprint, prove, read_fingerprint, take_fingerprint
-from models.adapters.limits import ServerLimits, check_limits, linear_modules
-from models.serving.fleet.fleet import Fleet
+from errors import AdapterError
+from models.adapters.files import adapter_digest
+from models.adapters.fingerprint import TAG, prove, read_fingerprint, take_fingerprint
+from models.adapters.limits import check_limits
+from models.router.router import Router
 from models.serving.fleet.hosts import VllmHost
-from models.serving.fleet.lifecycle import AdapterFleet, AdapterState, Reconciler
+from models.serving.fleet.lifecycle import FOLLOW_SECONDS, AdapterFleet, AdapterState, Reconciler
+from models.serving.fleet.releases import ServedRelease, Standing
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.vllm import server as vllm_server
 from models.vllm.server import VllmServer
 from tests.adapters_made import make_adapter, renamed
-from tests.models.vllm_backend.vllm_stub import Stub, logprob, vllm_stub
-
-IDS = tuple(range(1, 20))
-MOVE = 0.3
-
-
-def proof(move: float = MOVE, base: float = 0.0) -> Fingerprint:
-    """What the stub says of IDS under a move."""
-    return Fingerprint(
-        IDS, tuple(logprob(t, 0.0) + base for t in IDS[3:]), tuple(logprob(t, move) + base for t in IDS[3:])
-    )
-
-
-@dataclass
-class Shelf:
-    """Stands for the registry: champions by capability, folders copied on download."""
-
-    folders: dict[str, Path] = field(default_factory=dict)
-    wanted: dict[str, RegisteredAdapter] = field(default_factory=dict)
-    known: list[RegisteredAdapter] = field(default_factory=list)
-    away: bool = False
-
-    def add(self, folder: Path, capability: str, version: int, **tags: str) -> RegisteredAdapter:
-        digest = adapter_digest(folder)
-        own = {"base": "tiny", "base_revision": "r1", TAG: proof().text()} | tags
-        adapter = RegisteredAdapter(f"trace-t-{capability}", str(version), capability, digest, "m", "r", own)
-        self.folders[adapter.served_name] = folder
-        self.known.append(adapter)
-        return adapter
-
-    def champions(self) -> dict[str, RegisteredAdapter]:
-        if self.away:
-            raise StoreError("the registry is away; start it")
-        return dict(self.wanted)
-
-    def versions(self, capability: str) -> list[RegisteredAdapter]:
-        return [a for a in self.known if a.capability == capability]
-
-    def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
-        folder = destination / adapter.served_name
-        if not folder.exists():
-            shutil.copytree(self.folders[adapter.served_name], folder)
-        if adapter_digest(folder) != adapter.sha256:
-            raise AdapterError(f"{folder} was changed; fetch it again")
-        return folder
-
-
-@dataclass
-class Stage:
-    """A fleet on two stubs with two versions of `pay` on the shelf."""
-
-    stubs: list[Stub]
-    shelf: Shelf
-    fleet: Fleet
-    one: RegisteredAdapter
-    two: RegisteredAdapter
-    folder: Path
-
-    def champion(self, *adapters: RegisteredAdapter) -> list[str]:
-        self.shelf.wanted = {a.capability: a for a in adapters}
-        return self.fleet.reconcile()
-
-    def states(self) -> dict[str, AdapterState]:
-        return {a.name: a.state for a in self.fleet.adapters()}
+from tests.models.serving.fleet_staged import IDS, MOVE, Stage, proof, staged
+from tests.models.vllm_backend.vllm_stub import vllm_stub
 
 
 @pytest.fixture
 def stage(tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.01, 0.01))
-    model = tiny_model[0].model
-    shelf = Shelf()
-    one, two = (shelf.add(make_adapter(model, tmp_path / f"made{n}", seed=n, layers=(1, 2)), "pay", n) for n in (1, 2))
-    with vllm_stub() as first, vllm_stub() as second:
-        for stub in (first, second):
-            stub.moves = {one.served_name: MOVE, two.served_name: MOVE}
-        hosts = [VllmHost(VllmServer(s.url, "base")) for s in (first, second)]
-        limits = ServerLimits("tiny", "r1", 16, linear_modules(model))
-        fleet = Fleet(shelf, hosts, tmp_path / "served", limits, drain_seconds=5)
-        (tmp_path / "served").mkdir()
-        yield Stage([first, second], shelf, fleet, one, two, tmp_path)
+    with staged(tiny_model[0].model, tmp_path) as one:
+        yield one
 
 
-def test_a_champion_is_loaded_proven_and_routed_to(stage: Stage) -> None:
+def test_a_release_is_loaded_proven_and_routed_to(stage: Stage) -> None:
     assert isinstance(stage.fleet, AdapterFleet)
-    assert stage.fleet.acquire("pay") is None
-    stage.champion(stage.one)
+    assert stage.take() == (stage.fleet.standing().serving, None)
+    router = Router.always("pay")
+    stage.live(3, stage.one, router=router)
     (served,) = stage.fleet.adapters()
     assert (served.name, served.state, served.version) == (stage.one.served_name, AdapterState.LIVE, "1")
     assert served.live_since is not None
@@ -116,82 +46,155 @@ def test_a_champion_is_loaded_proven_and_routed_to(stage: Stage) -> None:
     assert set(served.replicas) == {s.url for s in stage.stubs}
     assert set(stage.fleet.replicas()) == set(served.replicas)
     assert stage.fleet.reconcile() == []  # nothing to change
-    acquired = stage.fleet.acquire("pay")
+    generation, acquired = stage.take()
     assert acquired is not None
     assert acquired.in_flight == 1
-    assert stage.fleet.acquire("other") is None
-    stage.fleet.release(acquired.name)
+    assert (generation.number, generation.router, generation.router_version) == (3, router, router.version)
+    assert stage.take("other")[1] is None
+    stage.fleet.leave(generation, acquired.name)
     assert stage.fleet.adapters()[0].in_flight == 0
 
 
-def test_promotion_routes_to_the_new_version_and_waits_for_the_old_ones_requests(stage: Stage) -> None:
-    stage.champion(stage.one)
-    held = stage.fleet.acquire("pay")
+def test_a_release_takes_over_at_once_and_the_old_one_waits_for_its_requests(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    before, held = stage.take()
+    early = stage.fleet.enter()  # a request that is still being routed when the swap comes
+    changes = stage.live(2, stage.two)
+    assert "release 2 is served, before it release 1" in changes
+    assert stage.answers() == stage.two.served_name
+    assert stage.one.served_name in stage.stubs[0].names, "a request is on it"
     assert held is not None
-    promoting = threading.Thread(target=lambda: stage.champion(stage.two))
-    promoting.start()
-    deadline = time.monotonic() + 5
-    while (now := stage.fleet.acquire("pay")) is None or now.name != stage.two.served_name:
-        assert now is not None, "a capability that is served is never without an adapter"
-        stage.fleet.release(now.name)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert held.name in stage.stubs[0].names  # still loaded: a request is on it
-    stage.fleet.release(held.name)
-    promoting.join(5)
-    assert not promoting.is_alive()
+    stage.fleet.leave(before, held.name)
+    assert stage.fleet.follow() == []
+    late = stage.fleet.acquire(early, "pay")
+    assert late is not None
+    assert late.name == stage.one.served_name, "router and adapter are of one release, also over a swap"
+    stage.fleet.leave(early, late.name)
+    assert len(stage.fleet.follow()) == 2
     assert [s.names for s in stage.stubs] == [{stage.two.served_name}] * 2
     assert stage.states() == {stage.two.served_name: AdapterState.LIVE}
 
 
 def test_draining_ends_at_its_deadline(stage: Stage) -> None:
     stage.fleet.drain_seconds = 0.2
-    stage.champion(stage.one)
-    assert stage.fleet.acquire("pay") is not None
-    changes = stage.champion(stage.two)
-    assert any("1 requests cut off" in c for c in changes)
+    stage.live(1, stage.one)
+    generation, held = stage.take()
+    assert held is not None
+    stage.live(2, stage.two)
+    time.sleep(0.25)
+    assert any("1 requests cut off" in c for c in stage.fleet.follow())
     assert stage.stubs[0].names == {stage.two.served_name}
+    stage.fleet.leave(generation, held.name)  # answered after all, by a name that is no longer known
+
+
+def test_a_release_that_is_live_again_before_it_was_drained_stays_loaded(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    generation, held = stage.take()
+    assert held is not None
+    stage.live(2, stage.two)
+    assert stage.states()[held.name] == AdapterState.DRAINING
+    calls = len(stage.stubs[0].bodies)
+    stage.shelf.wanted = ServedRelease(1, {"pay": stage.one})
+    stage.fleet.follow()
+    assert (stage.answers(), stage.states()) == (held.name, {held.name: AdapterState.LIVE})
+    assert len(stage.stubs[0].bodies) == calls, "it was proven, and its server still has it: the way back is short"
+    assert stage.stubs[0].calls.count("/v1/load_lora_adapter") == 2
+    assert stage.fleet.adapters()[0].reason == ""
+    stage.fleet.leave(generation, held.name)
+    assert stage.fleet.adapters()[0].in_flight == 0
+
+
+def test_what_a_server_lost_meanwhile_is_loaded_and_proven_again_before_a_swap(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    stage.take()
+    stage.live(2, stage.two)
+    stage.stubs[0].names.discard(stage.one.served_name)
+    calls = len(stage.stubs[0].bodies)
+    stage.shelf.wanted = ServedRelease(3, {"pay": stage.one})
+    stage.fleet.follow()
+    assert stage.answers() == stage.one.served_name
+    assert stage.one.served_name in stage.stubs[0].names
+    assert len(stage.stubs[0].bodies) > calls
+    # Where no server answers nothing is proven, whatever was known before.
+    stage.fleet.hosts = ()
+    stage.shelf.wanted = ServedRelease(4, {"pay": stage.two})
+    stage.fleet.follow()
+    assert (stage.fleet.standing().serving.number, stage.fleet.standing().wanted) == (3, 4)
 
 
 def test_a_replaced_version_lingers_for_other_gateways(stage: Stage) -> None:
     stage.fleet.linger_seconds = 0.3
-    stage.champion(stage.one)
-    stage.champion(stage.two)
+    stage.live(1, stage.one)
+    stage.live(2, stage.two)
     assert stage.stubs[0].names == {stage.one.served_name, stage.two.served_name}
     assert stage.states()[stage.one.served_name] == AdapterState.DRAINING
     time.sleep(0.35)
-    stage.fleet.reconcile()
+    stage.fleet.follow()
     assert stage.stubs[0].names == {stage.two.served_name}
 
 
-def test_withdrawn_champions_are_unloaded_and_the_base_answers(stage: Stage) -> None:
-    stage.champion(stage.one)
-    stage.champion()
-    assert stage.fleet.acquire("pay") is None
+def test_after_a_rollback_to_the_base_all_adapters_leave_and_nothing_is_routed(stage: Stage) -> None:
+    stage.live(1, stage.one, router=Router.always("pay"))
+    stage.live(0)
+    standing = stage.fleet.standing()
+    assert (standing.serving.number, standing.serving.router, standing.problem) == (0, None, "")
+    assert stage.answers() == ""
     assert stage.fleet.adapters() == []
     assert stage.stubs[0].names == set()
 
 
-def test_a_version_that_does_not_prove_itself_leaves_the_one_before_in_place(stage: Stage) -> None:
-    stage.champion(stage.one)
+def test_a_broken_member_keeps_the_release_before_whole(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """`ship` of release 2 is sound, `pay` of it does not move the model: neither is served, nor its router."""
+    first, second = Router.always("pay"), Router.always("ship")
+    stage.live(1, stage.one, router=first)
+    ship = stage.shelf.add(stage.shelf.folders[stage.two.served_name], "ship", 1)
     for stub in stage.stubs:
-        stub.moves[stage.two.served_name] = 0.0  # what zero weights do
-    changes = stage.champion(stage.two)
+        stub.moves |= {stage.two.served_name: 0.0, ship.served_name: MOVE}  # what zero weights do
+    changes = stage.live(2, stage.two, ship, router=second)
     assert any("is refused" in c and "not live" in c for c in changes)
-    served = stage.fleet.acquire("pay")
-    assert served is not None
-    assert served.name == stage.one.served_name
-    stage.fleet.release(served.name)
-    assert [s.names for s in stage.stubs] == [{stage.one.served_name}] * 2
-    # Once it answers as it should it takes over.
+    standing = stage.fleet.standing()
+    assert (standing.serving.number, standing.wanted, standing.serving.router) == (1, 2, first)
+    assert f"{stage.two.served_name} is refused" in standing.problem
+    assert "release 2 is not served, release 1 goes on" in caplog.text
+    assert (stage.answers("pay"), stage.answers("ship")) == (stage.one.served_name, "")
+    assert stage.states()[ship.served_name] == AdapterState.READY
+    assert stage.stubs[0].names == {stage.one.served_name, ship.served_name}, "what was refused is not kept"
+    # Once it answers as it should the whole release takes over.
     for stub in stage.stubs:
         stub.moves[stage.two.served_name] = MOVE
     stage.fleet.reconcile()
-    assert stage.states() == {stage.two.served_name: AdapterState.LIVE}
+    assert stage.states() == {stage.two.served_name: AdapterState.LIVE, ship.served_name: AdapterState.LIVE}
+    assert stage.fleet.standing() == Standing(stage.fleet.standing().serving, 2, "")
+    # One that is taken back before it was ever served leaves nothing.
+    stage.live(3, stage.one)
+    assert stage.states() == {stage.one.served_name: AdapterState.LIVE}
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_release_that_cannot_be_read_is_not_served(stage: Stage, before: int) -> None:
+    stage.live(before, *([stage.one] if before else []))
+    stage.shelf.wanted = ServedRelease(2, {"pay": stage.two}, problem="its router was changed; fit it again")
+    stage.fleet.follow()
+    standing = stage.fleet.standing()
+    assert (standing.serving.number, standing.wanted) == (before, 2)
+    assert standing.problem == "its router was changed; fit it again"
+    assert stage.answers() == (stage.one.served_name if before else "")
+    assert stage.two.served_name not in stage.stubs[0].names
+
+
+def test_a_live_member_whose_files_are_gone_goes_on_where_it_is_loaded(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    shutil.rmtree(stage.folder / "served" / stage.one.served_name)
+    stage.shelf.folders[stage.one.served_name] = stage.folder / "nowhere"
+    stage.stubs[1].names.clear()
+    stage.fleet.reconcile()
+    (served,) = stage.fleet.adapters()
+    assert (served.state, served.replicas) == (AdapterState.LIVE, (stage.stubs[0].url,))
+    assert "nowhere" in served.reason
 
 
 def test_a_server_that_was_started_again_gets_everything_again(stage: Stage) -> None:
-    stage.champion(stage.one)
+    stage.live(1, stage.one)
     stage.stubs[1].names.clear()
     changes = stage.fleet.reconcile()
     assert changes == [f"{stage.one.served_name} loaded on {stage.stubs[1].url}"]
@@ -199,7 +202,7 @@ def test_a_server_that_was_started_again_gets_everything_again(stage: Stage) -> 
 
 
 def test_a_server_that_is_away_is_left_out(stage: Stage) -> None:
-    stage.champion(stage.one)
+    stage.live(1, stage.one)
     with vllm_stub() as gone:
         pass
     stage.fleet.hosts = (stage.fleet.hosts[0], VllmHost(VllmServer(gone.url, "base")))
@@ -209,21 +212,21 @@ def test_a_server_that_is_away_is_left_out(stage: Stage) -> None:
 
 
 def test_a_reported_adapter_is_not_handed_out_there_until_it_is_proven_again(stage: Stage) -> None:
-    stage.champion(stage.one)
+    stage.live(1, stage.one)
     name = stage.one.served_name
     stage.fleet.report(name, stage.stubs[0].url)
-    acquired = stage.fleet.acquire("pay")
+    _, acquired = stage.take()
     assert acquired is not None
     assert acquired.replicas == (stage.stubs[1].url,)
     stage.fleet.report(name, stage.stubs[1].url)
-    assert stage.fleet.acquire("pay") is None
+    assert stage.answers() == ""
     assert stage.fleet.adapters()[0].state == AdapterState.UNREACHABLE
     stage.fleet.reconcile()
     assert stage.states() == {name: AdapterState.LIVE}
 
 
 def test_files_that_were_changed_or_removed_are_fetched_again(stage: Stage) -> None:
-    stage.champion(stage.one)
+    stage.live(1, stage.one)
     folder = stage.folder / "served" / stage.one.served_name
     whole = (folder / "adapter_model.safetensors").read_bytes()
     (folder / "adapter_model.safetensors").write_bytes(whole[:-100])
@@ -238,29 +241,49 @@ def test_files_that_were_changed_or_removed_are_fetched_again(stage: Stage) -> N
 def test_strangers_are_left_alone_and_forgotten_versions_taken_away(stage: Stage) -> None:
     stranger = "pay@v9-00000000"
     stage.stubs[0].names |= {stranger, "mine", stage.one.served_name}
-    stage.champion(stage.two)
+    stage.live(2, stage.two)
     assert stage.stubs[0].names == {stranger, "mine", stage.two.served_name}
 
 
-def test_a_registry_that_is_away_changes_nothing_and_is_asked_again(stage: Stage) -> None:
-    stage.champion(stage.one)
+def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        time.sleep(0.01)
+
+
+def test_a_database_that_is_away_changes_nothing_and_is_asked_again(stage: Stage) -> None:
+    stage.live(1, stage.one)
     stage.shelf.away = True
     with Reconciler(stage.fleet, seconds=0.05) as loop:
-        deadline = time.monotonic() + 5
-        while not loop.problem and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert "registry is away" in loop.problem
-        assert stage.fleet.acquire("pay") is not None
-        stage.fleet.release(stage.one.served_name)
-        stage.shelf.away = False
-        while loop.problem and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert loop.problem == ""
-        stage.shelf.wanted = {}
+        until(lambda: "database is away" in loop.problem)
+        stage.stubs[0].names.clear()  # what is served is looked after meanwhile
+        until(lambda: stage.stubs[0].names == {stage.one.served_name})
+        assert stage.answers() == stage.one.served_name
+        stage.shelf.away, stage.shelf.wanted = False, None
+        until(lambda: stage.answers() == "" and not loop.problem)
+
+
+def test_a_defect_does_not_end_the_reconciler(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.shelf, "live", lambda: 1 // 0)
+    with Reconciler(stage.fleet, seconds=0.05) as loop:
+        until(lambda: "ZeroDivisionError" in loop.problem)
+        monkeypatch.undo()
+        until(lambda: not loop.problem)
+
+
+def test_a_promotion_is_followed_at_once_though_everything_is_proven_only_now_and_then(stage: Stage) -> None:
+    stage.live(1, stage.one)
+    with Reconciler(stage.fleet, follow_seconds=0.05) as loop:
+        until(lambda: loop.turns > 3)
+        asked = len(stage.stubs[0].bodies)
         turns = loop.turns
-        while loop.turns < turns + 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert stage.fleet.acquire("pay") is None
+        until(lambda: loop.turns > turns + 5)
+        assert len(stage.stubs[0].bodies) == asked, "nothing is scored while nothing changes"
+        stage.shelf.wanted = ServedRelease(2, {"pay": stage.two})
+        until(lambda: stage.answers() == stage.two.served_name)
+    # What a gateway does in production: the interval, and the time that loading and proving take.
+    assert FOLLOW_SECONDS < 5
 
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
@@ -282,12 +305,13 @@ def test_what_does_not_fit_is_refused_with_its_reason(
     if limits.get("modules") == "wider":
         limits = {"modules": {n: (o, i + 1) for n, (o, i) in stage.fleet.limits.modules.items()}}
     stage.fleet.limits = replace(stage.fleet.limits, **limits)
-    stage.champion(replace(stage.one, tags=dict(stage.one.tags) | tags))
+    stage.live(1, replace(stage.one, tags=dict(stage.one.tags) | tags))
     (served,) = stage.fleet.adapters()
     assert served.state == AdapterState.REFUSED
+    assert served.reason in stage.fleet.standing().problem, "at the start the bare base answers, and says so"
     with pytest.raises(AssertionError, match=words):  # pytest's own message shows the reason when it differs
         raise AssertionError(served.reason)
-    assert stage.fleet.acquire("pay") is None
+    assert stage.answers() == ""
     assert stage.stubs[0].names == set()
     before_loading = not tags.get(TAG)
     assert any("load_lora" in c for c in stage.stubs[0].calls) != before_loading
@@ -310,17 +334,21 @@ def test_the_local_model_is_a_host_like_a_server(stage: Stage, tiny_model: Any, 
         folder = make_adapter(policy.model, tmp_path / "strong", size=2.0, layers=(1, 2))
         host.load("probe", adapter_digest(folder), folder)
         taken = take_fingerprint(host, IDS, "probe")
+        assert host.score(IDS, 4) == host.score(IDS, 4) == policy.score(IDS, 4)
+        assert host.score(IDS, 4, "probe") != host.score(IDS, 4)
         host.unload("probe")
         stage.fleet.hosts = (host,)
         good = stage.shelf.add(folder, "ship", 1, **{TAG: taken.text()})
         zero = stage.shelf.add(
             make_adapter(policy.model, tmp_path / "zero", size=0.0, layers=(1, 2)), "ask", 1, **{TAG: taken.text()}
         )
-        stage.champion(good, zero)
-        assert stage.states() == {good.served_name: AdapterState.LIVE, zero.served_name: AdapterState.REFUSED}
+        stage.live(1, good, zero)
+        assert stage.states() == {good.served_name: AdapterState.READY, zero.served_name: AdapterState.REFUSED}
+        stage.live(2, good)
+        assert stage.states() == {good.served_name: AdapterState.LIVE}
         assert policy.adapters == (good.served_name,)
-        assert stage.fleet.adapters()[1].replicas == ()
-        stage.champion()
+        assert stage.fleet.adapters()[0].replicas == ()
+        stage.live(0)
         assert policy.adapters == ()
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import pytest
 
 from environments.contract import Message, Prompt
 from models.providers.litellm_client import litellm_modules
+from models.router.router import Router
 from models.serving.fleet.lifecycle import AdapterState
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
@@ -124,17 +126,82 @@ def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(run
     assert running.router.asked == 2
 
 
-def test_a_new_version_answers_the_next_turn(running: Running) -> None:
-    headers = {"x-trace-conversation": "c"}
-    assert running.chat("refund", headers=headers).json()["model"] == "refund@v1-aaaaaaaa"
-    running.stub.models += ("refund@v2-bbbbbbbb",)
-    running.fleet.turn("refund@v1-aaaaaaaa", AdapterState.DRAINING)
-    running.fleet.turn("refund@v2-bbbbbbbb", AdapterState.LIVE)
-    assert running.chat("refund", headers=headers).json()["model"] == "refund@v2-bbbbbbbb"
+ONE, TWO, SHIP = "refund@v1-aaaaaaaa", "refund@v2-bbbbbbbb", "ship@v1-cccccccc"
 
 
-def test_what_is_not_served_counts_as_no_adapter(running: Running) -> None:
-    running.fleet.known.clear()
+def signed(answer: httpx.Response) -> tuple[str, str, str]:
+    """Release, router and adapter that an answer is signed with."""
+    head = answer.headers
+    return head["x-trace-release"], head.get("x-trace-router", ""), head["x-trace-adapter"]
+
+
+def test_a_conversation_goes_on_with_its_adapter_while_that_is_loaded(running: Running) -> None:
+    running.stub.models += (TWO, SHIP)
+    first, second, third = (Router.always(name) for name in ("refund", "ship", "more"))
+    for name in ("mine", "theirs"):
+        headers = {"x-trace-conversation": name}
+        text = "refund" if name == "mine" else "hello"
+        wanted = ONE if name == "mine" else "none"
+        assert signed(running.chat(text, headers=headers)) == ("1", first.version, wanted)
+    # Release 2 has the adapter too: the conversation goes on as it was routed; that of the base is routed anew.
+    running.fleet.swap(2, ONE, SHIP, router=second)
+    assert signed(running.chat("and 3 more", headers={"x-trace-conversation": "mine"})) == ("1", first.version, ONE)
+    assert signed(running.chat("refund", headers={"x-trace-conversation": "theirs"})) == ("2", second.version, ONE)
+    # Release 3 has another version: routed anew, by what the turn says.
+    running.fleet.swap(3, TWO, router=third)
+    assert signed(running.chat("refund", headers={"x-trace-conversation": "mine"})) == ("3", third.version, TWO)
+    # The base alone: no route, no router, no adapter, and the routed name still answers.
+    running.fleet.swap(0)
+    alone = running.chat("refund", headers={"x-trace-conversation": "mine"})
+    assert (signed(alone), alone.json()["model"]) == (("none", "", "none"), "stub-base")
+    assert "x-trace-missing" not in alone.headers
+    assert [m["id"] for m in running.gateway.models()] == ["trace", "stub-base"]
+
+
+def test_the_same_words_begin_a_conversation_of_the_release_that_is_served(running: Running) -> None:
+    second = Router.always("ship")
+    name = running.chat("refund 7").headers["x-trace-conversation"]
+    running.fleet.swap(2, ONE, router=second)
+    again = running.chat("refund 7")
+    assert (again.headers["x-trace-conversation"], signed(again)) == (f"{name}.2", ("2", second.version, ONE))
+
+
+def test_a_swap_while_a_request_is_routed_changes_nothing_for_it(running: Running) -> None:
+    """The router of release 1 decides while release 2, without its adapter, is swapped in."""
+    first, decide = Router.always("refund"), running.router.decide
+
+    async def slow(words: str, router: Router) -> Any:
+        running.fleet.swap(2, SHIP, router=Router.always("ship"))
+        running.fleet.known[ONE] = replace(running.fleet.known[SHIP], name=ONE, state=AdapterState.LIVE)  # still loaded
+        return await decide(words, router)
+
+    running.router.decide = slow  # type: ignore[method-assign]
+    assert signed(running.chat("refund")) == ("1", first.version, ONE)
+    assert set(running.fleet.entered.values()) == {0}, "what was entered is left"
+    refused = running.chat("x", model="refund")
+    assert refused.status_code == 404, "not a member of release 2"
+    assert set(running.fleet.entered.values()) == {0}
+
+
+def test_what_is_served_is_shown(running: Running) -> None:
+    running.fleet.swap(4, ONE, router=Router.always("refund"))
+    assert running.figure("trace_gateway_release ") == 4
+    assert running.figure(f'trace_gateway_release_member{{adapter="{ONE}",capability="refund"}}') == 1
+    assert abs(running.figure("trace_gateway_release_since_seconds") - time.time()) < 60
+    running.fleet.swap(5, TWO)
+    running.fleet.wanted, running.fleet.problem = 6, "ship is refused: not live"
+    assert running.figure(f'trace_gateway_adapter_live{{adapter="{ONE}"}}') == 0, "what left has no row"
+    told = 'trace_gateway_release_not_served{reason="ship is refused: not live",release="6"}'
+    assert running.figure(told) == 1
+    shown = httpx.get(f"{running.url}/status", headers={"authorization": f"Bearer {KEY}"}, trust_env=False).json()
+    release = shown["release"]
+    assert (release["number"], release["wanted"], release["members"]) == (5, 6, {"refund": TWO})
+    assert (release["problem"], release["pinned"]) == ("ship is refused: not live", False)
+    assert (shown["router"]["mode"], shown["routed"]) == ("off", "trace")
+
+
+def test_what_is_no_member_counts_as_no_adapter(running: Running) -> None:
+    running.fleet.swap(1, router=Router.always("refund"))
     answer = running.chat("refund")
     assert answer.json()["model"] == "stub-base"
     assert answer.headers["x-trace-capability"] == "none"

@@ -36,7 +36,7 @@ def request(name: str, adapter: str | None = None, tokens: int = 12, temperature
 def lift(policy: Any, name: str, seed: int) -> None:
     """Load a random adapter."""
     generator = torch.Generator().manual_seed(seed)
-    deltas = {n: 0.3 * torch.randn(layer.base.shape, generator=generator) for n, layer in policy.twin.layers.items()}
+    deltas = {n: 0.3 * torch.randn(layer.base.shape, generator=generator) for n, layer in policy.decoder.layers.items()}
     policy.load_deltas(name, name, {n: d for n, d in deltas.items() if "layers" in n})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,13 @@ from models.adapters.deltas import folder_deltas, lora_deltas
 from models.adapters.files import CONFIG, export_adapter
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
+from models.training.checkpoints import last_whole_checkpoint
 from models.training.forward import StepPrefix, token_logprobs
-from models.training.grpo import (
-    COMPLETE,
-    StepRecord,
-    TrainingSettings,
-    group_advantages,
-    last_whole_checkpoint,
-    lora_config,
-    misspecified,
-    train_adapter,
-)
+from models.training.grpo import train_adapter
+from models.training.learner import FusedLearner, make_learner
+from models.training.lora import lora_config
+from models.training.records import StepRecord, TrainingSettings
+from models.training.rollouts import group_advantages
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -108,6 +104,9 @@ class Source:
     def scenario(self, seed: int) -> TargetTask:
         return TargetTask(f"toy-{seed}", "training", "toy", seed)
 
+    def own(self, task: TargetTask) -> bool:
+        return True
+
     def environment(self) -> Toy:
         return self.kind()
 
@@ -122,9 +121,13 @@ def lora(policy: Any) -> Any:
     return peft
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(("shared", "batches"), [(0, 1), (9, 1), (9, 2)])
-def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any, shared: int, batches: int) -> None:
-    """Also when the rows come in micro-batches after a prefix that is passed through once."""
+def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(
+    tiny_model: Any, shared: int, batches: int, fused: bool
+) -> None:
+    """Also when the rows come in micro-batches after a prefix that is passed through once; through transformers and
+    PEFT, and through the layers' own pass."""
     policy, _ = tiny_model
     twin = plain_twin(policy)
     peft = lora(policy)
@@ -134,6 +137,10 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     rows = [random_ids(50, 9)[:shared] + random_ids(seed, 8 + 3 * seed) for seed in range(4)]
     wanted = [[p for p in range(shared + 2, len(row)) if p % 2] for row in rows]
     causal, got = peft.get_base_model(), []
+    if fused:
+        causal = make_learner(causal, policy.decoder)
+        assert isinstance(causal, FusedLearner)
+        assert causal.frozen == 1  # SMALL adapts the upper two of three layers
     prefix = StepPrefix(causal, rows[0][:shared]) if batches > 1 else None
     for first in range(0, 4, 4 // batches):
         part = slice(first, first + 4 // batches)
@@ -161,28 +168,22 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(tiny_model: Any
     assert compared > 10
 
 
-def record(step: int, reward: float, success: float, loss: float = 0.1) -> StepRecord:
-    return StepRecord(step, reward, success, loss, 0.0, 0.0, 0.0, 1.0)
-
-
-def test_misspecified_rewards_are_named() -> None:
-    rewards = [0.2, 0.25, 0.3, 0.6, 0.7, 0.8]
-    apart = [record(i, r, 0.1) for i, r in enumerate(rewards)]
-    together = [record(i, r, r - 0.1) for i, r in enumerate(rewards)]
-    assert misspecified(apart).startswith("reward-misspecified")
-    assert not misspecified(together)
-    assert not misspecified(apart[:5])  # too few steps to tell
-    assert not misspecified([record(i, 0.3, 0.1) for i in range(9)])
-
-
-def test_checkpoints_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:
-    assert last_whole_checkpoint(tmp_path) is None
-    for step in (1, 2, 9, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    records = [record(1, 0.5, 0.5)]
-    for step in (1, 9):
-        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text(json.dumps([asdict(r) for r in records]))
-    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-9", records)
+def test_a_disabled_adapter_leaves_the_base(tiny_model: Any) -> None:
+    """KL to the base is measured so."""
+    policy, _ = tiny_model
+    row, twin = random_ids(3, 12), plain_twin(policy)
+    peft = lora(policy)
+    learner = make_learner(peft.get_base_model(), policy.decoder)
+    with torch.no_grad():
+        expected = torch.log_softmax(twin(torch.tensor([row])).logits[0].float(), -1)[range(3, 11), row[4:]]
+        with peft.disable_adapter():
+            ((base, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+        ((adapted, _),) = token_logprobs(learner, [row], 2, [range(4, 12)], 1.0)
+    assert torch.allclose(base, expected, atol=1e-4)
+    assert (adapted - base).abs().max() > 1e-2
+    assert learner.work.trained_forward == 2 * 3 * 11  # both passes: three layers, prefix and the nine tokens after it
+    assert learner.work.trained_backward == 0
+    assert learner.work.trained_heads == 16
 
 
 def weights(policy: Any) -> dict[str, torch.Tensor]:
@@ -263,7 +264,7 @@ def test_work_that_is_left_out_changes_no_gradient(
         records: list[StepRecord] = []
         if name == "plain":
             monkeypatch.setattr("models.training.trl_trainer.NO_ADVANTAGE", -1.0)
-            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda causal, ids: None)
+            monkeypatch.setattr("models.training.trl_trainer.StepPrefix", lambda learner, ids: None)
         result = train_adapter(Source(Half), LocalActor(policy), renderer, settings, tmp_path / name, records.append)
         found.append((records[0], exported(result.folder, tmp_path / f"{name}.exported")[1]))
     (quick, deltas), (plain, expected) = found
@@ -292,7 +293,9 @@ def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     settings = replace(SMALL, steps=1)
     steps: list[StepRecord] = []
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "as it is", steps.append)
-    monkeypatch.setattr("models.training.grpo.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK))
+    monkeypatch.setattr(
+        "models.training.rollouts.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK)
+    )
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "turned round", steps.append)
     assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)
     assert steps[1].metrics["grad_norm"] == pytest.approx(2 * steps[0].metrics["grad_norm"], rel=1e-3)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import (
     DRAWS,
     PERMUTATION_SEED,
     minimum_detectable_effect,
     paired_difference,
-    pass_k_difference,
     sign_flip_p,
     sign_flip_p_of_rows,
     tasks_needed,
@@ -32,6 +33,11 @@ def one_by_one(differences: np.ndarray) -> float:
     return (1 + np.count_nonzero(np.abs(signs @ moved) >= observed)) / (1 + DRAWS)
 
 
+def pass_k(base, other, tasks, k: int):
+    frame = pd.DataFrame({"task": tasks, "family": "f", "base": base, "other": other})
+    return PairedTasks.of("pair", frame).pass_k(k)
+
+
 def test_p_values_of_many_rows_are_those_of_each_row():
     rng = np.random.default_rng(0)
     eighths = rng.integers(-3, 4, size=(60, 40)) / 8  # with unchanged tasks, so the numbers of changed ones differ
@@ -48,30 +54,29 @@ def test_pass_k_by_hand():
     base = np.array([1, 1, 1, 1, 1, 1, 0, 0], dtype=float)
     other = np.array([1, 1, 1, 0, 1, 1, 1, 0], dtype=float)
     # Two of four trials both succeed: base C(4,2)/C(4,2) and C(2,2)/C(4,2), other C(3,2)/C(4,2) twice.
-    result = pass_k_difference(base, other, tasks, k=2)
+    result = pass_k(base, other, tasks, k=2)
     assert result.points == pytest.approx(100 * ((1 / 2 - 1) + (1 / 2 - 1 / 6)) / 2)
-    assert pass_k_difference(base, other, tasks, k=1).points == paired_difference(base, other, tasks).points
-    assert pass_k_difference(base, other, tasks, k=4).points == pytest.approx(-50.0)
+    assert pass_k(base, other, tasks, k=1).points == paired_difference(base, other, tasks).points
+    assert pass_k(base, other, tasks, k=4).points == pytest.approx(-50.0)
 
 
 def test_pass_k_is_unbiased_and_leaves_tasks_with_too_few_trials_out():
     rng = np.random.default_rng(1)
     rate, k, tasks = 0.7, 3, 4_000
     drawn = (rng.random((tasks, 5)) < rate).astype(float)
-    result = pass_k_difference(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
+    result = pass_k(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
     assert result.points == pytest.approx(100 * rate**k, abs=1.5)
     drawn[0, :3] = np.nan
-    result = pass_k_difference(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
+    result = pass_k(np.zeros(5 * tasks), drawn.ravel(), np.repeat(np.arange(tasks), 5), k)
     assert (result.tasks, result.left_out) == (tasks - 1, 1)
 
 
 def test_pass_k_refuses_what_it_cannot_be_taken_of():
     with pytest.raises(ValueError, match="k of at least 1"):
-        pass_k_difference([1.0], [0.0], ["a"], 0)
+        pass_k([1.0], [0.0], ["a"], 0)
     with pytest.raises(ValueError, match="0 or 1"):
-        pass_k_difference([0.5], [0.0], ["a"], 1)
-    with pytest.raises(ValueError, match="no finished task"):
-        pass_k_difference([1.0], [0.0], ["a"], 2)
+        pass_k([0.5], [0.0], ["a"], 1)
+    assert pass_k([1.0], [0.0], ["a"], 2) is None
 
 
 @pytest.mark.parametrize(("gain", "base_rate", "trials", "alpha"), [(14, 0.3, 8, 0.05 / 3), (40, 0.25, 2, 0.03)])

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from errors import LabelError
-from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
+from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates, label_matrix
 from tasks.mining.selection import select
 
 
@@ -180,6 +180,27 @@ def test_candidates_come_from_failed_coverage_with_words_from_the_checks():
     assert len(discover_candidates(checks, outcomes, limit=1)) == 1
     never = checks.assign(passed=True)
     assert discover_candidates(never, outcomes) == ()
+
+
+def test_a_matrix_selects_as_its_rows_do():
+    checks, outcomes = round_of()
+    matrix = label_matrix(checks, outcomes, runs=10, seed=7)
+    assert (matrix.runs, matrix.pairs) == (10, 2 * 120)
+    assert select(matrix) == select(matrix.frame())
+    assert select(matrix) == select(matrix.frame().astype({"trajectory_id": str, "capability": str, "label": str}))
+    with pytest.raises(LabelError, match="10 labelling runs were given but N is 9"):
+        select(matrix, n=9)
+    with pytest.raises(LabelError, match="nothing to select from"):
+        select(label_matrix(checks.iloc[:0], outcomes))
+
+
+def test_checks_in_parts_say_what_they_say_together():
+    checks, outcomes = round_of()
+    # In any order, so that a trajectory's checks of one kind are in different parts.
+    mixed = checks.sample(frac=1, random_state=3)
+    parts = [mixed.iloc[at : at + 7] for at in range(0, len(mixed), 7)]
+    pd.testing.assert_frame_equal(bootstrap_labels(iter(parts), outcomes), bootstrap_labels(checks, outcomes))
+    assert discover_candidates(iter(parts), outcomes) == discover_candidates(checks, outcomes)
 
 
 def test_checks_without_an_outcome_are_refused():

@@ -2,115 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from db import AdapterRow, AdapterState, BarredRow, ReleaseRow, ReleaseState, Store, open_store, row_id
+from db import AdapterRow, BarredRow, ReleaseRow, ReleaseState, Store, open_store
 from errors import AdapterError, ConfigurationError, StoreError, TransitionError
-from models.adapters.files import AdapterRecord
 from models.adapters.registry import CHAMPION, Registry
 from models.adapters.releases import read_aliases, release_model
 from models.router.router import Router
-from tasks.releases import lifecycle
 from tasks.releases.lifecycle import (
     allow,
     barred,
     incumbent,
     live_release,
     member_adapters,
-    new_candidate,
     promote,
     publish,
     refuse,
     release_numbered,
     release_router,
-    releases_of,
     rollback,
 )
+from tests.tasks.releases.release_homes import BASE, DATA, REVISION, Home
 
-BASE, REVISION, DATA = "tiny", "abc", "data-1"
-_TARGETS, _VALUES = count(1), count(1)
-
-
-@dataclass
-class Home:
-    """A target of its own in the module's two stores, with the adapters that a test asks for."""
-
-    store: Store
-    registry: Registry
-    folder: Path
-
-    @property
-    def target(self) -> str:
-        return self.registry.target
-
-    def member(self, capability: str, base: str = BASE) -> dict[str, str]:
-        """A new adapter of a capability, registered by a round of its own, as a member of a release."""
-        value = float(next(_VALUES))
-        place = self.folder / f"{capability}-{value}"
-        place.mkdir(parents=True)
-        config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "tiny"}
-        (place / "adapter_config.json").write_text(json.dumps(config))
-        save_file({"q.lora_A.weight": np.full((4, 8), value, np.float32)}, place / "adapter_model.safetensors")
-        round_ = self.store.start_round(self.target, DATA, 1, "laptop", {})
-        record = AdapterRecord(capability, base, REVISION, round_.id)
-        found = self.registry.register(record, place, self.registry.start_run(f"{round_.id}/{capability}"))
-        row = AdapterRow(
-            id=row_id(round_.id, "adapter", capability),
-            round_id=round_.id,
-            base=base,
-            base_revision=REVISION,
-            sha256=found.sha256,
-            state=AdapterState.REGISTERED,
-            registered_model=found.name,
-            registered_version=found.version,
-        )
-        self.store.put([row])
-        return {"adapter_id": row.id, "model": found.name, "version": found.version, "sha256": found.sha256}
-
-    def candidate(self, members: dict[str, dict[str, str]], **changes: Any) -> ReleaseRow:
-        given: dict[str, Any] = {
-            "target": self.target,
-            "parent": live_release(self.store, self.target),
-            "round_id": None,
-            "base": BASE,
-            "base_revision": REVISION,
-            "data_hash": DATA,
-            "members": members,
-        }
-        return new_candidate(self.store, **given | changes)
-
-    def promoted(self, members: dict[str, dict[str, str]], **changes: Any) -> ReleaseRow:
-        return promote(self.store, self.registry, self.candidate(members, **changes).id, "better")
-
-    def state(self, member: dict[str, str]) -> AdapterState:
-        row = self.store.row(AdapterRow, id=member["adapter_id"])
-        assert row is not None
-        return row.state
-
-    def states(self) -> dict[int, str]:
-        return {row.number: str(row.state) for row in releases_of(self.store, self.target)}
-
-    def check(self) -> None:
-        """At most one release is live; its members alone are champions, in the store and in MLflow."""
-        live = live_release(self.store, self.target)
-        members = {} if live is None else live.members
-        said = read_aliases(self.registry)
-        assert said.live == (live.id if live else None)
-        assert said.champions == {m["model"]: m["version"] for m in members.values()}
-        rounds = {r.id for r in self.store.rows(lifecycle.moves.Round, target=self.target)}
-        champions = {a.id for a in self.store.rows(AdapterRow, state=AdapterState.CHAMPION) if a.round_id in rounds}
-        assert champions == {m["adapter_id"] for m in members.values()}
+_TARGETS = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +216,36 @@ def test_a_registry_that_the_store_knows_nothing_of_is_left_alone(home: Home, ca
     assert read_aliases(home.registry).champions == {one["model"]: "1"}
 
 
+def test_a_registry_that_does_not_answer_is_one_error_and_nothing_moves(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.promoted({"refund": home.member("refund")})
+    waiting = home.candidate({"refund": home.member("refund")})
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = Registry("http://someone:secret@127.0.0.1:1", home.target)
+    for change in (
+        lambda: promote(home.store, away, waiting.id, "better"),
+        lambda: rollback(home.store, away, home.target),
+    ):
+        with pytest.raises(StoreError, match=r"MLflow at http://127.0.0.1:1 cannot be told what is live") as caught:
+            change()
+        assert "secret" not in str(caught.value)
+    assert home.states() == {1: "live", 2: "candidate"}
+    home.check()
+
+
+def test_a_blend_is_a_member_that_no_round_trained(home: Home) -> None:
+    one = home.member("refund")
+    home.promoted({"refund": one})
+    blend = home.member("blend-refund-2") | {"adapter_id": ""}
+    row = home.candidate({"refund": one, "blend-refund-2": blend})
+    assert promote(home.store, home.registry, row.id, "by me", by_hand=True).state == ReleaseState.LIVE
+    assert read_aliases(home.registry).champions == {m["model"]: m["version"] for m in (one, blend)}
+    assert rollback(home.store, home.registry, home.target).number == 1  # type: ignore[union-attr]
+    assert set(barred(home.store, home.target)) == {blend["sha256"]}
+    home.check()
+
+
 def files_of(home: Home, member: dict[str, str], capability: str) -> Path:
     found = {a.version: a for a in home.registry.versions(capability)}[member["version"]]
     location = home.registry.client.get_logged_model(found.model_id).artifact_location
@@ -346,8 +298,11 @@ def test_the_router_of_a_release_is_the_one_that_was_released(home: Home, tmp_pa
 
 def test_a_release_never_changes(home: Home) -> None:
     row = home.promoted({"refund": home.member("refund")})
-    with pytest.raises(StoreError, match="never replaced"):
-        home.store.put([replace(row, data_hash="other")], replace=True)
+    for change in ({"data_hash": "other"}, {"members": {}}, {"created_at": row.live_at}):
+        with pytest.raises(StoreError, match=rf"release {row.id!r}: \['{next(iter(change))}'\] never change"):
+            home.store.put([replace(row, **change)], replace=True)
+    home.store.put([replace(row, evidence={"points": 12.5})], replace=True)
+    assert live_release(home.store, home.target).evidence == {"points": 12.5}  # type: ignore[union-attr]
     with pytest.raises(StoreError, match=r"\['members'\] never change"):
         home.store.set_state(ReleaseRow, row.id, ReleaseState.RETIRED, members={})
     second = replace(row, id="x", number=2)

@@ -79,7 +79,10 @@ def full_round() -> RoundFigures:
                         "informative": 0.71,
                         "version": 2,
                     },
-                    "steps": [{"step": i + 1, "reward": r, "success": s} for i, (r, s) in enumerate(STEPS)],
+                    "steps": [
+                        {"step": i + 1, "reward": r, "success": s, "retention": 1 - 0.01 * i}
+                        for i, (r, s) in enumerate(STEPS)
+                    ],
                 },
                 {
                     "name": "report_order_status",
@@ -205,4 +208,149 @@ def written_round() -> RoundFigures:
         ],
     }
     data["capabilities"][-1] |= {"verdict": "not-trainable", "reasons": ["No environment could train it (broken tool)"]}
+    return RoundFigures.model_validate(data)
+
+
+def _rate(success: float, half: float = 0.09) -> dict:
+    return {
+        "success": success,
+        "low": max(0.0, success - half),
+        "high": min(1.0, success + half),
+        "n": 240,
+        "tasks": 60,
+    }
+
+
+def history_rows() -> list[dict]:
+    """Two rounds on other data, a failed one, one that promoted, a blend, one that was refused, one that promoted."""
+    new, old = "9b1e6b0c2d4f8a37", "77aa19c04be8d2f1"
+    base = {"base": _rate(0.425)}
+    return [
+        {
+            "round": 1, "round_id": "r1", "candidate": 1, "after": 1, "when": "2026-11-17T04:10:00+00:00",
+            "data_hash": old, "state": "retired", "new": ["find_order"], "test": _rate(0.52), "base": _rate(0.38),
+            "verdict": "promoted", "verdicts": {"find_order": "better"}, "seconds": 1804.0,
+        },
+        {
+            "round": 2, "round_id": "r2", "when": "2026-11-18T02:11:00+00:00", "data_hash": old, "verdict": "failed",
+            "reason": "EnvironmentFault: all 96 diagnosis episodes were lost to errors", "seconds": 12.0,
+        },
+        {
+            "round": 3, "round_id": "r3", "candidate": 2, "after": 2, "when": "2026-11-19T04:02:00+00:00",
+            "data_hash": new, "state": "retired", "new": ["set_delivery_address"], "renewed": ["find_order"],
+            "test": _rate(0.55), **base, "verdict": "promoted", "seconds": 2011.0, "dollars": 1.25,
+        },
+        {
+            "candidate": 3, "when": "2026-11-19T14:00:00+00:00", "data_hash": new, "state": "refused",
+            "new": ["find_order-and-set"], "gone": ["find_order"], "verdict": "no round",
+        },
+        {
+            "round": 4, "round_id": "r4", "candidate": 4, "after": 2, "when": "2026-11-20T04:20:00+00:00",
+            "data_hash": new, "state": "refused", "new": ["cancel_order"], "test": _rate(0.55), **base,
+            "verdict": "rejected-regression", "reason": "refund: fell by 11.7 points.", "seconds": 1750.0,
+        },
+        {
+            "round": 5, "round_id": "r1-5f3a", "candidate": 5, "after": 5, "when": "2026-11-21T04:10:00+00:00",
+            "data_hash": new, "state": "live", "new": ["cancel_order"], "renewed": ["set_delivery_address"],
+            "test": _rate(0.6125), **base, "verdict": "promoted", "seconds": 1893.0,
+        },
+    ]  # fmt: skip
+
+
+def later_round() -> RoundFigures:
+    """A later round whose candidate became live."""
+    data = full_round().model_dump(mode="json")
+    data |= {
+        "number": 5,
+        "before": 2,
+        "after": 5,
+        "looks": 3,
+        "ending": "trained",
+        "live": _rate(0.55),
+        "gain": {"points": 6.25, "low": 1.1, "high": 11.4, "p": 0.018, "mde": 7.2, "tasks": 60},
+        "history": history_rows(),
+        "release": {
+            "number": 5,
+            "verdict": "promoted",
+            "reasons": ["As a whole: +7.1 points over 120 tasks (95 % interval +2.0 to +12.0), p = 0.0040."],
+            "points": 7.1,
+            "p": 0.004,
+            "mde": 6.9,
+            "new": ["cancel_order"],
+            "renewed": ["set_delivery_address"],
+            "kept": ["find_order"],
+        },
+    }
+    for i, family in enumerate(data["families"].values()):
+        family |= {"live": [0.9, 0.55, 0.7, 0.0][i], "live_interval": [0.4, 0.95]}
+    data["capabilities"][0] |= {"alone": "better", "renewed": True, "ending": "solved", "chosen": 7}
+    for i, step in enumerate(data["capabilities"][0]["steps"]):
+        step["retention"] = 0.95 - 0.02 * i
+    data["capabilities"][0]["steps"][3] |= {"reward": None, "success": None}
+    data["router"] |= {"right": 0.951, "calibration": 41, "threshold": 0.62}
+    return RoundFigures.model_validate(data)
+
+
+def first_promoted() -> RoundFigures:
+    """The first round, whose candidate became live."""
+    data = later_round().model_dump(mode="json")
+    data |= {"number": 1, "before": 0, "after": 1, "live": data["base"], "gain": data["difference"], "history": []}
+    data["release"] |= {"number": 1, "new": ["set_delivery_address"], "renewed": [], "kept": []}
+    return RoundFigures.model_validate(data)
+
+
+def within_noise() -> RoundFigures:
+    """Promoted on validation, and not told from noise on test."""
+    gain = {"points": 2.5, "low": -3.0, "high": 8.0, "p": 0.41, "mde": 7.9, "tasks": 60}
+    return RoundFigures.model_validate(later_round().model_dump(mode="json") | {"gain": gain})
+
+
+def refused_round() -> RoundFigures:
+    """A later round whose candidate was refused for what it cost elsewhere."""
+    data = later_round().model_dump(mode="json")
+    data |= {"number": 4, "after": 2, "routed": data["live"], "history": data["history"][:5]}
+    data["gain"] |= {"points": 0.0, "p": 1.0, "low": -1.0, "high": 1.0}
+    data["release"] |= {
+        "number": 4,
+        "verdict": "rejected-regression",
+        "reasons": [
+            "As a whole: +3.1 points over 120 tasks (95 % interval -0.5 to +6.7), p = 0.09: not significant.",
+            "refund: fell by 11.7 points over 30 tasks (90 % interval -20.1 to -3.3, below zero).",
+            "cancel: fell by 2.9 points, at most one of its 30 tasks: within its resolution.",
+        ],
+    }
+    data["capabilities"][0] |= {"verdict": "refused"}
+    return RoundFigures.model_validate(data)
+
+
+def not_better_round() -> RoundFigures:
+    """Adapters were trained, and none was better alone than what is live."""
+    data = refused_round().model_dump(mode="json") | {"release": None}
+    data["capabilities"][0] |= {"verdict": "underpowered", "alone": "underpowered"}
+    return RoundFigures.model_validate(data)
+
+
+def _without_adapters(ending: str, why: str) -> RoundFigures:
+    data = refused_round().model_dump(mode="json")
+    data |= {"release": None, "router": None, "capabilities": [], "ending": ending, "stopped": why}
+    return RoundFigures.model_validate(data)
+
+
+def nothing_lacking() -> RoundFigures:
+    why = "Nothing is lacking that could be trained: release 2 solved all of it. The round ends early and well."
+    return _without_adapters("nothing lacking", why)
+
+
+def mastered_round() -> RoundFigures:
+    return _without_adapters("mastered", "Mastered: release 2 solves the environments of what it seemed to lack.")
+
+
+def untrained_round() -> RoundFigures:
+    return _without_adapters("nothing trained", "No capability could be trained. Release 2 solved 3 of 96 episodes.")
+
+
+def other_data() -> RoundFigures:
+    """The first round on other data of the target."""
+    data = later_round().model_dump(mode="json")
+    data |= {"number": 3, "data_before": "77aa19c04be8d2f1", "history": data["history"][:3]}
     return RoundFigures.model_validate(data)

@@ -9,10 +9,25 @@ from html.parser import HTMLParser
 
 import pytest
 from pydantic import ValidationError
-from report_samples import full_round, noise_round, nothing_selected, stopped_round, written_round
+from report_samples import (
+    first_promoted,
+    full_round,
+    later_round,
+    mastered_round,
+    noise_round,
+    not_better_round,
+    nothing_lacking,
+    nothing_selected,
+    other_data,
+    refused_round,
+    stopped_round,
+    untrained_round,
+    written_round,
+)
 from rich.console import Console
 
-from tasks.reporting.figures import RoundFigures, RouterFigures, duration, headline
+from tasks.reporting.figures import RoundFigures, RouterFigures, duration
+from tasks.reporting.headline import headline
 from tasks.reporting.page import render
 from tasks.reporting.summary import print_summary
 
@@ -23,6 +38,14 @@ ROUNDS = {
     "stopped": stopped_round,
     "nothing": nothing_selected,
     "written": written_round,
+    "first": first_promoted,
+    "later": later_round,
+    "refused": refused_round,
+    "not better": not_better_round,
+    "nothing lacking": nothing_lacking,
+    "mastered": mastered_round,
+    "untrained": untrained_round,
+    "other data": other_data,
 }
 
 
@@ -99,7 +122,7 @@ def test_every_figure_of_a_full_round_is_on_the_page():
     assert page.row("set_delivery_address")[-1] == "promoted"
     assert page.row("no adapter") == ["no adapter", "42", "3"]
     assert page.row("total") == ["total", "1,893.4", "1,904,211"]
-    assert page.row("8") == ["8", "0.950", "94.0 %"]
+    assert page.row("8") == ["8", "0.950", "94.0 %", "93.0 %"]
     for said in (
         headline(figures), "rose from 42.5 % to 61.3 %", "9b1e6b0c2d4f8a37", "torch 2.13.0", "q4_1-98f2",
         "0.1.0+6a9846f",
@@ -198,3 +221,82 @@ def test_what_a_language_model_did_and_cost_is_on_the_page() -> None:
         assert text in re.sub(r"\s+", " ", words), text
     assert "<script>alert" not in source
     assert "language model" not in render(full_round())
+
+
+def test_what_was_live_before_and_after_is_on_the_page() -> None:
+    page = Page(render(later_round()))
+    assert page.row("all")[1:8] == ["42.5 %", "33–52", "55.0 %", "46–64", "61.3 %", "51–70", "+18.8"]
+    assert page.row("set_address")[3:6] == ["55.0 %", "40–95", "80.0 %"]
+    for said in (
+        headline(later_round()), "release 2, 46.0 % to 64.0 %", "release 5, 51.2 % to 70.4 %", "looked at by 3 rounds",
+        "points to what was live, p = 0.018", "as a whole against release 2 on validation", "detectable 6.9",
+        "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
+        "Training ended: solved", "The weights after step 7 were taken",
+        "95.1 % of 41 examples right", "below a probability of 0.62", "5, from release 2",
+    ):  # fmt: skip
+        assert said in page.text, said
+    steps = {row[0]: row for row in page.rows if len(row) == 4}
+    assert steps["4"] == ["4", "–", "–", "89.0 %"]  # it lost all of its own episodes
+    assert steps["8"] == ["8", "0.950", "94.0 %", "81.0 %"]
+
+
+def test_the_rounds_so_far_are_drawn_and_told() -> None:
+    source = render(later_round())
+    page = Page(source)
+    refused = page.row("r3")
+    assert refused[1:4] == ["–", "2026-11-19", "release 3 (refused): new: find_order-and-set; gone: find_order"]
+    third = next(row for row in page.rows if row[:1] == ["3"] and len(row) > 8)
+    assert "Other data (9b1e6b0c2d4f): the rounds above do not compare." in third[3]
+    assert [cell.strip() for cell in third[4:]] == ["55.0 % (46–64)", "42.5 %", "promoted", "33 min 31 s", "1.25"]
+    (chart,) = [a["aria-label"] for tag, a in page.tags if tag == "svg" and "by round" in a["aria-label"]]
+    assert "round 3: 55.0 % (release 2); round 4: 55.0 %; round 5: 61.3 % (release 5)" in chart
+    # Four tested rounds, one of which left what was live; lines end where the data became other data.
+    svg = re.search(r"<svg[^>]*by round.*?</svg>", source, re.S).group(0)
+    assert svg.count("routed dot") == 4
+    assert svg.count("routed dot hollow") == 1
+    assert [len(points.split()) for points in re.findall(r'class="routed curve" points="([^"]*)"', svg)] == [3]
+    assert svg.count('class="threshold"') == 1
+
+
+def test_many_rounds_are_a_band_and_few_labels() -> None:
+    data = later_round().model_dump(mode="json")
+    data["history"] = [data["history"][-1] | {"round": i + 1} for i in range(400)]
+    source = render(RoundFigures.model_validate(data))
+    svg = re.search(r"<svg[^>]*by round.*?</svg>", source, re.S).group(0)
+    assert "routed dot" not in svg
+    assert svg.count("routed band") == 1
+    assert svg.count("axis middle") <= 12
+    assert "<details><summary>Table of 400 rows" in source
+
+
+def test_figures_from_before_there_were_releases_are_read_and_shown() -> None:
+    """`figures.json` as rounds wrote it before rounds had a number or a release."""
+    old = full_round().model_dump(mode="json")
+    for name in (
+        "number", "before", "after", "data_before", "ending", "live", "gain", "looks", "release", "history",
+    ):  # fmt: skip
+        del old[name]
+    for name in ("alone", "renewed", "ending", "chosen"):
+        for capability in old["capabilities"]:
+            del capability[name]
+    for name in ("right", "calibration", "threshold"):
+        del old["router"][name]
+    page = Page(render(RoundFigures.model_validate(old)))
+    assert "Round by round" not in page.text
+    assert "Live after" not in page.text
+    assert "Routed" in page.text
+
+
+def test_the_summary_says_what_was_live_before_and_after() -> None:
+    console = Console(file=io.StringIO(), width=150)
+    print_summary(later_round(), console)
+    text = re.sub(r"\s+", " ", console.file.getvalue())
+    for said in (
+        "On the test split (look 3): the bare base 42.5 % (33–52), before (release 2) 55.0 % (46–64), "
+        "after (release 5) 61.3 % (51–70).",
+        "+25.0 points",  # on set_address, against what was live
+        "rejected-regression",
+        "2026-11-18, EnvironmentFault",
+        "33 min 31 s, 1.25 dollars",
+    ):
+        assert said in text, said

@@ -113,13 +113,18 @@ def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
     again.close()
 
 
-def test_the_local_model_takes_adapters_under_the_capabilitys_name(settings_folder: Path, base: BaseModel) -> None:
+def test_the_local_model_holds_two_versions_of_a_capability(settings_folder: Path, base: BaseModel) -> None:
     folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))
     digest = adapter_digest(folder)
     name = load_folder(base.policy, folder, "pay", "round1", digest)
-    assert name == "pay"
-    assert base.policy.identity("pay").adapter == digest
-    assert replace(base.identity, adapter=digest) == base.policy.identity("pay")
+    assert name == f"pay@{digest[:8]}"
+    assert replace(base.identity, adapter=digest) == base.policy.identity(name)
+    newer = make_adapter(base.policy.model, settings_folder / "newer", layers=(1, 2), seed=9)
+    other = load_folder(base.policy, newer, "pay", "round2", adapter_digest(newer))
+    assert other != name
+    assert {name, other} <= set(base.policy.adapters)
+    for loaded in (name, other):
+        base.policy.unload_adapter(loaded)
 
 
 def test_a_round_that_is_dropped_leaves_nothing_on_the_servers(

@@ -34,7 +34,7 @@ def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: 
     heard = TurnResult({"role": "assistant", "content": f"It is {result}."}, "stop", Usage(50, 6))
     decision = RouteDecision(capability, {"refund_payment": 0.75, "": 0.25}, (), 12.0, "retrieval")
     turn = Turn(ChatRequest("trace", True, {}, messages, tools=TOOLS), None, "base", name, None, True, heard)
-    return LoggedTurn(owner, Routed(name, decision, "router1", 0.0, turns), turn, 0.5)
+    return LoggedTurn(owner, Routed(name, decision, "router1", 1, "", turns), turn, 0.5)
 
 
 @pytest.fixture

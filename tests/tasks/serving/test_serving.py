@@ -1,8 +1,12 @@
-"""A home as a round leaves it, served without any server: routed, promoted under a conversation, blended."""
+"""A home as rounds leave it, served without any server: routed, promoted under a conversation, pinned, rolled back,
+blended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +14,27 @@ import httpx
 import openai
 import pytest
 import torch
+from sqlalchemy import event
 
-from db import ConversationRow
+from db import ConversationRow, ReleaseRow, Store, open_store
 from environments.contract import Message
 from environments.targets.shop.target import target
-from errors import AdapterError, ConfigurationError
+from errors import AdapterError, ConfigurationError, StoreError
 from models.adapters.blending import blend, blend_name
 from models.adapters.deltas import folder_deltas
-from models.adapters.files import AdapterRecord
+from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
-from models.adapters.registry import Registry
+from models.adapters.registry import CHAMPION, Registry
 from models.local.base import load_base
 from models.router.first_observation import embed_openings, openings
 from models.router.router import Router
 from models.serving.gateway.settings import GatewaySettings
 from settings import Settings, load_settings
+from tasks.releases import publication
+from tasks.releases.lifecycle import live_release, member_adapters, new_candidate, promote, rollback
 from tasks.serving.blends import parse_weights, publish_blend
-from tasks.serving.gateway import Serving, build_gateway, chosen_router, preset_of, serving_settings
+from tasks.serving.gateway import Serving, build_gateway, preset_of, serving_settings
+from tasks.serving.releases import HomeReleases, Routing
 from tests.adapters_made import make_adapter
 from tests.models.serving.gateway_servers import serving
 
@@ -34,7 +42,7 @@ CAPABILITY = {"refund": "refund_payment", "swap": "exchange_item"}
 
 
 class Home:
-    """A folder with a tiny base, a finished round with its router, and champions in the registry."""
+    """A folder with a tiny base, a finished round with its router, and the releases that a test makes of it."""
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
         from tests.tokenizers_trained import tiny_policy
@@ -46,8 +54,6 @@ class Home:
         self.settings: Settings = load_settings(home=self.folder, base_model=str(folder / "base"), dtype="float32")
         self.base = load_base(self.settings.base_model, "float32", "compact", 4)
         self.registry = Registry(self.settings.tracking_uri, "shop", self.folder / "mlartifacts")
-        from db import open_store
-
         with open_store(self.settings.database_url) as store:
             found = store.start_round("shop", target().data_hash, 0, "laptop", self.settings.identity())
         tasks = [t for t in target().tasks("diagnosis") if t.family.partition("_")[0] in ("refund", "swap", "status")]
@@ -57,8 +63,14 @@ class Home:
         self.router = Router.fit(vectors, labels, [t.id for t in tasks])
         self.router.save(self.folder / found.id / "router")
 
-    def promote(self, capability: str, seed: int) -> str:
-        """Register a new adapter of a capability and make it champion; its served name."""
+        self.router_path = f"{found.id}/router"
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.settings.database_url)
+
+    def register(self, capability: str, seed: int) -> RegisteredAdapter:
+        """A new adapter of a capability."""
         place = self.folder / f"made-{capability}-{seed}"
         folder = make_adapter(self.base.policy.model, place, seed=seed, layers=(1, 2))
         self.base.policy.load_adapter(f"{capability}{seed}", "made", folder)
@@ -67,8 +79,34 @@ class Home:
         stamp = take_fingerprint(self.base.policy, talk.ids, f"{capability}{seed}").text()
         identity = self.base.identity
         record = AdapterRecord(capability, identity.base, identity.revision, "r1", {}, {TAG: stamp})
-        version = self.registry.register(record, folder, self.registry.start_run(f"{capability}/{seed}"))
-        return self.registry.promote(capability, version.version).served_name
+        return self.registry.register(record, folder, self.registry.start_run(f"{capability}/{seed}"))
+
+    def candidate(self, *adapters: RegisteredAdapter, **changes: Any) -> ReleaseRow:
+        """A candidate of the live release's members with these in their place, and the home's router."""
+        with self.store as store:
+            live = live_release(store, "shop")
+            given: dict[str, Any] = {
+                "target": "shop",
+                "parent": live,
+                "round_id": None,
+                "base": self.base.identity.base,
+                "base_revision": self.base.identity.revision,
+                "data_hash": target().data_hash,
+                "members": {**(live.members if live else {}), **{a.capability: member(a) for a in adapters}},
+                "router": self.router.version,
+                "router_path": self.router_path,
+            }
+            return new_candidate(store, **given | changes)
+
+    def promote(self, *adapters: RegisteredAdapter, **changes: Any) -> ReleaseRow:
+        """Make such a release live."""
+        row = self.candidate(*adapters, **changes)
+        with self.store as store:
+            return promote(store, self.registry, row.id, "better", by_hand=True)
+
+
+def member(adapter: RegisteredAdapter) -> dict[str, str]:
+    return {"adapter_id": "", "model": adapter.name, "version": adapter.version, "sha256": adapter.sha256}
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +115,12 @@ def home(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         made = Home(folder, tiny_tokenizer)
-        made.promote("refund_payment", 1)
-        made.promote("exchange_item", 2)
+        made.promote(made.register("refund_payment", 1), made.register("exchange_item", 2))
         yield made
 
 
 def served(home: Home, **given: Any) -> Any:
-    settings, store = serving_settings(home.folder, None)
+    settings, store = serving_settings(home.folder, None, given.get("release", 0))
     return build_gateway(settings, store, Serving(**given), GatewaySettings(blend=0.6))
 
 
@@ -94,28 +131,158 @@ def ask(url: str, text: str, model: str = "trace", **headers: str) -> httpx.Resp
     return answer
 
 
-def test_a_home_is_served_and_follows_its_registry(home: Home) -> None:
-    app = served(home, mode="fixed", fixed="refund_payment")
+def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    app = served(home, routing=Routing("fixed", "refund_payment"))
     with serving(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         names = [m.id for m in client.models.list()]
         assert names[:2] == ["trace", "base"]
-        first = next(name for name in names if name.startswith("refund_payment@v1-"))
+        first = next(name for name in names if name.startswith("refund_payment@v"))
         answer = ask(url, "Refund 7 of order 264.", **{"x-trace-conversation": "c"})
         assert answer.json()["model"] == first
         assert answer.headers["x-trace-preset"] == "shop"
-        whole = httpx.get(f"{url}/status", trust_env=False).json()
+        before = int(answer.headers["x-trace-release"])
+        whole = status(url)
         assert {a["state"] for a in whole["adapters"]} == {"live"}
-        second = home.promote("refund_payment", 3)
-        for change in app.gateway.fleet.reconcile():
-            assert "refused" not in change, change
-        assert ask(url, "And 3 more.", **{"x-trace-conversation": "c"}).json()["model"] == second
+        assert (whole["release"]["number"], whole["release"]["members"]["refund_payment"]) == (before, first)
+        assert whole["release"]["live_at"]
+        better = home.register("refund_payment", 3)
+        began = time.monotonic()
+        release = home.promote(better)
+        follow(url, release.number)
+        assert time.monotonic() - began < 10
+        app.reconciler.follow_seconds = 0.1
+        second = ask(url, "And 3 more.", **{"x-trace-conversation": "c"})
+        assert (second.json()["model"], second.headers["x-trace-release"]) == (better.served_name, str(release.number))
         assert first not in [m.id for m in client.models.list()]
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model=first, messages=[{"role": "user", "content": "x"}])
         app.gateway.log.flush()
-        rows = app.gateway.log._store.rows(ConversationRow)
-        assert [(r.conversation, r.turns, r.adapter) for r in rows] == [("c", 2, second)]
+        rows = app.gateway.log._store.rows(ConversationRow, conversation="c")
+        assert [(r.turns, r.adapter) for r in rows] == [(2, better.served_name)]
+
+        # A release whose files are not those that were released is not served: this one goes on, and says why.
+        broken = home.promote(better, router="0" * 16)
+        told = follow(url, release.number, wanted=broken.number)
+        assert f"has router {'0' * 16}, but" in told["problem"]
+        assert f"release {broken.number} is not served, release {release.number} goes on" in caplog.text
+        assert ask(url, "x").headers["x-trace-release"] == str(release.number)
+
+        # Back to the bare base: nothing is routed, and the routed name still answers.
+        with home.store as store:
+            rollback(store, home.registry, "shop", 0)
+        follow(url, 0)
+        alone = ask(url, "And 3 more.", **{"x-trace-conversation": "c"})
+        assert (alone.json()["model"], alone.headers["x-trace-release"]) == ("base", "none")
+        assert [m.id for m in client.models.list()] == ["trace", "base"]
+        with home.store as store:
+            promote(store, home.registry, release.id, "back", by_hand=True)
+        follow(url, release.number)
+
+
+def follow(url: str, number: int, wanted: int | None = None) -> dict[str, Any]:
+    """Wait until a release is served while `wanted` should be."""
+    end = time.monotonic() + 20
+    while (now := status(url)["release"])["number"] != number or now["wanted"] != (
+        number if wanted is None else wanted
+    ):
+        assert time.monotonic() < end, now
+        time.sleep(0.05)
+    return dict(now)
+
+
+def status(url: str) -> dict[str, Any]:
+    return dict(httpx.get(f"{url}/status", trust_env=False).json())
+
+
+def test_a_release_can_be_pinned_and_a_broken_one_leaves_the_base(home: Home) -> None:
+    refund = home.register("refund_payment", 4)
+    tried = home.candidate(refund)
+    broken = home.candidate(home.register("refund_payment", 7), router_path="nowhere")
+    with serving(served(home, release=tried.number)) as url:
+        assert status(url)["release"]["pinned"] is True
+        assert ask(url, "x", model="refund_payment").json()["model"] == refund.served_name
+    with serving(served(home, release=broken.number)) as url:
+        answer = ask(url, "x")
+        assert (answer.json()["model"], answer.headers["x-trace-release"]) == ("base", "none")
+        assert "nowhere" in status(url)["release"]["problem"]
+    with pytest.raises(StoreError, match=r"no release 99; it has 1, 2"):
+        serving_settings(home.folder, None, 99)
+
+
+def test_an_alias_that_was_moved_by_hand_is_put_back_and_decides_nothing(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    with home.store as store:
+        live = live_release(store, "shop")
+    assert live is not None
+    moved = home.register("refund_payment", 5)
+    home.registry.client.set_registered_model_alias(moved.name, CHAMPION, moved.version)
+    with serving(served(home)) as url:
+        assert status(url)["release"]["members"]["refund_payment"] != moved.served_name
+    back = home.registry.by_alias("refund_payment", CHAMPION)
+    assert back is not None
+    assert back.version == live.members["refund_payment"]["version"]
+    assert "put back" in caplog.text
+
+
+def test_another_base_in_memory_than_the_release_stands_on(home: Home) -> None:
+    with home.store as store:
+        mine = replace(home.base.identity, revision="other")
+        releases = HomeReleases(store, home.registry, home.folder, "shop", mine, lambda router: None)
+        wanted = releases.live()
+        assert wanted is not None
+        assert "this gateway has" in wanted.problem
+        assert releases.live() is wanted, "what cannot be read is not read again at once"
+
+
+def test_a_gateway_never_reads_a_mixture_while_a_release_is_promoted_or_rolled_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway is started at every statement of a promotion and a rollback, and at every step of their publication."""
+    with home.store as store:
+        old = live_release(store, "shop")
+    assert old is not None
+    router = home.router.with_mode("label")
+    router.save(home.folder / "elsewhere")
+    new = home.candidate(home.register("refund_payment", 6), router=router.version, router_path="elsewhere")
+    whole = {
+        row.number: ({m["sha256"] for m in row.members.values()}, version)
+        for row, version in ((old, home.router.version), (new, router.version))
+    }
+    seen: list[int] = []
+    with home.store as writer, home.store as reader:
+
+        def look(*_: Any) -> None:
+            # Made anew: a process that was started at this moment.
+            found = HomeReleases(reader, home.registry, home.folder, "shop", home.base.identity, lambda router: None)
+            release = found.live()
+            assert release is not None
+            assert release.router is not None
+            assert not release.problem
+            members = {a.sha256 for a in release.members.values()}
+            assert (members, release.router.version) == whole[release.number]
+            seen.append(release.number)
+
+        def watched(step: Callable[..., Any]) -> Callable[..., Any]:
+            def looked(*given: Any) -> Any:
+                look()
+                return step(*given)
+
+            return looked
+
+        for name in ("put_release", "set_champion", "drop_champion", "set_live"):
+            monkeypatch.setattr(publication, name, watched(getattr(publication, name)))
+        event.listen(writer._engines.write, "after_cursor_execute", look)
+        promote(writer, home.registry, new.id, "better", by_hand=True)
+        look()
+        rollback(writer, home.registry, "shop")
+        look()
+        event.remove(writer._engines.write, "after_cursor_execute", look)
+    assert len(seen) > 20
+    assert seen[0] == seen[-1] == old.number
+    changes = [(a, b) for a, b in itertools.pairwise(seen) if a != b]
+    assert changes == [(old.number, new.number), (new.number, old.number)], "one moment of change each way"
 
 
 def test_the_stored_router_decides_as_it_does_in_a_round(home: Home) -> None:
@@ -131,22 +298,25 @@ def test_the_stored_router_decides_as_it_does_in_a_round(home: Home) -> None:
 
 
 def test_router_modes_and_homes_that_cannot_be_served(home: Home, tmp_path: Path) -> None:
-    settings, store = serving_settings(home.folder, None)
-    assert chosen_router(settings, store, Serving(mode="off")).mode == "off"  # type: ignore[union-attr]
-    assert chosen_router(settings, store, Serving(mode="both")).mode == "both"  # type: ignore[union-attr]
+    assert Routing().of(home.router) is home.router
+    assert Routing().of(None) is None
+    made = [Routing(mode, fixed).of(home.router) for mode, fixed in (("off", ""), ("fixed", "swap"), ("both", ""))]
+    assert [(r.mode, r.fixed) for r in made if r] == [("off", ""), ("fixed", "swap"), ("both", "")]
     with pytest.raises(ConfigurationError, match="--fixed CAPABILITY"):
-        chosen_router(settings, store, Serving(mode="fixed"))
+        Routing("fixed")
     with pytest.raises(ConfigurationError, match="does not exist"):
-        chosen_router(settings, store, Serving(mode="guess"))
-    store.close()
+        Routing("guess")
     with pytest.raises(ConfigurationError, match="there is no round"):
         serving_settings(tmp_path / "empty", None)
 
 
 def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -> None:
-    champions = home.registry.champions()
+    with home.store as store:
+        live = live_release(store, "shop")
+        assert live is not None
+        members = member_adapters(home.registry, live)
     weights = {"refund_payment": 0.75, "exchange_item": 0.25}
-    folders = {home.registry.download(champions[c], home.folder / "served"): w for c, w in weights.items()}
+    folders = {home.registry.download(members[c], home.folder / "served"): w for c, w in weights.items()}
     before = {n: p.clone() for n, p in home.base.policy.model.named_parameters()}
     _, mixed = folder_deltas(blend(home.base.policy.model, folders, tmp_path / "blend"))
     parts = [(w, folder_deltas(f)[1]) for f, w in folders.items()]
@@ -154,11 +324,14 @@ def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -
         torch.testing.assert_close(delta, sum(w * d[name] for w, d in parts), atol=1e-5, rtol=1e-4)
     assert all(torch.equal(before[n], p) for n, p in home.base.policy.model.named_parameters())
 
-    name = publish_blend(home.folder, None, ["refund_payment=0.5", "exchange_item=0.5"])
+    row, name = publish_blend(home.folder, None, ["refund_payment=0.5", "exchange_item=0.5"])
     assert name.startswith("blend-exchange_item-2-refund_payment-2@v1-")
-    with serving(served(home)) as url:
+    assert (row.state, row.parent_id, row.router) == ("candidate", live.id, live.router)
+    assert set(row.members) == {*live.members, name.partition("@")[0]}
+    assert publish_blend(home.folder, None, ["refund_payment=0.5", "exchange_item=0.5"]) == (row, name)
+    with serving(served(home, release=row.number)) as url:
         assert ask(url, "x", model=name).json()["model"] == name
-    with pytest.raises(ConfigurationError, match="has no champion"):
+    with pytest.raises(ConfigurationError, match="is no member"):
         publish_blend(home.folder, None, ["nothing=1"])
 
 

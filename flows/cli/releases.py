@@ -1,0 +1,100 @@
+"""Commands about releases: what answers users now and before, going back, and going on by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+TargetName = Annotated[str | None, typer.Option(help="Whose releases; the target of the settings by default.")]
+
+
+def add_releases(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (history, rollback, promote):
+        app.command()(command)
+
+
+def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
+    """Target, store and registry of the settings."""
+    from db import open_store
+    from settings import load_settings
+    from tasks.round.registry import open_registry
+
+    settings = load_settings(target=target, home=home)
+    return settings.target, open_store(settings.database_url), open_registry(settings, settings.target)
+
+
+def history(target: TargetName = None, home: Home = None, as_json: AsJson = False) -> None:
+    """The releases of a target: when each was live, what changed, success, verdicts, cost."""
+    from tasks.releases.history import history as entries_of
+    from tasks.releases.history import table
+    from tasks.releases.lifecycle import heal
+
+    name, store, registry = _open(target, home)
+    with store:
+        entries = entries_of(store, name)
+        if entries:
+            heal(store, registry, name)
+    if as_json:
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=1, default=str))
+        return
+    if not entries:
+        typer.echo(f"no release of {name} yet; run 'trace-agent improve --target {name}'")
+        return
+    typer.echo("\n".join(table(entries)))
+    if not any(entry.state == "live" for entry in entries):
+        typer.echo(f"the bare base answers for {name}: no release is live")
+    for entry in entries:
+        if entry.barred:
+            typer.echo(
+                f"release {entry.release}: {', '.join(entry.barred)} barred from automatic promotion; "
+                f"'trace-agent promote {entry.release}' allows it"
+            )
+
+
+def rollback(
+    to: Annotated[
+        int | None, typer.Option(min=0, help="Number of the release to go back to; 0 is the bare base.")
+    ] = None,
+    target: TargetName = None,
+    home: Home = None,
+) -> None:
+    """Make an earlier release live again: the one before, or --to N. What is left is barred until you promote it."""
+    from tasks.releases.history import version_name
+    from tasks.releases.lifecycle import live_release
+    from tasks.releases.lifecycle import rollback as go_back
+
+    name, store, registry = _open(target, home)
+    with store:
+        left = live_release(store, name)
+        back = go_back(store, registry, name, to)
+    typer.echo(f"release {back.number} of {name} is live again" if back else f"the bare base answers for {name} again")
+    kept = set() if back is None else {member["sha256"] for member in back.members.values()}
+    gone = [version_name(c, m) for c, m in left.members.items() if m["sha256"] not in kept] if left else []
+    if left is not None and gone:
+        typer.echo(
+            f"barred from automatic promotion: {', '.join(gone)}; 'trace-agent promote {left.number}' brings release "
+            f"{left.number} back"
+        )
+
+
+def promote(
+    release: Annotated[int, typer.Argument(min=1, help="Number of the release, from 'trace-agent history'.")],
+    reason: Annotated[str, typer.Option(help="Why; kept with the release.")] = "by hand",
+    target: TargetName = None,
+    home: Home = None,
+) -> None:
+    """Make any release live by hand, without a gate; what is barred of it is allowed again."""
+    from tasks.releases.lifecycle import promote as go_live
+    from tasks.releases.lifecycle import release_numbered
+
+    name, store, registry = _open(target, home)
+    with store:
+        row = go_live(store, registry, release_numbered(store, name, release).id, reason, by_hand=True)
+    typer.echo(f"release {row.number} of {name} is live: {', '.join(row.members)}")

@@ -1,0 +1,177 @@
+"""The forward pass of sampling, in as few operations as the machine has kernels for.
+
+transformers' own pass of the embedded model spends three quarters of a decoding step outside matrix products
+(`benchmarks/README.md`): masks, copies, concatenations, the norm in six operations and the rotation in ten. For the
+Llama family, whose layers are known exactly, `FusedDecoder` computes the same numbers with q, k and v as one matrix,
+the gate, its product and the residual sums inside the matrix products, and the head apart. Every other model runs
+through transformers (`PlainDecoder`), slower, and the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from models.local.attention import SharedBatch
+from models.local.layer_mean import LayerMean
+from models.local.packed import Packed, Part, packed_twin
+
+logger = logging.getLogger("trace.models")
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class Decoder(Protocol):
+    """`layers` are the linear layers by the model's names for them: adapters are merged there."""
+
+    layers: dict[str, Part]
+
+    def run(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Last hidden states (N, hidden) of N flat tokens, or the mean over the outputs of decoder layers `mean`
+        (first and last, from 1), after which the pass ends."""
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (N, vocabulary) of hidden states (N, hidden)."""
+        ...
+
+
+def unknown_parts(model: Any) -> str:
+    """Why `FusedDecoder` cannot run this model; "" when it can."""
+    config = model.config
+    if config.model_type != "llama":
+        return f"a model of type {config.model_type}"
+    if config.hidden_act != "silu":
+        return f"the activation {config.hidden_act}"
+    return ""
+
+
+def make_decoder(model: Any) -> Decoder:
+    """The fastest decoder for `model`."""
+    if reason := unknown_parts(model):
+        logger.warning("%s is sampled through transformers, about three times slower than llama models", reason)
+        return PlainDecoder(model)
+    return FusedDecoder(model)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The parts of a decoder layer; `norms` are those before attention and before the gated part."""
+
+    norms: tuple[torch.Tensor, torch.Tensor]
+    qkv: Packed
+    o: Packed
+    gate: Packed
+    up: Packed
+    down: Packed
+
+
+class FusedDecoder:
+    """The layers of a Llama model on arranged weights; the parameters are the model's."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.epsilon = config.rms_norm_eps
+        self.rotary = model.model.rotary_emb
+        self.embedding, self.norm = model.model.embed_tokens.weight.detach(), model.model.norm.weight.detach()
+        self._head = Packed([model.lm_head])
+        self.layers: dict[str, Part] = {"lm_head": Part(self._head, 0)}
+        self._stack = [self._layer(i, layer) for i, layer in enumerate(model.model.layers)]
+
+    def _layer(self, index: int, layer: Any) -> _Layer:
+        where = f"model.layers.{index}"
+        attention, gated = layer.self_attn, layer.mlp
+        qkv = Packed([getattr(attention, name) for name in PROJECTIONS])
+        self.layers |= {f"{where}.self_attn.{name}": Part(qkv, i) for i, name in enumerate(PROJECTIONS)}
+        found = []
+        for parent, name in ((attention, "o_proj"), (gated, "gate_proj"), (gated, "up_proj"), (gated, "down_proj")):
+            found.append(Packed([getattr(parent, name)]))
+            self.layers[f"{where}.{'mlp' if parent is gated else 'self_attn'}.{name}"] = Part(found[-1], 0)
+        norms = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+        return _Layer(norms, qkv, *found)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)
+
+    def rotation(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin (N, heads + groups, dim) of the queries and keys; those of queries carry attention's scale."""
+        cos, sin = (table[0, :, None, :] for table in self.rotary(x[None], positions_N[None]))
+        scale, half = self.dim**-0.5, self.dim // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        many = (len(x), self.heads, self.dim), (len(x), self.groups, self.dim)
+        both = [torch.cat([(t * scale).expand(many[0]), t.expand(many[1])], dim=1) for t in (cos, sin)]
+        return both[0], both[1]
+
+    def run(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        x = F.embedding(ids_N, self.embedding)
+        rotation = self.rotation(x, positions_N)
+        if mean is None:
+            x = self.through(range(len(self._stack)), x, rotation, batch)
+            return F.rms_norm(x, x.shape[-1:], self.norm, self.epsilon)
+        first, last = mean
+        x = self.through(range(first), x, rotation, batch)
+        total = x.float()
+        for index in range(first, last):
+            x = self.through(range(index, index + 1), x, rotation, batch)
+            total += x
+        return total / (last - first + 1)
+
+    def through(
+        self, layers: range, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: SharedBatch
+    ) -> torch.Tensor:
+        """The stream (N, hidden) after some layers in a row, from that before them. Not differentiable."""
+        cos, (low, high) = rotation[0], rotation[1].chunk(2, dim=-1)
+        half, turned, shape = self.dim // 2, self.heads + self.groups, x.shape[-1:]
+        for index in layers:
+            layer = self._stack[index]
+            normed = F.rms_norm(x, shape, layer.norms[0], self.epsilon)
+            qkv = layer.qkv(normed).view(len(x), -1, self.dim)
+            plain = qkv[:, :turned]
+            qk = plain * cos
+            qk[..., :half].addcmul_(plain[..., half:], low)
+            qk[..., half:].addcmul_(plain[..., :half], high)
+            seen = batch.attend(index, qk[:, : self.heads], qk[:, self.heads :], qkv[:, turned:])
+            x = layer.o.plus(seen.reshape(len(x), -1), x)
+            normed = F.rms_norm(x, shape, layer.norms[1], self.epsilon)
+            x = layer.down.plus(layer.up.times(normed, layer.gate.silu(normed)), x)
+        return x
+
+
+class PlainDecoder:
+    """Any model that uses transformers' attention interface, with its linear layers arranged."""
+
+    def __init__(self, model: Any, arranged: bool = True) -> None:
+        self.layers: dict[str, Part] = {}
+        self.model = model
+        if arranged:
+            self.model, self.layers = packed_twin(model)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model.lm_head(hidden)
+        return logits
+
+    def run(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        call: dict[str, Any] = {
+            "input_ids": ids_N[None],
+            "position_ids": positions_N[None],
+            "use_cache": False,
+            "shared": batch,
+        }
+        if mean is None:
+            states: torch.Tensor = self.model.model(**call).last_hidden_state[0]
+            return states
+        with LayerMean(self.model.model, *mean) as averaged:
+            self.model.model(**call)
+        return averaged.mean

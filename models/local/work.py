@@ -1,0 +1,27 @@
+"""What a model computed, counted in tokens: the yardstick of `benchmarks/floor.py`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Work:
+    """Counts since the start of the process.
+
+    `decoded` and `prefilled` tokens went through all layers, one new token to a row or several; `heads` are rows of
+    the head. `trained_forward` and `trained_backward` are tokens times layers of the training pass, `trained_heads`
+    rows of the head with their gradient.
+    """
+
+    decoded: int = 0
+    prefilled: int = 0
+    heads: int = 0
+    trained_forward: int = 0
+    trained_backward: int = 0
+    trained_heads: int = 0
+
+    def since(self, before: Work) -> Work:
+        """What was added to `before`."""
+        now, then = asdict(self), asdict(before)
+        return Work(**{name: now[name] - then[name] for name in now})

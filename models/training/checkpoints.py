@@ -1,0 +1,146 @@
+"""What a training keeps on disk: checkpoints to go on from, the weights of every step to choose from, and its ending.
+
+In the folder of a training:
+- `checkpoint-N/`: adapter, optimizer, RNG and step, as TRL writes them, of the last two steps; `complete.json` is
+  written last and has the records up to it, so a checkpoint without it was cut off and is not resumed from;
+- `weights/step-N/`: the adapter's two files after step N, of every step; step 0 is what training began from;
+- `ended.json`: how the training ended, where no step could follow.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from errors import AdapterError
+from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, order_config
+from models.training.records import StepRecord
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+COMPLETE, ENDED = "complete.json", "ended.json"
+# What the configuration of a start must share with this training's, and what decides it here.
+SHAPE = {
+    "r": "train.rank",
+    "lora_alpha": "train.alpha",
+    "layers_to_transform": "train.upper_layers",
+    "target_modules": "models.training.lora.PROJECTIONS",
+    "use_rslora": "models.training.lora.lora_config",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a training ended that no step could follow: the `ending`, and the verdict on its reward ("" for none)."""
+
+    ending: str
+    verdict: str = ""
+
+
+def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
+    """The newest checkpoint that was written to its end, with the records up to it."""
+    folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
+    for folder in folders:
+        if (folder / COMPLETE).is_file():
+            return folder, [StepRecord.read(r) for r in json.loads((folder / COMPLETE).read_text())]
+    return None
+
+
+def complete(folder: Path, records: Sequence[StepRecord]) -> None:
+    """Mark a checkpoint as whole; its weights are kept first."""
+    keep_weights(folder.parent, int(folder.name.rpartition("-")[2]), folder)
+    _write(folder / COMPLETE, [asdict(r) for r in records])
+
+
+def keep_weights(output: Path, step: int, saved: Path) -> None:
+    """Keep the adapter in `saved` (a folder that PEFT wrote) as that of `step`."""
+    folder = _weights(output, step)
+    part = folder.with_name(f".{folder.name}")
+    shutil.rmtree(part, ignore_errors=True)  # of a process that died here
+    export_adapter(order_config(saved), part)
+    shutil.rmtree(folder, ignore_errors=True)  # a step that is done again, its checkpoint having been cut off
+    part.rename(folder)
+
+
+def weights_by_step(output: Path, last: int) -> dict[int, Path]:
+    """Folder of the adapter after each step from 0 to `last`. Raises `AdapterError` when one is gone."""
+    found = {step: _weights(output, step) for step in range(last + 1)}
+    for step, folder in found.items():
+        if not folder.is_dir():
+            raise AdapterError(f"{folder} with the weights of step {step} is gone; remove {output} and train again")
+    return found
+
+
+def write_ended(output: Path, ended: Ended) -> None:
+    """Store how the training ended."""
+    _write(output / ENDED, asdict(ended))
+
+
+def read_ended(output: Path) -> Ended | None:
+    """How the training ended, if it did before its last step for want of anything to learn."""
+    path = output / ENDED
+    return Ended(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def begin(peft: Any, wanted: LoraConfig, output: Path, start: Path | None) -> None:
+    """Begin a training: with the weights in `start` if it is given, and what it begins from kept as step 0."""
+    if start is not None:
+        _start_from(peft, start, wanted)
+    saved = output / ".start"
+    peft.save_pretrained(str(saved), safe_serialization=True)
+    keep_weights(output, 0, saved)
+    shutil.rmtree(saved)
+
+
+def _start_from(peft: Any, start: Path, wanted: LoraConfig) -> None:
+    """Put the weights of an adapter's folder into a PEFT model that was made with `wanted`.
+
+    Raises `AdapterError` when rank, alpha, layers or projections are others, or the weights do not fit the model.
+    """
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    adapter_digest(start)  # two plain files, a LoRA configuration, safetensors
+    config = json.loads((start / CONFIG).read_text(encoding="utf-8"))
+    for name, decided_by in SHAPE.items():
+        given, ours = config.get(name), getattr(wanted, name)
+        if isinstance(ours, list | set):
+            given, ours = sorted(given or ()), sorted(ours)
+        if given != ours:
+            raise AdapterError(
+                f"the adapter in {start} has {name} = {given}, this training {ours}: its weights do not fit; give "
+                f"{decided_by} the adapter's value, or train from the base"
+            )
+    weights = load_file(start / WEIGHTS)
+    shapes = {name: tuple(t.shape) for name, t in weights.items()}
+    expected = {name: tuple(t.shape) for name, t in _state(peft).items()}
+    if wrong := sorted(set(shapes.items()) ^ set(expected.items())):
+        name = wrong[0][0]
+        raise AdapterError(
+            f"the adapter in {start} has {name} of shape {shapes.get(name)}, the model has {expected.get(name)}; "
+            "it was trained on another base: train from this base"
+        )
+    set_peft_model_state_dict(peft, weights)
+
+
+def _state(peft: Any) -> dict[str, Any]:
+    from peft import get_peft_model_state_dict
+
+    state: dict[str, Any] = get_peft_model_state_dict(peft)
+    return state
+
+
+def _weights(output: Path, step: int) -> Path:
+    return output / "weights" / f"step-{step}"
+
+
+def _write(path: Path, content: Any) -> None:
+    """Write JSON so that the file is whole or not there."""
+    part = path.with_name(f".{path.name}")
+    part.write_text(json.dumps(content))
+    part.replace(path)

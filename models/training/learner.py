@@ -1,0 +1,281 @@
+"""The layers of a Llama model with LoRA for the training pass: the frozen ones on the sampler's arranged weights and
+without a gradient, the learning ones with a gradient for the adapter alone. Shape suffixes: `models/training/grpo.py`.
+
+Autograd sees few operations: q, k and v as one product with their adapters, gate and up as one, and the head as
+log-probabilities whose gradient is made with them, so that no logits are kept. Models that `unknown_parts` names go
+through transformers and PEFT (`PlainLearner`), slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from models.local.attention import SharedBatch
+from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
+from models.local.packed import arrange, can_arrange
+from models.local.work import Work
+
+# Rows of the head at once: their logits are the largest tensors of the pass.
+HEAD_ROWS = 64
+
+
+class Learner(Protocol):
+    """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts."""
+
+    frozen: int
+    work: Work
+    device: torch.device
+    dtype: torch.dtype
+
+    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        """Last hidden states (N, hidden) of N flat tokens."""
+        ...
+
+    def score(
+        self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities of `targets_S` and entropies (no gradient), (S,) each, in nats."""
+        ...
+
+
+def make_learner(causal: Any, decoder: Any = None) -> Learner:
+    """The fastest learner for a model that PEFT has put its layers into; `decoder` is the sampler's on that model."""
+    if unknown_parts(causal) or not isinstance(decoder, FusedDecoder) or not _known(causal):
+        return PlainLearner(causal)
+    return FusedLearner(causal, decoder)
+
+
+def _known(causal: Any) -> bool:
+    """Whether all adapters are plain LoRA on the projections, without dropout."""
+    names = {name.rsplit(".", 1)[-1] for name, module in causal.named_modules() if hasattr(module, "lora_A")}
+    return names <= {*PROJECTIONS, "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+class _Matrix:
+    """A frozen weight (out, in), several stacked, for x W^T and for y W. In fp32 both are arranged: the plain product
+    is up to twice as slow (`benchmarks/floor.py`); in bf16 it is as fast."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+        weight, self.bias = torch.cat(list(weights)) if len(weights) > 1 else weights[0], bias
+        self.arranged = weight.dtype == torch.float32 and can_arrange(weight)
+        self.weight = arrange(weight) if self.arranged else weight
+        self._turned = arrange(weight.t()) if self.arranged else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.arranged:
+            return F.linear(x, self.weight, self.bias)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
+
+    def back(self, y: torch.Tensor) -> torch.Tensor:
+        """y (N, out) -> (N, in)."""
+        if self._turned is None:
+            return y @ self.weight
+        x: torch.Tensor = torch.ops.mkldnn._linear_pointwise(y, self._turned, None, "none", [], "")
+        return x
+
+
+class _Product(torch.autograd.Function):
+    """x W^T with the adapters of the stacked parts: `lora` is A, B of each part, `scales` one number for each."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, matrix: _Matrix, scales: Sequence[float], *lora: torch.Tensor
+    ) -> torch.Tensor:
+        y = matrix(x)
+        ctx.matrix, ctx.scales = matrix, scales
+        if not lora:
+            return y
+        a = torch.cat([scale * a.to(x.dtype) for a, scale in zip(lora[::2], scales, strict=True)])
+        b = [part.to(x.dtype) for part in lora[1::2]]
+        low = F.linear(x, a)
+        ctx.save_for_backward(x, low, a, *b)
+        for part, h, out in zip(b, low.split([m.shape[1] for m in b], 1), y.split([len(m) for m in b], 1), strict=True):
+            out.addmm_(h, part.t())
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        dy = given[0].contiguous()
+        dx = ctx.matrix.back(dy) if ctx.needs_input_grad[0] else None
+        if not ctx.scales:
+            return dx, None, None
+        x, low, a, *b = ctx.saved_tensors
+        ranks, outs = [m.shape[1] for m in b], [len(m) for m in b]
+        sent = torch.cat([out @ part for part, out in zip(b, dy.split(outs, 1), strict=True)], 1)
+        if dx is not None:
+            dx.addmm_(sent, a)
+        das = (sent.t() @ x).split(ranks)
+        dbs = [out.t() @ h for out, h in zip(dy.split(outs, 1), low.split(ranks, 1), strict=True)]
+        gradients: list[torch.Tensor] = []
+        for scale, da, db in zip(ctx.scales, das, dbs, strict=True):
+            gradients += [scale * da.float(), db.float()]
+        return dx, None, None, *gradients
+
+
+class _Turned(torch.autograd.Function):
+    """The rotation of queries and keys: x cos + swapped x sin, both (N, heads, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        half = x.shape[-1] // 2
+        y = x * cos
+        y[..., :half].addcmul_(x[..., half:], sin[..., :half])
+        y[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        (dy,), (cos, sin) = given, ctx.saved_tensors
+        half = dy.shape[-1] // 2
+        dx = dy * cos
+        dx[..., half:].addcmul_(dy[..., :half], sin[..., :half])
+        dx[..., :half].addcmul_(dy[..., half:], sin[..., half:])
+        return dx, None, None
+
+
+class _Scored(torch.autograd.Function):
+    """Log-probabilities and entropies of tokens. The gradient of each log-probability by its hidden state, the
+    target's word vector minus the mean of all, is made in the forward pass, where the probabilities are."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, head: _Matrix, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies, slopes = [], [], []
+        for part, target in zip(hidden.split(HEAD_ROWS), targets.split(HEAD_ROWS), strict=True):
+            logits = head(part).float().div_(temperature)
+            logits -= torch.logsumexp(logits, dim=-1, keepdim=True)
+            logprobs.append(logits.gather(1, target[:, None])[:, 0])
+            chances = logits.exp()
+            entropies.append(-torch.linalg.vecdot(chances, logits))
+            if ctx.needs_input_grad[0]:
+                chances.neg_()
+                chances[torch.arange(len(target), device=target.device), target] += 1
+                slopes.append(head.back(chances.to(hidden.dtype)))
+        if slopes:
+            ctx.save_for_backward(torch.cat(slopes).float().div_(temperature))
+        ctx.kind = hidden.dtype
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        (slopes,) = ctx.saved_tensors
+        return (given[0][:, None] * slopes).to(ctx.kind), None, None, None
+
+
+class FusedLearner:
+    """See the module's docstring. Weights of the base are the model's; adapters are read from it at every pass."""
+
+    def __init__(self, causal: Any, decoder: FusedDecoder) -> None:
+        self.decoder, self.work = decoder, Work()
+        self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
+        layers = list(causal.model.layers)
+        learning = [any(hasattr(m, "lora_A") for m in layer.modules()) for layer in layers]
+        self.frozen = learning.index(True) if any(learning) else len(layers)
+        self.layers = layers[self.frozen :]
+        self._matrices = [self._of(layer) for layer in self.layers]
+        self._head = _Matrix([causal.lm_head.weight.detach()])
+
+    @staticmethod
+    def _of(layer: Any) -> list[tuple[list[Any], _Matrix]]:
+        """The four products of a layer: the modules whose adapters they carry, and their weight."""
+        attention, gated = layer.self_attn, layer.mlp
+        groups = [[getattr(attention, name) for name in PROJECTIONS], [attention.o_proj]]
+        groups += [[gated.gate_proj, gated.up_proj], [gated.down_proj]]
+        made = []
+        for modules in groups:
+            plain = [getattr(m, "base_layer", m) for m in modules]
+            biases = [m.bias for m in plain if m.bias is not None]
+            bias = torch.cat([b.detach() for b in biases]) if biases else None
+            made.append((modules, _Matrix([m.weight.detach() for m in plain], bias)))
+        return made
+
+    @staticmethod
+    def _product(x: torch.Tensor, given: tuple[list[Any], _Matrix]) -> torch.Tensor:
+        modules, matrix = given
+        lora: list[torch.Tensor] = []
+        scales: list[float] = []
+        for module in modules:
+            if not hasattr(module, "lora_A") or module.disable_adapters:
+                break
+            (name,) = module.active_adapters
+            lora += [module.lora_A[name].weight, module.lora_B[name].weight]
+            scales.append(float(module.scaling[name]))
+        if len(scales) < len(modules):  # all of a product learn, or none: `models/training/lora.py`
+            lora, scales = [], []
+        y: torch.Tensor = _Product.apply(x, matrix, tuple(scales), *lora)
+        return y
+
+    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        d = self.decoder
+        tokens = len(ids_N)
+        with torch.no_grad():
+            x = F.embedding(ids_N, d.embedding)
+            rotation = d.rotation(x, positions_N)
+            x = d.through(range(self.frozen), x, rotation, batch)
+        self.work.trained_forward += tokens * (self.frozen + len(self.layers))
+        if torch.is_grad_enabled():
+            self.work.trained_backward += tokens * len(self.layers)
+        turned, shape = d.heads + d.groups, x.shape[-1:]
+        for index, (layer, (qkv_of, o_of, both_of, down_of)) in enumerate(
+            zip(self.layers, self._matrices, strict=True), self.frozen
+        ):
+            normed = F.rms_norm(x, shape, layer.input_layernorm.weight, d.epsilon)
+            qkv = self._product(normed, qkv_of).view(tokens, -1, d.dim)
+            qk = _Turned.apply(qkv[:, :turned], *rotation)
+            seen = batch.attend(index, qk[:, : d.heads], qk[:, d.heads :], qkv[:, turned:])
+            x = x + self._product(seen.reshape(tokens, -1), o_of)
+            normed = F.rms_norm(x, shape, layer.post_attention_layernorm.weight, d.epsilon)
+            gate, up = self._product(normed, both_of).chunk(2, dim=-1)
+            x = x + self._product(F.silu(gate) * up, down_of)
+        return F.rms_norm(x, shape, d.norm, d.epsilon)
+
+    def score(
+        self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.work.trained_heads += len(hidden_SD)
+        logprobs_S, entropies_S = _Scored.apply(hidden_SD, self._head, targets_S, temperature)
+        return logprobs_S, entropies_S
+
+
+class PlainLearner:
+    """Any model, through transformers and PEFT."""
+
+    frozen = 0
+
+    def __init__(self, causal: Any) -> None:
+        self.causal, self.work = causal, Work()
+        weight = next(causal.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self._head = _Plain(causal.lm_head)
+
+    def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        layers = self.causal.config.num_hidden_layers
+        self.work.trained_forward += len(ids_N) * layers
+        if torch.is_grad_enabled():
+            self.work.trained_backward += len(ids_N) * layers
+        call = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False, "shared": batch}
+        hidden: torch.Tensor = self.causal.model(**call).last_hidden_state[0]
+        return hidden
+
+    def score(
+        self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.work.trained_heads += len(hidden_SD)
+        logprobs_S, entropies_S = _Scored.apply(hidden_SD, self._head, targets_S, temperature)
+        return logprobs_S, entropies_S
+
+
+class _Plain(_Matrix):
+    """The head of any model, as it is."""
+
+    def __init__(self, head: Any) -> None:
+        self.weight, self.bias, self.arranged, self._turned = head.weight.detach(), head.bias, False, None

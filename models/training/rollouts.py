@@ -1,0 +1,241 @@
+"""The rollouts of a training: groups of episodes that start from one scenario, and the advantages that follow.
+
+Shape suffixes: `models/training/grpo.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from environments.contract import Environment, TargetTask
+from errors import TrainingError
+from models.episodes import Episode, Player, Trajectory
+from models.policy import Sampling
+from models.renderer import Renderer
+from models.training.actors import Actor
+from models.training.forward import common_prefix
+from models.training.records import GroupFigures, TrainingSettings
+from models.training.trl_trainer import EpisodeGRPO
+
+logger = logging.getLogger("trace.models")
+
+# Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
+SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+
+
+def scenario_seed(seed: int, step: int, place: int) -> int:
+    """The scenario seed of a place in a step of a training: a number for each (seed, step, place).
+
+    So no two steps share one, nor two trainings with different `seed`s, such as those of a home's rounds, whatever
+    their settings. None is negative: those are for calibration and for choosing a checkpoint.
+    """
+    return (seed * STEPS + step) * SEEDS + place
+
+
+def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
+    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, in the group's standard
+    deviations (unbiased, plus 1e-4 against division by zero).
+
+    Every token that the policy sampled in a rollout gets that rollout's advantage. A group with equal rewards gets 0.
+    To change the advantage, change this function: nothing else computes one.
+    """
+    centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    k = rewards_GK.shape[1]
+    std_G1 = ((centred_GK**2).mean(dim=1, keepdim=True) * (k / (k - 1))).sqrt()
+    return centred_GK / (std_G1 + 1e-4)
+
+
+class ScenarioSource(Protocol):
+    """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
+    the others are there for retention."""
+
+    def scenario(self, seed: int) -> TargetTask: ...
+    def own(self, task: TargetTask) -> bool: ...
+    def environment(self) -> Environment: ...
+
+
+class NothingToLearn(Exception):
+    """All groups of all collections of a step have equal rewards; `mastered` when every own episode succeeded."""
+
+    def __init__(self, message: str, mastered: bool) -> None:
+        super().__init__(message)
+        self.mastered = mastered
+
+
+class Rollouts:
+    """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
+
+    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once.
+    """
+
+    def __init__(
+        self,
+        source: ScenarioSource,
+        actor: Actor,
+        renderer: Renderer,
+        settings: TrainingSettings,
+        on_trajectories: Callable[[int, list[Trajectory]], None],
+    ) -> None:
+        self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
+        self.adapter = ""
+        self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
+        self.on_trajectories = on_trajectories
+        self.shared = 0
+        self.advantages_R = torch.zeros(0)
+        self.collected: list[GroupFigures] = []
+        self.dropped = 0
+        self.missing = 0
+        self.seconds = 0.0
+        self.environment_seconds = 0.0
+
+    def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
+        """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
+
+        A step's first collection has at least one of the capability's own, if a draw in a hundred is one: a step on
+        retention scenarios alone would teach nothing, and nothing could be said of it.
+        """
+        first = collection * self.settings.groups
+        drawn = [self._scenario(step, first + g) for g in range(count)]
+        if collection == 0 and not any(map(self.environments.own, drawn)):
+            further = (self._scenario(step, SPARE_SEEDS + i) for i in range(100))
+            drawn[-1] = next(filter(self.environments.own, further), drawn[-1])
+        return drawn
+
+    def _scenario(self, step: int, place: int) -> TargetTask:
+        return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
+
+    @property
+    def decoder(self) -> Any:
+        """The sampler's decoder on the model that is trained; None when servers sample."""
+        return getattr(self.actor.policy, "decoder", None)
+
+    def collect(self, step: int) -> list[Trajectory]:
+        """At most G x K trajectories, group by group, each once.
+
+        Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
+        are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
+
+        Raises `NothingToLearn` when all rewards are equal, a transient `TrainingError` when every group lost an
+        episode, and a lasting one when the adapter has come apart.
+        """
+        s = self.settings
+        kept: list[list[Trajectory]] = []
+        spare: list[list[Trajectory]] = []
+        lost = ""
+        self.collected = []
+        began = time.perf_counter()
+        for collection in range(s.collections):
+            tasks = self.scenarios(step, collection, s.groups - len(kept))
+            episodes = [
+                Episode(f"{step}/{collection}/{g}/{k}", task, s.seed * 100_003 + step, k, self.adapter)
+                for g, task in enumerate(tasks)
+                for k in range(s.group_size)
+            ]
+            player = Player(
+                self.environments.environment,
+                self.actor.policy,
+                self.renderer,
+                Sampling(s.temperature, s.max_tokens),
+                2 * self.actor.rows,
+            )
+            done = {t.episode.key: t for t in player.play(episodes)}
+            self.environment_seconds += player.environment_seconds
+            ordered = [done[e.key] for e in episodes]
+            if not all(math.isfinite(sum(t.conversation.logprobs)) for t in ordered):
+                raise TrainingError(
+                    f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning "
+                    "rate and start this adapter again"
+                )
+            self.on_trajectories(step, ordered)
+            for g, task in enumerate(tasks):
+                group = ordered[g * s.group_size : (g + 1) * s.group_size]
+                self._count(group, task)
+                if any(t.score is None for t in group):
+                    lost = next(t.error for t in group if t.score is None)
+                    continue  # an episode lost to the infrastructure has no reward: its group is not used
+                rewards = {round(t.score.reward, 6) for t in group if t.score}
+                (kept if len(rewards) > 1 else spare).append(group)
+            if len(kept) >= s.groups:
+                break
+        self.dropped = len(spare)
+        if not kept:
+            self._refuse(step, len(spare), lost)
+        while len(kept) < s.groups and spare:
+            kept.append(spare.pop(0))  # fills the batch; its advantages are 0
+        self.missing = s.groups - len(kept)
+        if self.missing:
+            logger.warning(
+                "step %d learns from %d groups instead of %d: the others lost episodes to the infrastructure",
+                step,
+                len(kept),
+                s.groups,
+            )
+        self.actor.rest()  # the backward pass needs the memory
+        self.seconds = time.perf_counter() - began
+        return [t for group in kept for t in group]
+
+    def _count(self, group: list[Trajectory], task: TargetTask) -> None:
+        """Add what a group came to; episodes without a score are in no figure."""
+        scores = [t.score for t in group if t.score]
+        if scores:
+            wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
+            self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward))
+
+    def _refuse(self, step: int, equal: int, lost: str) -> None:
+        """Say why nothing can be learnt from what the step has collected."""
+        s = self.settings
+        tried = f"no informative group in {s.collections} collections of {s.groups} groups at step {step}"
+        if not equal:
+            problem = TrainingError(f"{tried}: every group lost an episode to the infrastructure, the last to: {lost}")
+            problem.transient = True
+            raise problem
+        own = [g for g in self.collected if g.own]
+        mastered = bool(own) and all(g.successes == g.episodes for g in own)
+        also = f"; the others lost episodes to the infrastructure, the last to: {lost}" if lost else ""
+        raise NothingToLearn(f"{tried}: {equal} groups had equal rewards{also}", mastered)
+
+    def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
+        """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
+        step = trainer.state.global_step
+        self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
+        self.worst_ratio = 1.0
+        rows = self.settings.groups * self.settings.group_size
+        if len(prompts) != rows:
+            raise TrainingError(
+                f"the trainer asked for {len(prompts)} rollouts, groups x group size is {rows}; make them equal"
+            )
+        trajectories = self.collect(step)
+        rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
+        rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
+        rewards_GK = rewards_GK.view(-1, self.settings.group_size)
+        self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
+        self.advantages_R[: len(trajectories)] = group_advantages(rewards_GK).flatten()
+        # Retention scenarios may come with other instructions than the capability's own.
+        shared = min(t.conversation.shared for t in trajectories)
+        self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])
+        out: dict[str, Any] = {
+            "prompt_ids": [],
+            "completion_ids": [],
+            "logprobs": [],
+            "env_mask": [],
+            "reward": rewards_R,
+        }
+        for t in trajectories:
+            first = t.conversation.sampled.index(True)
+            out["prompt_ids"].append(t.conversation.ids[:first])
+            out["completion_ids"].append(t.conversation.ids[first:])
+            out["logprobs"].append(t.conversation.logprobs[first:])
+            out["env_mask"].append([int(s) for s in t.conversation.sampled[first:]])
+        for _ in range(rows - len(trajectories)):  # TRL wants whole groups: these rows hold no sampled token
+            out["prompt_ids"].append(out["prompt_ids"][0])
+            out["completion_ids"].append(out["completion_ids"][0][:1])
+            out["logprobs"].append([0.0])
+            out["env_mask"].append([0])
+            out["reward"].append(0.0)
+        return out

@@ -1,0 +1,212 @@
+"""Stage 7, first half, `trace-agent stage challenge`: each new adapter, alone, against what answers users today
+(method, section 7; the rules are `tasks.measuring.gate_rules`).
+
+The release that was live when the round began and each new adapter play the same validation tasks with the same seeds.
+An adapter passes when it is better than the live release on its own families; on all others what it would cost to be
+chosen wrongly is a figure of its verdict. The rules are stored, with their hash, before the first of these episodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from prefect.artifacts import create_table_artifact
+
+from db import AdapterRow, AdapterState, GatePlanRow, LookRow, VerdictRow, row_id
+from environments.contract import TargetTask
+from errors import StoreError
+from tasks.measuring.decisions import CapabilityDecision
+from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
+from tasks.measuring.gate_rules import judge_capabilities
+from tasks.measuring.lineup import lineup_of, play_alone, play_lineup
+from tasks.measuring.statistics import align, tasks_needed
+from tasks.round.adapters import own_adapter, registered
+from tasks.round.context import Context
+from tasks.round.results import ChallengeResult, RegisterResult
+from tasks.round.rollouts import outcomes
+from tasks.round.stage import stage
+from tasks.synthesis.environments import stored_environment
+
+SPLIT = "validation"
+
+
+@stage("challenge", title="adapters against the live release")
+def challenge(context: Context) -> ChallengeResult:
+    """Store the plan, play, and judge every adapter that the round registered."""
+    capabilities = registered(context.stored)
+    if not capabilities:
+        return ChallengeResult(skipped="no capability was trained")
+    own = {c: families_of(context, c) for c in capabilities}
+    look = look_at(context, SPLIT)
+    further = _further(context, own, look)
+    tasks, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
+    tasks = [*tasks, *context.further_tasks(further)]
+    plan = _plan(context, own, tasks, look)
+    lineup = lineup_of(context, context.incumbent)
+    live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
+    live = outcomes(context.store, live_ids)
+    alone_ids, pairs = {}, {}
+    for capability in capabilities:
+        alone_ids[capability] = _alone(context, capability, own[capability], tasks, trials)
+        pairs[capability] = align(live, outcomes(context.store, alone_ids[capability]))
+    decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
+    for capability, decision in decisions.items():
+        _store(context, capability, decision)
+    create_table_artifact(
+        key="challenge",
+        description="Each new adapter, alone, against the live release on validation",
+        table=[
+            {
+                "capability": c,
+                "verdict": str(d.verdict),
+                "points": round(d.difference.points, 1),
+                "p (Holm)": round(d.adjusted_p, 4),
+                "reasons": " ".join(d.reasons),
+            }
+            for c, d in decisions.items()
+        ],
+    )
+    return ChallengeResult(
+        further=further,
+        live_ids=live_ids,
+        alone_ids=alone_ids,
+        verdicts={c: str(d.verdict) for c, d in decisions.items()},
+        passed=[c for c, d in decisions.items() if d.passed],
+        look=look.number,
+        alpha=look.alpha,
+        plan=plan,
+    )
+
+
+def rules_of(context: Context) -> GateRules:
+    """The gate's levels, from the round's settings."""
+    s = context.settings.evaluation
+    return GateRules(alpha=s.alpha, margin=s.margin)
+
+
+def families_of(context: Context, capability: str) -> Sequence[str]:
+    """The families that a capability's environment is about."""
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    return environment.spec.families
+
+
+def look_at(context: Context, split: str) -> LookRow:
+    """This round's look at a split, counted once: how many there were, and what it may spend of alpha."""
+    this = context.round
+    drawn = this.number if context.draws(split) else 0
+    looks = context.store.rows(LookRow, target=this.target, data_hash=this.data_hash, split=split, draw=drawn)
+    for look in looks:
+        if look.round_id == this.id:
+            return look
+    number = 1 + len(looks)
+    alpha = context.settings.evaluation.alpha
+    # Test decides nothing, so it spends nothing; a fresh draw is seen once, by the round that drew it.
+    spent = 0.0 if split == "test" else alpha_at(number, alpha, drawn=bool(drawn))
+    look = LookRow(
+        id=row_id("look", this.id, split),
+        round_id=this.id,
+        number=number,
+        alpha=spent,
+        target=this.target,
+        data_hash=this.data_hash,
+        split=split,
+        draw=drawn,
+    )
+    context.store.put([look])
+    return look
+
+
+def _gains(context: Context, capabilities: Iterable[str]) -> dict[str, float]:
+    """Points that each adapter gained on fresh seeds of its own environment, on the champion that it was trained on
+    from, or on the base."""
+    measured = {c: context.result(RegisterResult, c) for c in capabilities}
+    return {c: round(100 * (r.adapter_success - _before(r)), 6) for c, r in measured.items()}
+
+
+def _before(measured: RegisterResult) -> float:
+    return measured.base_success if measured.champion_success is None else measured.champion_success
+
+
+def _further(context: Context, own: Mapping[str, Sequence[str]], look: LookRow) -> dict[str, int]:
+    """How many more validation tasks of which family find the gains seen on fresh seeds with 80 % power, at most
+    `evaluation.own_tasks` a capability in all. A family of several capabilities gets what the one needs that needs
+    most. None where the target cannot draw, the families are not known, or nothing was gained."""
+    s, gains = context.settings.evaluation, _gains(context, own)
+    there = Counter(t.family for t in context.tasks(SPLIT))
+    further: dict[str, int] = {}
+    for capability, families in own.items():
+        gain = min(100.0, gains[capability])
+        if not look.draw or not families or gain <= 0:
+            continue
+        before = _before(context.result(RegisterResult, capability))
+        needed = tasks_needed(gain, before, s.validation_trials, look.alpha / len(own))
+        short = min(needed, s.own_tasks) - sum(there[f] for f in families)
+        if short > 0:
+            each = math.ceil(short / len(families))
+            further |= {f: max(each, further.get(f, 0)) for f in families}
+    return further
+
+
+def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[TargetTask], look: LookRow) -> str:
+    """Store what the gate will decide by; the hash of it. Raises `StoreError` when another plan is stored already."""
+    plan = GatePlan(
+        rules_of(context),
+        {c: tuple(families) for c, families in own.items()},
+        tuple(t.id for t in tasks),
+        context.settings.evaluation.validation_trials,
+        look.number,
+        bool(look.draw),
+        _gains(context, own),
+    )
+    against = context.incumbent.number if context.incumbent else 0
+    rules = {**plan.as_json(), "split": SPLIT, "seed": context.seed, "against": against}
+    row = GatePlanRow(round_id=context.round.id, sha256=rules_sha256(rules), rules=rules)
+    context.store.put([row])
+    stored = context.store.row(GatePlanRow, round_id=context.round.id)
+    if stored is None or stored.sha256 != row.sha256:
+        raise StoreError(
+            f"round {context.round.number} was to be judged by the rules {stored.sha256[:12] if stored else ''}, which "
+            f"were stored before its first evaluation episode; they are {row.sha256[:12]} now. Set them back, or begin "
+            "another round with --fresh"
+        )
+    return row.sha256
+
+
+def _alone(
+    context: Context, capability: str, own: Sequence[str], tasks: Sequence[TargetTask], trials: int
+) -> list[str]:
+    """Episodes of the adapter without a router: all trials on its own families, one on every other task."""
+    adapter = own_adapter(context.stored, capability)
+    mine = [t for t in tasks if not own or t.family in own]
+    others = [t for t in tasks if own and t.family not in own]
+    ids = play_alone(context, capability, adapter, mine, trials, context.seed, SPLIT)
+    return ids + play_alone(context, capability, adapter, others, 1, context.seed, f"other families of {SPLIT}")
+
+
+def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:
+    """Keep the verdict where people look for it, and close what did not pass. Done again it changes nothing."""
+    identity = own_adapter(context.stored, capability)
+    context.store.put(
+        [
+            VerdictRow(
+                round_id=context.round.id,
+                subject=capability,
+                capability_id=row_id(context.round.id, capability),
+                verdict=str(decision.verdict),
+                points=decision.difference.points,
+                p=decision.difference.p,
+                p_holm=decision.adjusted_p,
+                mde=decision.mde,
+                reasons=list(decision.reasons),
+            )
+        ],
+        replace=True,
+    )
+    row = context.store.row(AdapterRow, id=identity)
+    assert row is not None
+    assert row.registered_version is not None, "only registered adapters are judged"
+    context.registry.set_gate(capability, row.registered_version, str(decision.verdict))
+    if not decision.passed and row.state == AdapterState.REGISTERED:
+        context.store.set_state(AdapterRow, identity, AdapterState.REJECTED)

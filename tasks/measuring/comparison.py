@@ -1,0 +1,156 @@
+"""Two sides that played the same tasks, whoever they are: what differs, how surely, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from db import open_store
+from errors import ConfigurationError
+from settings import load_settings
+from tasks.measuring.outcomes import Outcomes, families_of, is_file, outcomes_of, read_outcomes
+from tasks.measuring.paired_tasks import PairedTasks
+from tasks.measuring.statistics import Interval, PairedDifference, clustered_interval
+
+NONE = "(no family)"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side on the common tasks: `success` with its 95 % interval; `left_out` tasks that only this side has, and
+    `lost` episodes without a result, both in no figure."""
+
+    name: str
+    success: Interval
+    left_out: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`b` minus `a` in percentage points over their common tasks. `mde` is the smallest true difference that 80 % of
+    such comparisons would have found at 5 %. `families` is empty where there is only one. `pass_k` is the difference of
+    pass^k, with `k` the number of trials that every common task has on both sides."""
+
+    a: Side
+    b: Side
+    target: str
+    data_hash: str
+    difference: PairedDifference
+    mde: float
+    families: Mapping[str, PairedDifference]
+    k: int
+    pass_k: PairedDifference
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The comparison as text."""
+        width = max(12, len(self.a.name) + 2, len(self.b.name) + 2, *(len(f) + 2 for f in self.families))
+        lines = [f"{self.target}, data {self.data_hash}"] if self.target else []
+        lines.append(f"{'':<{width}} {'success':>8}  {'95 % interval':<16} {'tasks':>6} {'episodes':>9} {'lost':>5}")
+        for side in (self.a, self.b):
+            s = side.success
+            interval = f"[{100 * s.low:.1f}, {100 * s.high:.1f}]"
+            lines.append(
+                f"{side.name:<{width}} {100 * s.rate:>6.1f} %  {interval:<16} {s.tasks:>6} {s.n:>9} {side.lost:>5}"
+            )
+        lines += ["", f"{'second - first':<{width}} {'points':>8}  {'95 % interval':<16} {'tasks':>6} {'p':>9}"]
+        shown = {"all tasks": self.difference, **self.families}
+        if self.k > 1:
+            shown[f"pass^{self.k}"] = self.pass_k
+        for name, d in shown.items():
+            interval = f"[{d.low:+.1f}, {d.high:+.1f}]"
+            lines.append(f"{name:<{width}} {d.points:>+8.1f}  {interval:<16} {d.tasks:>6} {d.p:>9.4f}")
+        lines += ["", f"{self.difference.changed} of {self.difference.tasks} tasks differ."]
+        lines.append(f"A true difference of {self.mde:.1f} points would have been found with 80 % power at 5 %.")
+        if len(self.families) > 1:
+            lines.append(
+                "The p-values of families stand alone: the more families, the more of them are small by chance."
+            )
+        lines += [
+            f"{side.name}: {side.left_out} tasks that the other lacks are left out."
+            for side in (self.a, self.b)
+            if side.left_out
+        ]
+        return lines
+
+
+def compare_named(a: str, b: str, target: str | None = None, home: Path | None = None) -> Comparison:
+    """Compare two names as `trace-agent compare` takes them; the store is opened only where one is no file.
+
+    `ConfigurationError` or `StoreError` for what cannot be read or compared."""
+    if is_file(a) and is_file(b):
+        return compare(read_outcomes(Path(a)), read_outcomes(Path(b)))
+    settings = load_settings(target=target, home=home)
+    with open_store(settings.database_url) as store:
+        first, second = (
+            read_outcomes(Path(what)) if is_file(what) else outcomes_of(store, what, settings.target) for what in (a, b)
+        )
+    return compare(first, second)
+
+
+def compare(a: Outcomes, b: Outcomes) -> Comparison:
+    """`b` against `a` on the tasks that both have. `ConfigurationError` when they were played on different targets or
+    data, share no task, or finished none of the shared ones."""
+    for what, one, other in (("target", a.target, b.target), ("data hash", a.data_hash, b.data_hash)):
+        if one and other and one != other:
+            raise ConfigurationError(
+                f"{a.name} and {b.name} are not comparable: the {what} of the first is {one}, of the second {other}; "
+                "evaluate both on the same data"
+            )
+    tasks = [set(side.frame["task"]) for side in (a, b)]
+    common = tasks[0] & tasks[1]
+    if not common:
+        examples = " and ".join(repr(min(mine)) for mine in tasks)
+        raise ConfigurationError(
+            f"{a.name} and {b.name} have no task in common (they have {examples}, among others); evaluate both on the "
+            "same tasks"
+        )
+    families = families_of([a, b])
+    frames = [side.frame[side.frame["task"].isin(common)] for side in (a, b)]
+    pair = pd.concat(
+        [
+            pd.DataFrame({"task": f["task"], "base": f["success"], "other": float("nan")}) if side == 0
+            else pd.DataFrame({"task": f["task"], "base": float("nan"), "other": f["success"]})
+            for side, f in enumerate(frames)
+        ]
+    )  # fmt: skip
+    pair["family"] = pair["task"].map(families).replace("", NONE)
+    table = PairedTasks.of("the comparison", pair)
+    difference = table.difference()
+    if difference is None:
+        raise ConfigurationError(
+            f"{a.name} and {b.name} finished none of their {len(common)} common tasks both; play what was lost again"
+        )
+    # Every common task with a result on both sides has at least one trial there.
+    trials = [min(x, y) for x, y in zip(table.base[1], table.other[1], strict=True) if min(x, y) > 0]
+    k = int(min(trials))
+    pass_k = table.pass_k(k)
+    assert pass_k is not None
+    sides = [
+        Side(
+            side.name,
+            clustered_interval(frame["success"].to_numpy(), frame["task"].to_numpy()),
+            len(mine - common),
+            int(frame["success"].isna().sum()),
+        )
+        for side, frame, mine in zip((a, b), frames, tasks, strict=True)
+    ]
+    by_family = {str(f): table.of_families({f}).difference() for f in sorted(table.names)}
+    return Comparison(
+        a=sides[0],
+        b=sides[1],
+        target=a.target or b.target,
+        data_hash=a.data_hash or b.data_hash,
+        difference=difference,
+        mde=table.mde(0.05),
+        families={f: d for f, d in by_family.items() if d is not None} if len(by_family) > 1 else {},
+        k=k,
+        pass_k=pass_k,
+    )

@@ -1,0 +1,244 @@
+"""Outcomes to compare, whoever played them: a file of anybody's, or what the store holds of an evaluation, an adapter
+version, or a release.
+
+Each becomes one frame [task, family, trial, success], success NaN where the episode was lost. What cannot be read
+without guessing is refused with the place and the value.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from db import AdapterRow, Round, StageRow, Store
+from errors import ConfigurationError, StoreError
+from tasks.releases.lookup import release_numbered
+from tasks.round.registry import registry_name
+
+COLUMNS = ("task", "trial", "success")
+FILES = (".csv", ".jsonl")
+TRUTH = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0, "": np.nan}
+# The bare base, as a release.
+BASE = 0
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Outcomes under the name that they were asked for; target and data hash are "" for a file, which has none."""
+
+    name: str
+    frame: pd.DataFrame
+    target: str = ""
+    data_hash: str = ""
+
+
+def is_file(what: str) -> bool:
+    """Whether a name means a file: by its ending, or because there is one."""
+    return Path(what).suffix.lower() in FILES or Path(what).is_file()
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """Outcomes from a CSV file with a header, or from JSON lines: `task`, `trial`, `success` (true or false, 1 or 0;
+    empty or null for an episode that was lost) and optionally `family`. `ConfigurationError` with file, line and value
+    for everything else, and for a (task, trial) that occurs twice."""
+    seen: dict[tuple[str, str], int] = {}
+    families: dict[str, str] = {}
+    rows = []
+    for line, record in _records(path):
+        where = f"{path}, line {line}"
+        missing = [c for c in COLUMNS if c not in record]
+        if missing:
+            have = ", ".join(map(str, record)) or "none"
+            raise ConfigurationError(
+                f"{where}: no column {', '.join(missing)} (there are: {have}); outcomes need {', '.join(COLUMNS)}, and "
+                "may have family"
+            )
+        task, trial, family = (_text(record.get(c), c, where) for c in ("task", "trial", "family"))
+        if not task or not trial:
+            raise ConfigurationError(f"{where}: {'task' if not task else 'trial'} is empty; give every episode both")
+        if (task, trial) in seen:
+            raise ConfigurationError(
+                f"{where}: task {task!r} trial {trial!r} stands in line {seen[task, trial]} already; give each once"
+            )
+        if families.setdefault(task, family) != family:
+            raise ConfigurationError(
+                f"{where}: task {task!r} is of family {family!r} here and of {families[task]!r} above; give it one"
+            )
+        seen[task, trial] = line
+        rows.append((task, family, trial, _success(record["success"], where)))
+    if not rows:
+        raise ConfigurationError(f"{path} holds no outcome; give one episode a line")
+    return Outcomes(str(path), pd.DataFrame(rows, columns=["task", "family", "trial", "success"]))
+
+
+def outcomes_of(store: Store, what: str, target: str) -> Outcomes:
+    """Stored outcomes of `release@N` (or the number alone; 0 is the bare base), of an adapter version
+    (`capability@vN`), or of an evaluation (its id or the beginning of it).
+
+    `target` is that of releases and adapters. A trial is told by its seed and number. `ConfigurationError` for a name
+    that means none of these or several, `StoreError` for what is not stored or has no outcome."""
+    if found := re.fullmatch(r"(?:release@)?(\d{1,5})", what):
+        number = int(found[1])
+        return _stored(store, what, {"id": release_episodes(store, target, number)}, target)
+    if found := re.fullmatch(r"(.+)@v(\d+)(?:-[0-9a-f]+)?", what):
+        return _stored(store, what, {"adapter_id": _adapter(store, target, found[1], found[2]).id}, target)
+    if re.fullmatch(r"[0-9a-f]{6,}", what):
+        return _stored(store, what, {"group_id": _evaluation(store, what)}, "")
+    raise ConfigurationError(
+        f"{what!r} is nothing that can be compared; give release@N (or N), capability@vN, the id of an evaluation, or "
+        f"a file of outcomes ({' or '.join(FILES)})"
+    )
+
+
+def release_episodes(store: Store, target: str, number: int) -> list[str]:
+    """Ids of the evaluation episodes of a release, from the results of every round that played it: as the live release
+    of rounds that began from it, as the candidate of its own round, and as what was live after a round's gate. 0 is the
+    bare base, which every round plays."""
+    release = release_numbered(store, target, number) if number != BASE else None
+    ids: dict[str, None] = {}
+    for at in store.rows(Round, target=target):
+        results = {r.name: r.result or {} for r in store.rows(StageRow, round_id=at.id)}
+        evaluated, tested = results.get("evaluate", {}), results.get("test", {})
+        if release is None:
+            played = [evaluated.get("base_ids"), tested.get("base_ids")]
+        else:
+            live, own = at.parent_id == release.id, release.round_id == at.id
+            played = [r.get("live_ids") for r in (evaluated, tested) if live]
+            played += [evaluated.get("routed_ids")] if own else []
+            played += [tested.get("routed_ids")] if tested.get("release") == number else []
+        ids |= dict.fromkeys(i for part in played for i in part or ())
+    return list(ids)
+
+
+def _adapter(store: Store, target: str, capability: str, version: str) -> AdapterRow:
+    model = f"trace-{registry_name(target)}-{capability}"
+    known = store.rows(AdapterRow, registered_model=model)
+    for row in known:
+        if str(row.registered_version) == version:
+            return row
+    have = ", ".join(f"v{row.registered_version}" for row in known) or "none"
+    raise StoreError(f"target {target!r} has no {capability}@v{version}; stored versions of {capability!r}: {have}")
+
+
+def _evaluation(store: Store, beginning: str) -> str:
+    found = store.query(
+        "SELECT DISTINCT group_id FROM trajectories WHERE purpose = 'evaluation' AND round_id IS NULL "
+        "AND group_id LIKE :beginning",
+        beginning=f"{beginning}%",
+    )["group_id"].tolist()
+    if len(found) != 1:
+        raise StoreError(
+            f"{len(found)} stored evaluations begin with {beginning!r}; 'trace-agent evaluate --json' prints their ids"
+        )
+    return str(found[0])
+
+
+def _stored(store: Store, what: str, which: Mapping[str, Any], target: str) -> Outcomes:
+    """Evaluation episodes on the target's own tasks (`which` are columns of trajectories)."""
+    parts = [{"id": ids[i : i + 20_000]} for ids in [which["id"]] for i in range(0, len(ids), 20_000)] \
+        if "id" in which else [which]  # fmt: skip
+    frames = [store.trajectory_frame(None, purpose="evaluation", **part) for part in parts]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=["split", "target"])
+    rows = rows[(rows["split"] != "generated") & (rows["target"].isin([target]) if target else True)]
+    if rows.empty:
+        raise StoreError(f"nothing is stored of {what} on tasks of {target or 'a target'}; evaluate it first")
+    data = sorted(rows["data_hash"].unique())
+    if len(data) > 1:
+        raise StoreError(
+            f"{what} was played on {len(data)} states of the target's data ({', '.join(data)}), which are not "
+            "comparable; compare single evaluations"
+        )
+    lost = rows["error_boundary"].notna()
+    frame = pd.DataFrame(
+        {
+            "task": rows["task_id"],
+            "family": rows["family"],
+            "trial": rows["seed"].astype(str) + "/" + rows["trial"].astype(str),
+            "success": rows["success"].where(~lost).astype(float),
+        }
+    ).reset_index(drop=True)
+    twice = frame[frame.duplicated(["task", "trial"])]
+    if len(twice):
+        task, trial = twice[["task", "trial"]].iloc[0]
+        raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; compare evaluations")
+    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0])
+
+
+def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, record) of a file."""
+    kind = path.suffix.lower()
+    if kind not in FILES:
+        raise ConfigurationError(f"{path} is neither {' nor '.join(FILES)}; name the file after what it holds")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem}; give a UTF-8 file of outcomes") from problem
+    if kind == ".csv":
+        yield from _csv_records(path, text)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as problem:
+            raise ConfigurationError(f"{path}, line {number}: no JSON ({problem}); write an object a line") from problem
+        if not isinstance(record, dict):
+            raise ConfigurationError(f"{path}, line {number}: {line[:40]!r} is no object; write an object a line")
+        yield number, record
+
+
+def _csv_records(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = list(reader.fieldnames or ())
+        if len(set(header)) < len(header):
+            raise ConfigurationError(f"{path}, line 1: a column twice ({', '.join(header)}); give each once")
+        for record in reader:
+            # Of a line with more fields than the header has, they stand under None; with fewer, they are None.
+            if None in record or None in record.values():
+                raise ConfigurationError(
+                    f"{path}, line {reader.line_num}: not the {len(header)} fields of the header; separate by commas"
+                )
+            yield reader.line_num, record
+    except csv.Error as problem:
+        raise ConfigurationError(f"{path}, line {reader.line_num}: {problem}; write it as plain CSV") from problem
+
+
+def _text(value: Any, column: str, where: str) -> str:
+    if isinstance(value, bool | float | list | dict):
+        raise ConfigurationError(f"{where}: {column} is {value!r}; give a text or a whole number")
+    return "" if value is None else str(value).strip()
+
+
+def _success(value: Any, where: str) -> float:
+    known = TRUTH.get("" if value is None else str(value).strip().lower())
+    if known is None:
+        raise ConfigurationError(
+            f"{where}: success is {value!r}; write true or false (or 1 or 0), and nothing for an episode that was lost"
+        )
+    return known
+
+
+def families_of(sides: Sequence[Outcomes]) -> dict[str, str]:
+    """The family of each task, "" where no side names one. `ConfigurationError` when two sides name different ones."""
+    families: dict[str, str] = {}
+    for side in sides:
+        for task, family in side.frame[["task", "family"]].drop_duplicates().itertuples(index=False):
+            known = families.setdefault(task, family) or family
+            if family and known != family:
+                raise ConfigurationError(
+                    f"task {task!r} is of family {known!r} in {sides[0].name} and of {family!r} in {side.name}; "
+                    "these are not the same tasks"
+                )
+            families[task] = known
+    return families

@@ -1,0 +1,89 @@
+"""A release as a policy for `trace-agent evaluate`: its router chooses among its adapters, task by task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from db import AdapterRow, ReleaseRow, Store, open_store
+from environments.contract import Target, TargetTask, content_hash
+from errors import AdapterError, ConfigurationError
+from models.adapters.loading import load_folder
+from models.local.base import load_base
+from models.policy import Sampling
+from models.router.first_observation import openings
+from settings import Settings
+from tasks.measuring.policy_names import LoadedPolicy, PolicyName, PolicyOptions
+from tasks.releases.lifecycle import live_release, release_numbered, release_router
+from tasks.round.policies import check_policy, open_backend
+
+_NAME = re.compile(r"release(?:@(?P<number>[0-9]+))?")
+
+
+def release_named(store: Store, target: str, name: str) -> ReleaseRow:
+    """The release that `release` (the live one) or `release@N` names. Raises `ConfigurationError` or `StoreError`."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ConfigurationError(f"policy {name!r} names no release; write release, or release@N")
+    if match["number"]:
+        return release_numbered(store, target, int(match["number"]))
+    live = live_release(store, target)
+    if live is None:
+        raise ConfigurationError(
+            f"no release of {target!r} is live in {store.url}: the bare base answers; run 'trace-agent improve', or "
+            "name one with release@N"
+        )
+    return live
+
+
+def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, target: Target) -> LoadedPolicy:
+    """The release's base, its adapters (digests checked) and its router, ready to play.
+
+    Raises `ConfigurationError` for a release of another base or of other data of the target, `AdapterError` for a
+    member whose folder is gone or was changed."""
+    check_policy(settings)
+    with open_store(settings.database_url) as store:
+        release = release_named(store, target.name, name.text)
+        if release.data_hash != target.data_hash:
+            raise ConfigurationError(
+                f"release {release.number} was proven on data {release.data_hash} of {target.name}, which is now "
+                f"{target.data_hash}: figures on it cannot be compared; evaluate a release of the present data"
+            )
+        rows = {c: store.row(AdapterRow, id=str(m["adapter_id"])) for c, m in release.members.items()}
+    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows, settings.cache)
+    if (release.base, release.base_revision) != (base.identity.base, base.identity.revision):
+        raise ConfigurationError(
+            f"release {release.number} stands on {release.base} ({release.base_revision}), the settings' base is "
+            f"{base.identity.base} ({base.identity.revision}); set base_model"
+        )
+    policy, router = open_backend(settings, base).policy, release_router(settings.folder, release)
+    names = {}
+    for capability, row in rows.items():
+        folder = settings.folder / row.path if row is not None else None
+        if row is None or folder is None or not folder.is_dir():
+            raise AdapterError(
+                f"the adapter for {capability!r} of release {release.number} is gone ({folder}); restore its folder"
+            )
+        names[capability] = load_folder(policy, folder, capability, row.round_id, row.sha256)
+
+    def choose(tasks: Sequence[TargetTask]) -> list[str | None]:
+        if router is None:
+            return [None] * len(tasks)
+        decisions = router.route(base.policy, base.renderer, openings(target.environment, base.renderer, tasks))
+        return [names.get(d.capability) for d in decisions]
+
+    rollout = settings.rollout
+    temperature = rollout.temperature if options.temperature is None else options.temperature
+    what = content_hash([release.number, {c: m["sha256"] for c, m in release.members.items()}, release.router])
+    return LoadedPolicy(
+        name,
+        policy,
+        Sampling(temperature, options.max_tokens or rollout.max_tokens),
+        base.renderer,
+        window=2 * policy.rows,
+        context=policy.context,
+        choose=choose,
+        acting=replace(policy.identity(), adapter=f"release-{release.number}-{what}"),
+        close=policy.close,
+    )

@@ -1,0 +1,131 @@
+"""Which checkpoint of a training becomes its adapter: the best on fresh seeds (method, section 5).
+
+Own and retention scenarios are counted apart: a checkpoint is taken for its success on the capability's own, and passed
+over when it has forgotten what the start could do. Nothing that is reported of the adapter is measured on these seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from environments.contract import TargetTask
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
+from errors import EnvironmentFault
+from models.episodes import Episode
+from models.training.records import GroupFigures, StepRecord
+from tasks.measuring.statistics import Interval, clustered_interval, paired_difference
+from tasks.round.engine import Playground
+from tasks.round.results import CheckpointFigures
+from tasks.round.rollouts import RoundEngine, outcomes
+from tasks.synthesis.calibration import CHOOSING_SEED, seed_offset
+
+# Scenarios drawn for each retention scenario that is wanted.
+DRAWS = 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The step that was chosen (0: what training began from), and the figures of all that were played."""
+
+    step: int
+    figures: tuple[CheckpointFigures, ...]
+
+
+def candidates(records: Sequence[StepRecord], most: int) -> list[int]:
+    """Steps of the checkpoints that are worth playing, at most `most`: the last, and of the others those whose own
+    success in training was within noise of the best.
+
+    A checkpoint's rollouts are those of the step after it; the last one has none.
+    """
+    last = len(records)
+    seen = {r.step - 1: _interval(r.own_groups) for r in records if r.step > 1 and r.own_groups}
+    best = max((i.rate for i in seen.values()), default=0.0)
+    contenders = [step for step, interval in seen.items() if interval.high >= best]
+    ranked = sorted(contenders, key=lambda step: (-seen[step].rate, -step))
+    return sorted([*ranked[: most - 1], last])
+
+
+def fresh_scenarios(
+    environment: ComposedEnvironment | WrittenEnvironment, count: int, number: int
+) -> tuple[list[TargetTask], list[TargetTask]]:
+    """`count` of the capability's own scenarios and half as many for retention (fewer where there are fewer, none
+    where training has none), for round `number` alone. Training draws from seeds that are not negative."""
+    first = CHOOSING_SEED + seed_offset(number)
+    own = [environment.own_scenario(first + i) for i in range(count)]
+    wanted = (count + 1) // 2 if environment.spec.retention_share else 0
+    retention: dict[str, TargetTask] = {}
+    for i in range(DRAWS * wanted):
+        if len(retention) == wanted:
+            break
+        task = environment.scenario(-first - i)
+        if not environment.own(task):
+            retention[task.id] = task
+    return own, list(retention.values())
+
+
+def play_checkpoint(
+    engine: RoundEngine, ground: Playground, tasks: Sequence[TargetTask], seed: int, adapter: str | None
+) -> pd.DataFrame:
+    """Outcomes (see `outcomes`) of one episode on each task; what is stored is not played again."""
+    what = f"choose a checkpoint: {adapter or 'base'}"
+    ids = engine.play(ground, [Episode("", task, seed, 0, adapter) for task in tasks], what)
+    return outcomes(engine.engine.store, ids)
+
+
+def pick(played: Mapping[int, pd.DataFrame], own: Sequence[TargetTask]) -> Choice:
+    """Choose among checkpoints by their outcomes; `played` has them by step, 0 being what training began from.
+
+    The best on the capability's own scenarios, by success, then by reward, then the later one; those that forget are
+    left out unless all do. The start itself is kept only when it is significantly better than that: a difference
+    within noise is for the gate to judge, on the target's own tasks. Raises `EnvironmentFault` when every episode of a
+    checkpoint was lost.
+    """
+    names = {task.id for task in own}
+    start = played[0]
+    found = {step: _figures(step, frame, start, names) for step, frame in sorted(played.items())}
+    steps = [step for step in found if step > 0 and not found[step].forgets] or [step for step in found if step > 0]
+    best = max(steps, key=lambda step: (found[step].success, found[step].reward, step))
+    if _falls(_part(start, names, True), _part(played[best], names, True)):
+        best = 0
+    return Choice(best, tuple(found.values()))
+
+
+def _figures(step: int, frame: pd.DataFrame, start: pd.DataFrame, names: set[str]) -> CheckpointFigures:
+    mine, others = _part(frame, names, True), _part(frame, names, False)
+    if mine.empty:
+        raise EnvironmentFault(
+            f"all episodes that were to show what step {step} is worth were lost to errors; their trajectories say why"
+        )
+    success = clustered_interval(mine["success"].astype(float).to_numpy(), mine["task"].to_numpy())
+    return CheckpointFigures(
+        step=step,
+        success=success.rate,
+        low=success.low,
+        high=success.high,
+        reward=float(mine["reward"].mean()),
+        retention=float(others["success"].mean()) if len(others) else None,
+        forgets=step > 0 and _falls(_part(start, names, False), others),
+    )
+
+
+def _part(frame: pd.DataFrame, names: set[str], own: bool) -> pd.DataFrame:
+    return frame[frame["task"].isin(names) == own]
+
+
+def _falls(before: pd.DataFrame, after: pd.DataFrame) -> bool:
+    """Whether success fell significantly, task by task; not where the two share no task."""
+    both = before.merge(after, on="task", suffixes=("_before", "_after"))
+    if both.empty:
+        return False
+    sides = [both[f"success_{side}"].astype(float).to_numpy() for side in ("before", "after")]
+    return paired_difference(sides[0], sides[1], both["task"].to_numpy()).high < 0
+
+
+def _interval(groups: Sequence[GroupFigures]) -> Interval:
+    """Success over the episodes of a step, clustered by scenario."""
+    wins = [float(k < g.successes) for g in groups for k in range(g.episodes)]
+    return clustered_interval(wins, [i for i, g in enumerate(groups) for _ in range(g.episodes)])

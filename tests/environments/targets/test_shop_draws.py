@@ -1,0 +1,207 @@
+"""The shop's draws: every night new tasks, and training, fixed splits and draws never share a content."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from environments.contract import SPLITS, Draw, Drawable, TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.targets.shop import draws
+from environments.targets.shop.families import FAMILIES
+from environments.targets.shop.target import ShopTarget, target
+from errors import TargetError
+from models.episodes import Episode, Player, play_all
+from models.policy import MessagePolicy, Sampling
+from models.scripted import NoopPolicy, OraclePolicy
+from tests.integration.targets.small_shop import SmallShop
+
+SHOP = target()
+DRAWN = ("diagnosis", "validation")
+NIGHTS = 40
+NIGHTS_TO_LAST = 60
+FRESH_PER_FAMILY = 150
+
+
+def contents(tasks: Iterable[TargetTask]) -> list[str]:
+    return [SHOP.content(task) for task in tasks]
+
+
+@pytest.fixture(scope="module")
+def nights() -> list[dict[str, tuple[TargetTask, ...]]]:
+    """The tasks of 40 rounds in a row, each with what the earlier ones drew."""
+    used: set[str] = set()
+    drawn = []
+    for number in range(1, NIGHTS + 1):
+        draw = Draw(11, number, frozenset(used))
+        drawn.append({split: tuple(SHOP.drawn(split, draw)) for split in DRAWN})
+        used |= {c for tasks in drawn[-1].values() for c in contents(tasks)}
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def everything(nights: list[dict[str, tuple[TargetTask, ...]]]) -> list[TargetTask]:
+    return [task for night in nights for tasks in night.values() for task in tasks]
+
+
+def solved(policy: MessagePolicy, tasks: list[TargetTask]) -> list[bool]:
+    played = play_all(Player(SHOP.environment, policy, None, Sampling()), [Episode(t.id, t) for t in tasks])
+    return [bool(t.score and t.score.success) for t in played]
+
+
+def test_the_shop_draws_and_a_finite_target_need_not() -> None:
+    assert isinstance(SHOP, Drawable)
+    assert not isinstance(SmallShop(), Drawable)
+
+
+def test_no_content_is_met_twice_in_forty_nights(everything: list[TargetTask]) -> None:
+    fixed = [task for split in SPLITS for task in SHOP.tasks(split)]
+    evaluated = contents([*fixed, *everything])
+    assert len(everything) == NIGHTS * 2 * 144
+    assert len(set(evaluated)) == len(evaluated)
+    ids = [task.id for task in [*fixed, *everything]]
+    assert len(set(ids)) == len(ids)
+    trained = contents(SHOP.generate(f, seed) for f in FAMILIES for seed in range(FRESH_PER_FAMILY))
+    assert len(trained) >= 3000
+    assert not set(trained) & set(evaluated)
+
+
+def test_composed_scenarios_have_contents_of_training_only() -> None:
+    spec = CompositionSpec("shop", SHOP.data_hash, "look_up_item", ("item_price", "item_options"), ("wants_person",))
+    source = ComposedEnvironment(SHOP, spec)
+    made = [source.scenario(seed) for seed in range(300)] + [source.own_scenario(seed) for seed in range(300)]
+    assert all(draws.for_training(c) for c in contents(made))
+
+
+def test_splits_of_a_draw_are_as_the_fixed_ones(nights: list[dict[str, tuple[TargetTask, ...]]]) -> None:
+    for split in DRAWN:
+        wanted = [(t.family, t.capabilities, t.split) for t in SHOP.tasks(split)]
+        assert all([(t.family, t.capabilities, t.split) for t in night[split]] == wanted for night in nights)
+
+
+def test_drawn_tasks_can_be_solved_and_none_by_doing_nothing(everything: list[TargetTask]) -> None:
+    sample = everything[::5]  # every place of a split, in one night or another
+    assert {t.family for t in sample} == set(FAMILIES)
+    assert all(solved(OraclePolicy(), sample))
+    assert not any(solved(NoopPolicy(), sample[::3]))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_has_contents_for_training_and_for_evaluation(family: str) -> None:
+    """At least 1,200 on each side among 6,000 seeds, and more than 60 nights and the fixed splits need."""
+    found = {draws.content_of(s.opening, s.reference) for s in (draws.draw(family, seed) for seed in range(6000))}
+    training = sum(map(draws.for_training, found))
+    evaluation = len(found) - training
+    assert min(training, evaluation) >= 1200
+    needed = (2 * NIGHTS_TO_LAST + len(SPLITS)) * 4 * FAMILIES[family].share
+    assert needed < evaluation
+
+
+def test_a_content_is_the_opening_and_the_reference_whatever_the_seed() -> None:
+    task = SHOP.tasks("test")[0]
+    payload = {**task.payload, "database": {}, "replies": []}
+    assert SHOP.content(TargetTask("x", "test", "x", 9, payload)) == SHOP.content(task)
+    for field, other in (("opening", "Hello?"), ("reference", [])):
+        assert SHOP.content(TargetTask("x", "test", "x", 9, {**payload, field: other})) != SHOP.content(task)
+
+
+def test_a_draw_is_decided_by_its_seed_number_and_what_was_used() -> None:
+    one = SHOP.drawn("validation", Draw(3, 2))
+    assert one == ShopTarget().drawn("validation", Draw(3, 2))
+    assert not {t.id for t in one} & {t.id for t in SHOP.drawn("validation", Draw(3, 3))}
+    assert not {t.id for t in one} & {t.id for t in SHOP.drawn("validation", Draw(4, 2))}
+    used = frozenset(contents(one[::2]))
+    again = SHOP.drawn("validation", Draw(3, 2, used))
+    assert not used & set(contents(again))
+    # A seed always gives the same scenario: an id says the content, whatever was used.
+    payloads = {t.id: t.payload for t in one}
+    both = [t for t in again if t.id in payloads]
+    assert len(both) >= len(one) / 2 - 1
+    assert all(t.payload == payloads[t.id] for t in both)
+
+
+def test_further_tasks_are_of_the_same_round_and_new() -> None:
+    draw = Draw(3, 2, frozenset(contents(SHOP.drawn("validation", Draw(3, 1)))))
+    more = SHOP.further(draw, "wants_person", 30)
+    assert (len(more), {t.family for t in more}, {t.split for t in more}) == (30, {"wants_person"}, {"validation"})
+    assert SHOP.further(draw, "wants_person", 7) == more[:7]
+    assert not SHOP.further(draw, "wants_person", 0)
+    others = [t for split in DRAWN for t in SHOP.drawn(split, draw)] + [t for s in SPLITS for t in SHOP.tasks(s)]
+    found = contents(more)
+    assert len(set(found)) == 30
+    assert not set(found) & (set(contents(others)) | draw.used)
+    assert not {t.id for t in more} & {t.id for t in others}
+    with pytest.raises(TargetError, match="family 'nobody' does not exist"):
+        SHOP.further(draw, "nobody", 1)
+
+
+def test_another_process_draws_the_same() -> None:
+    code = (
+        "import json; from environments.contract import Draw; from environments.targets.shop.target import target as t;"
+        "s = t(); d = Draw(5, 7, frozenset(['a', 'b']));"
+        "print(json.dumps([s.data_hash, [x.id + s.content(x) for x in s.drawn('validation', d)],"
+        " s.content(s.generate('item_price', 8))]))"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        )
+        for seed in ("1", "2")
+    ]
+    drawn = [t.id + SHOP.content(t) for t in SHOP.drawn("validation", Draw(5, 7, frozenset(["b", "a"])))]
+    here = [SHOP.data_hash, drawn, SHOP.content(SHOP.generate("item_price", 8))]
+    assert [json.loads(run.stdout) for run in runs] == [here, here]
+
+
+def test_a_draw_and_a_thousand_scenarios_are_quick(everything: list[TargetTask]) -> None:
+    """Processor time, because the machine is shared: both splits with 10,000 used contents; scenarios for training."""
+    used = frozenset(contents(everything)[:10_000])
+    began = time.process_time()
+    for split in DRAWN:
+        SHOP.drawn(split, Draw(11, 40, used))
+    drawn = time.process_time() - began
+    for seed in range(1000):
+        SHOP.generate("cancel_pending", seed)
+    assert drawn < 1.0
+    assert time.process_time() - began - drawn < 2.0
+
+
+def test_later_nights_are_drawn_as_the_first_ones(everything: list[TargetTask]) -> None:
+    """Lines of few contents must not be used up early: their share in the last nights is as in the first."""
+    prices = [t.payload["opening"] for t in everything if t.family == "item_price"]
+    third = len(prices) // 3
+    for start in ("Hello.", "Hi."):
+        early, late = (sum(o.startswith(start) for o in part) / third for part in (prices[:third], prices[-third:]))
+        assert abs(early - late) < 0.22  # three and a half standard errors of a difference of two shares of 106 tasks
+        assert early > 0.2
+
+
+def test_a_family_without_unused_contents_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "SEEDS_OF_A_ROUND", 120)
+    shop = ShopTarget()  # one of its own: the shared one keeps its latest draw
+    used: set[str] = set()
+    said = ""
+    while not said:
+        draw = Draw(0, 1, frozenset(used))
+        try:
+            used |= {c for split in DRAWN for c in contents(shop.drawn(split, draw))}
+        except TargetError as error:
+            said = str(error)
+    assert any(f"family '{family}' has" in said for family in FAMILIES)
+    for words in ("contents left for the", "split, which needs", "found for evaluation", "Begin a new home"):
+        assert words in said
+    assert len(used) >= 144  # it went on until nothing was left
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(TargetError, match="'test' is not drawn"):
+        SHOP.drawn("test", Draw(0, 1))
+    with pytest.raises(TargetError, match="-1 is negative"):
+        Draw(0, -1)
+    with pytest.raises(TargetError, match="out of range"):
+        SHOP.generate("item_price", draws.FRESH_SEEDS)

@@ -1,0 +1,123 @@
+"""The decoder's own pass against transformers', the draws, and what falls back and says so."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from models.local.attention import NAME
+from models.local.decoder import FusedDecoder, PlainDecoder, make_decoder
+from models.local.drawing import BLOCK, draw
+from models.local.kv_cache import KeyValueCache, PrefixPass, RowsPass
+from models.local.work import Work
+from models.policy import Request, Sampling
+from tests.tokenizers_trained import random_ids
+
+
+def llama(dtype: torch.dtype = torch.float32, **changed: Any) -> Any:
+    """A random Llama with several query heads to a key-value head, as the embedded model has them."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=BLOCK + 90,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        attn_implementation=NAME,
+        **changed,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def states(decoder: Any, model: Any, gaps: bool = False) -> torch.Tensor:
+    """Hidden states of a prefix, then of a pass that decodes some rows and begins others, with gaps between slots."""
+    prefix_ids, slots = random_ids(1, 20, 300), [0, 7, 9] if gaps else [0, 1, 2]
+    cache = KeyValueCache(model.config, 10, torch.empty(0, dtype=model.dtype))
+    cache.reserve(40)
+    shared = PrefixPass()
+    found = [decoder.run(torch.tensor(prefix_ids), torch.arange(20), shared)]
+    for starts, counts in (([0, 0, 0], [5, 7, 1]), ([5, 7, 1], [1, 1, 6]), ([6, 8, 7], [1, 1, 1])):
+        ids = torch.tensor([i for s, c in zip(slots, counts, strict=True) for i in random_ids(s + c, c, 300)])
+        positions = torch.tensor([20 + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)])
+        found.append(decoder.run(ids, positions, RowsPass(cache, slots, starts, counts, shared)))
+    return torch.cat(found).float()
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("changed", [{}, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 24}])
+def test_the_fused_pass_equals_transformers(changed: dict[str, Any], gaps: bool) -> None:
+    model = llama(**changed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.2)
+    fused, plain = FusedDecoder(model), PlainDecoder(model, arranged=False)
+    expected = states(plain, model, gaps)
+    assert torch.allclose(states(fused, model, gaps), expected, atol=2e-4)
+    hidden = expected[:4]
+    assert torch.allclose(fused.head(hidden), plain.head(hidden), atol=1e-3)
+    ids, positions = torch.tensor(random_ids(2, 9, 300)), torch.arange(9)
+    means = [d.run(ids, positions, PrefixPass(), (1, 2)) for d in (fused, plain)]
+    assert torch.allclose(*means, atol=2e-4)
+
+
+def test_the_fused_pass_rounds_no_worse_in_bf16() -> None:
+    """Against the same weights in fp32: the shorter pass is at most a quarter further away than transformers' own."""
+    model = llama(torch.bfloat16)
+    exact = states(PlainDecoder(llama().to(torch.bfloat16).float(), arranged=False), llama())
+    apart = {
+        name: (states(decoder, model) - exact).abs().mean()
+        for name, decoder in (("fused", FusedDecoder(model)), ("plain", PlainDecoder(model, arranged=False)))
+    }
+    assert 0 < apart["fused"] < 1.25 * apart["plain"]
+
+
+def test_other_models_go_through_transformers_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model = llama(hidden_act="gelu")
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        decoder = make_decoder(model)
+    assert isinstance(decoder, PlainDecoder)
+    assert "activation gelu" in caplog.text
+    assert torch.allclose(states(decoder, model), states(PlainDecoder(model, arranged=False), model), atol=2e-4)
+
+
+@pytest.mark.parametrize("words", [BLOCK - 3, 3 * BLOCK, 5 * BLOCK + 17])
+def test_a_draw_is_where_the_cumulative_distribution_passes_the_number(words: int) -> None:
+    torch.manual_seed(1)
+    logits, temperatures = 3 * torch.randn(21, words), [0.3, 0.7, 1.0] * 7
+    uniform = [float(u) for u in np.random.default_rng(3).random(21)]
+    uniform[:3] = [0.0, 1 - 2**-53, 0.5]
+    chosen, logprobs = draw(logits, temperatures, uniform)
+    for row, temperature, u, token, value in zip(logits, temperatures, uniform, chosen, logprobs, strict=True):
+        exact = torch.softmax(row.double() / temperature, -1)
+        upto = exact.cumsum(-1)
+        assert upto[token] >= u - 1e-5
+        assert upto[token] - exact[token] <= u + 1e-5
+        assert value == pytest.approx(float(exact[token].log()), abs=1e-4)
+
+
+def test_a_draw_never_takes_a_word_without_weight() -> None:
+    logits = torch.full((3, 2 * BLOCK), float("-inf"))
+    logits[:, 5] = logits[:, BLOCK - 1] = 0.0
+    assert draw(logits, [1.0] * 3, [0.0, 1 - 2**-53, None])[0] == [5, BLOCK - 1, 5]
+
+
+def test_work_is_counted_by_kind(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    before = Work(**vars(policy.work))
+    prompt = random_ids(9, 12)
+    policy.generate([Request(f"w{i}", [*prompt, 5, 6 + i], Sampling(0.7, 4, i), None, 12) for i in range(3)])
+    done = policy.work.since(before)
+    drawn = done.heads
+    assert done.prefilled == 12 + 3 * 2  # the prefix once, then each row's own
+    assert 3 < drawn <= 12
+    assert done.decoded == drawn - 3  # all draws but each row's first come from a decoded token
+    assert done.trained_forward == done.trained_backward == done.trained_heads == 0

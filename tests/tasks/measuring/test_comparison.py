@@ -1,0 +1,238 @@
+"""`trace-agent compare`: figures by hand, everything that is refused, and what the store holds of each kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Store, open_store
+from errors import ConfigurationError, StoreError
+from flows.cli.main import app, main
+from tasks.measuring.comparison import compare_named
+from tasks.measuring.outcomes import outcomes_of, read_outcomes
+from tests.db.store_examples import failure, trajectory
+
+HEADER = "task,family,trial,success\n"
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def csv_of(folder: Path, name: str, outcomes: dict[str, str], family: str = "refund") -> str:
+    """One line per task and trial: {"t1": "110"} is task t1 with two successes and a failure."""
+    lines = [f"{task},{family},{k},{s}\n" for task, trials in outcomes.items() for k, s in enumerate(trials)]
+    return written(folder, name, HEADER + "".join(lines))
+
+
+# Files.
+
+
+def test_two_files_by_hand(tmp_path: Path) -> None:
+    a = csv_of(tmp_path, "a.csv", {f"t{i}": "00" for i in range(6)} | {"only_a": "11"})
+    b = csv_of(tmp_path, "b.csv", {f"t{i}": "11" for i in range(5)} | {"t5": "10"})
+    result = compare_named(a, b)
+    assert result.difference.points == pytest.approx(100 * 5.5 / 6)
+    assert result.difference.p == pytest.approx(2 / 2**6)
+    assert (result.difference.tasks, result.a.left_out, result.b.left_out) == (6, 1, 0)
+    assert (result.a.success.rate, result.b.success.rate) == (0.0, pytest.approx(5.5 / 6))
+    assert (result.k, result.pass_k.points) == (2, pytest.approx(100 * 5 / 6))
+    text = "\n".join(result.lines())
+    assert "+91.7" in text
+    assert "1 tasks that the other lacks" in text
+    assert "pass^2" in text
+
+
+def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
+    a = written(tmp_path, "a.csv", "task,trial,success,extra\nt1,0,True,x\nt1,1,,x\nt2,0,0,x\n")
+    b = written(
+        tmp_path,
+        "b.jsonl",
+        '{"task": "t1", "trial": 0, "success": true}\n\n{"task": "t1", "trial": 1, "success": null}\n'
+        '{"task": "t2", "trial": 0, "success": 0, "family": ""}\n',
+    )
+    first, second = read_outcomes(Path(a)), read_outcomes(Path(b))
+    assert first.frame.equals(second.frame)
+    result = compare_named(a, b)
+    assert (result.difference.points, result.difference.changed, result.a.lost) == (0.0, 0, 1)
+    assert result.families == {}
+
+
+def test_families_are_taken_from_the_side_that_has_them(tmp_path: Path) -> None:
+    a = written(tmp_path, "a.csv", HEADER + "t1,refund,0,0\nt2,cancel,0,1\n")
+    b = written(tmp_path, "b.csv", "task,trial,success\nt1,0,1\nt2,0,1\n")
+    assert {f: d.points for f, d in compare_named(a, b).families.items()} == {"cancel": 0.0, "refund": 100.0}
+    other = written(tmp_path, "c.csv", HEADER + "t1,cancel,0,0\n")
+    with pytest.raises(ConfigurationError, match=r"'t1' is of family 'refund'.*'cancel'"):
+        compare_named(a, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.csv", "task,success\nt,1\n", r"line 2: no column trial \(there are: task, success\)"),
+        ("a.csv", "task,trial,success\nt,0,maybe\n", "line 2: success is 'maybe'; write true or false"),
+        ("a.csv", "task,trial,success\nt,0,0.5\n", "success is '0.5'"),
+        ("a.csv", "task,trial,success\nt,0,1\nt,0,0\n", "line 3: task 't' trial '0' stands in line 2 already"),
+        ("a.csv", "task,trial,success\nt,0\n", "line 2: not the 3 fields of the header"),
+        ("a.csv", "task,trial,success\nt,0,1,1\n", "line 2: not the 3 fields of the header"),
+        ("a.csv", "task,trial,success,success\nt,0,1,1\n", "line 1: a column twice"),
+        ("a.csv", "task,trial,success\n,0,1\n", "line 2: task is empty"),
+        ("a.csv", HEADER + "t,a,0,1\nt,b,1,1\n", "line 3: task 't' is of family 'b' here and of 'a' above"),
+        ("a.csv", "task,trial,success\n", "holds no outcome"),
+        ("a.csv", 'task,trial,success\n"t,0,1\n', "unexpected end of data; write it as plain CSV"),
+        ("a.jsonl", '{"task": "t", "trial": 0}\n', "line 1: no column success"),
+        ("a.jsonl", '{"task": "t", "trial": 0, "success": 0.3}\n', "success is 0.3"),
+        ("a.jsonl", '{"task": ["t"], "trial": 0, "success": 1}\n', r"task is \['t'\]"),
+        ("a.jsonl", "[1]\n", "is no object"),
+        ("a.jsonl", "{\n", "line 1: no JSON"),
+    ],
+)
+def test_files_that_cannot_be_read_without_guessing_are_refused(
+    tmp_path: Path, name: str, text: str, says: str
+) -> None:
+    good = csv_of(tmp_path, "good.csv", {"t": "1"})
+    with pytest.raises(ConfigurationError, match=says):
+        compare_named(written(tmp_path, name, text), good)
+
+
+def test_files_that_share_nothing_are_refused(tmp_path: Path) -> None:
+    a, b = csv_of(tmp_path, "a.csv", {"t1": "1"}), csv_of(tmp_path, "b.csv", {"t2": "1"})
+    with pytest.raises(ConfigurationError, match=r"no task in common \(they have 't1' and 't2'"):
+        compare_named(a, b)
+    lost = written(tmp_path, "lost.csv", HEADER + "t1,refund,0,\n")
+    with pytest.raises(ConfigurationError, match="finished none of their 1 common tasks both"):
+        compare_named(a, lost)
+    with pytest.raises(ConfigurationError, match=r"missing.csv cannot be read"):
+        compare_named(a, str(tmp_path / "missing.csv"))
+    (tmp_path / "latin.csv").write_bytes("task,trial,success\nü,0,1\n".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match="give a UTF-8 file"):
+        compare_named(a, str(tmp_path / "latin.csv"))
+    with pytest.raises(ConfigurationError, match=r"neither \.csv nor \.jsonl"):
+        compare_named(a, written(tmp_path, "a.parquet", "x"))
+
+
+def test_the_command_prints_text_json_and_one_line_for_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = csv_of(tmp_path, "a.csv", {"t1": "0", "t2": "1"}), csv_of(tmp_path, "b.csv", {"t1": "1", "t2": "1"})
+    printed = CliRunner().invoke(app, ["compare", a, b, "--json"])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout)["difference"]["points"] == 50.0
+    assert "+50.0" in CliRunner().invoke(app, ["compare", a, b]).stdout
+    monkeypatch.setattr(sys, "argv", ["trace-agent", "compare", a, str(tmp_path / "none.csv")])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error (configuration): ")
+
+
+# The store.
+
+
+@pytest.fixture
+def home(settings_folder: Path) -> Path:
+    """A home with evaluations `aaaa...` and `bbbb...`, two versions of an adapter, and releases 1 and 2, of which 2
+    was promoted in the second round and is the only one that succeeds on `task-1`."""
+    folder = settings_folder
+    with open_store(f"sqlite:///{folder / 'trace.db'}") as store:
+        first = store.start_round("shop", "data1", 1, "laptop", {})
+        store.put([_adapter(first.id, "one", "1"), _adapter(first.id, "two", "2")])
+        played = []
+        for side, success in (("a", False), ("b", True)):
+            played += [
+                trajectory(None, f"{side}{task}", purpose="evaluation", split="validation", group_id=16 * side,
+                           task_id=f"task-{task}", success=success)
+                for task in range(6)
+            ]  # fmt: skip
+        played += [failure(None, "b-lost", purpose="evaluation", split="validation", group_id=16 * "b", trial=1)]
+        for side, success in (("one", False), ("two", True)):
+            played += [
+                trajectory(first.id, f"{side}{i}", purpose="evaluation", split=split, adapter_id=side,
+                           task_id=f"task-{i}", success=success)
+                for i, split in enumerate(["validation", "test", "generated"])
+            ]  # fmt: skip
+        release = ReleaseRow(id="r1", target="shop", number=1, base="small", data_hash="data1",
+                             state=ReleaseState.RETIRED, round_id=first.id)  # fmt: skip
+        store.put([release])
+        second = store.start_round("shop", "data1", 2, "laptop", {}, parent_id="r1")
+        store.put([ReleaseRow(id="r2", target="shop", number=2, base="small", data_hash="data1", parent_id="r1",
+                              state=ReleaseState.LIVE, round_id=second.id)])  # fmt: skip
+        played += [
+            trajectory(second.id, name, purpose="evaluation", split="validation", success=success)
+            for name, success in (("base", False), ("live", False), ("candidate", True))
+        ]
+        store.add_trajectories(played)
+        evaluated = {"base_ids": ["base"], "live_ids": ["live"], "routed_ids": ["candidate"]}
+        evaluate = store.stage(second.id, "evaluate")
+        assert evaluate.claim()
+        evaluate.finish(evaluated)
+    return folder
+
+
+def _adapter(round_id: str, name: str, version: str) -> AdapterRow:
+    return AdapterRow(
+        id=name, round_id=round_id, base="small", state=AdapterState.REGISTERED,
+        registered_model="trace-shop-refund", registered_version=version,
+    )  # fmt: skip
+
+
+def stored(home: Path) -> Store:
+    return open_store(f"sqlite:///{home / 'trace.db'}")
+
+
+def test_evaluations_by_the_beginning_of_their_ids(home: Path) -> None:
+    result = compare_named("aaaaaa", 16 * "b", home=home)
+    assert (result.difference.points, result.difference.tasks) == (100.0, 6)
+    assert (result.target, result.data_hash, result.b.lost) == ("shop", "data1", 1)
+    with pytest.raises(StoreError, match="0 stored evaluations begin with 'cccccc'"):
+        compare_named("cccccc", "aaaaaa", home=home)
+
+
+def test_versions_of_an_adapter_on_the_targets_own_tasks(home: Path) -> None:
+    result = compare_named("refund@v1", "refund@v2-0123abcd", home=home)
+    assert (result.difference.points, result.difference.tasks) == (100.0, 2)
+    with pytest.raises(StoreError, match=r"no refund@v3; stored versions of 'refund': v1, v2"):
+        compare_named("refund@v1", "refund@v3", home=home)
+
+
+def test_releases_from_the_rounds_that_played_them(home: Path) -> None:
+    result = compare_named("release@1", "2", home=home)
+    assert (result.difference.points, result.difference.tasks) == (100.0, 1)
+    assert compare_named("release@0", "release@1", home=home).difference.points == 0.0
+    with pytest.raises(StoreError, match="no release 3; it has 1, 2"):
+        compare_named("release@1", "3", home=home)
+
+
+def test_a_file_compares_with_what_is_stored(home: Path, tmp_path: Path) -> None:
+    mine = csv_of(tmp_path, "mine.csv", {"task-1": "1"}, family="")
+    assert compare_named("release@1", mine, home=home).difference.points == 100.0
+
+
+def test_other_data_are_refused_with_the_reason(home: Path) -> None:
+    with stored(home) as store:
+        store.add_trajectories(
+            [trajectory(None, "c1", purpose="evaluation", split="validation", group_id=16 * "c", data_hash="data2")]
+        )
+    with pytest.raises(ConfigurationError, match="data hash of the first is data1, of the second data2"):
+        compare_named("aaaaaa", "cccccc", home=home)
+    with stored(home) as store:
+        store.add_trajectories(
+            [trajectory(None, "one-later", purpose="evaluation", split="test", adapter_id="one", data_hash="data2")]
+        )
+        with pytest.raises(StoreError, match=r"2 states of the target's data \(data1, data2\)"):
+            outcomes_of(store, "refund@v1", "shop")
+        with pytest.raises(ConfigurationError, match="'nothing' is nothing that can be compared"):
+            outcomes_of(store, "nothing", "shop")
+        store.put([ReleaseRow(id="o", target="other", number=1, base="small", data_hash="d",
+                              state=ReleaseState.LIVE)])  # fmt: skip
+        with pytest.raises(StoreError, match="nothing is stored of release@1 on tasks of other"):
+            outcomes_of(store, "release@1", "other")

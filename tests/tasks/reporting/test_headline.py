@@ -1,0 +1,125 @@
+"""The headline: one for each way in which a round can end, from its figures alone."""
+
+from __future__ import annotations
+
+import pytest
+from report_samples import (
+    first_promoted,
+    full_round,
+    later_round,
+    mastered_round,
+    not_better_round,
+    nothing_lacking,
+    other_data,
+    refused_round,
+    untrained_round,
+    within_noise,
+)
+
+from tasks.reporting.figures import RoundFigures
+from tasks.reporting.headline import deciding_reason, headline, tone
+
+GOES_ON = (
+    "Release 2 goes on at 55.0 % on the test split (95 % interval 46.0 to 64.0 %); the bare base stands at 42.5 %."
+)
+
+
+def test_the_first_release() -> None:
+    assert headline(first_promoted()) == (
+        "Release 1 is live: success on shop rose from 42.5 % (the bare base) to 61.3 %: +18.8 points "
+        "(95 % interval +8.9 to +27.6, p = 0.0006, 60 tasks). New: set_delivery_address."
+    )
+    assert tone(first_promoted()) == "good"
+
+
+def test_a_later_release_is_compared_with_what_was_live_and_the_base_in_passing() -> None:
+    assert headline(later_round()) == (
+        "Release 5 is live: success on shop rose from 55.0 % (release 2) to 61.3 %: +6.2 points (95 % interval +1.1 to "
+        "+11.4, p = 0.018, 60 tasks). New: cancel_order; renewed: set_delivery_address. The bare base stands at 42.5 %."
+    )
+    assert tone(later_round()) == "good"
+
+
+def test_noise_on_test_is_called_noise_with_what_the_gate_saw() -> None:
+    said = headline(within_noise())
+    assert "went from 55.0 % (release 2) to 61.3 %: +2.5 points" in said
+    assert "That is within noise. A change below 7.9 points could not have been seen reliably." in said
+    assert "On validation, where the gate looked, it was +7.1 points (p = 0.0040)." in said
+    assert "rose" not in said
+    assert tone(within_noise()) == "flat"
+
+
+def test_a_fall_on_test_is_called_one() -> None:
+    data = later_round().model_dump(mode="json")
+    data["gain"] |= {"points": -6.2, "low": -11.0, "high": -1.4}
+    said = headline(RoundFigures.model_validate(data))
+    assert "success on shop fell from 55.0 %" in said
+    assert tone(RoundFigures.model_validate(data)) == "bad"
+
+
+def test_a_candidate_that_was_refused_and_why() -> None:
+    assert headline(refused_round()) == (
+        "Release 4 was refused (rejected-regression): refund: fell by 11.7 points over 30 tasks (90 % interval -20.1 "
+        f"to -3.3, below zero). {GOES_ON}"
+    )
+    assert tone(refused_round()) == "flat"
+
+
+def test_adapters_of_which_none_was_better() -> None:
+    assert headline(not_better_round()) == (
+        f"No adapter was better than what answers today: set_delivery_address (underpowered). {GOES_ON}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "said", "good"),
+    [
+        (nothing_lacking(), "Nothing is lacking that could be trained: release 2 solved all of it. The round ends "
+         "early and well.", True),
+        (mastered_round(), "Mastered: release 2 solves the environments of what it seemed to lack.", True),
+        (untrained_round(), "No capability could be trained. Release 2 solved 3 of 96 episodes.", False),
+    ],
+)  # fmt: skip
+def test_without_an_adapter_a_good_end_is_no_failure(figures: RoundFigures, said: str, good: bool) -> None:
+    assert headline(figures) == f"{said} {GOES_ON}"
+    assert tone(figures) == ("good" if good else "flat")
+    assert "stopped early" not in headline(figures)
+
+
+def test_other_data_of_the_target_is_said_first() -> None:
+    said = headline(other_data())
+    assert said.startswith("The data of shop changed (77aa19c04be8 to 9b1e6b0c2d4f): a new lineage begins, and figures")
+    assert said.endswith(headline(later_round()))
+
+
+def test_a_round_that_was_promoted_but_not_yet_tested() -> None:
+    figures = later_round().model_copy(update={"gain": None, "live": None, "routed": None})
+    assert headline(figures).startswith("Release 5 is live, and was not played on the test split. New: cancel_order")
+
+
+def test_figures_from_before_there_were_releases_say_what_they_said() -> None:
+    assert headline(full_round()) == (
+        "Success on shop rose from 42.5 % to 61.3 %: +18.8 points (95 % interval +8.9 to +27.6, p = 0.0006, 60 tasks). "
+        "Promoted: set_delivery_address."
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reasons", "why"),
+    [
+        (
+            "rejected-not-better",
+            ["As a whole: -1.", "a: fell by 3 points, may be noise.", "The release did not gain."],
+            2,
+        ),
+        ("underpowered", ["As a whole: +4.", "a: fell by 3 points, may be noise.", "b: fell by 4 points."], 1),
+        ("underpowered", ["As a whole: +4.", "a: fell by 3 points: within its resolution.", "Only a gain of 9."], 2),
+        ("rejected-regression", ["As a whole: +4.", "a: fell by 9 points.", "The release did not gain."], 1),
+    ],
+)
+def test_the_reason_that_decides(verdict: str, reasons: list[str], why: int) -> None:
+    assert deciding_reason(verdict, reasons) == reasons[why]
+
+
+def test_without_reasons_there_is_none() -> None:
+    assert deciding_reason("underpowered", []) == ""

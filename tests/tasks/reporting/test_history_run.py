@@ -1,0 +1,54 @@
+"""Rounds in MLflow: a run of each, and one run of the target's history with a step a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from report_samples import full_round, later_round, refused_round
+
+from models.adapters.registry import Registry
+from tasks.reporting.tracking import history_metrics, log_round, round_metrics
+
+
+def test_the_history_run_has_a_step_a_round_and_is_the_same_when_done_again(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    registry = Registry(f"sqlite:///{tmp_path}/mlflow.db", "shop", tmp_path / "artifacts")
+    fourth = refused_round().model_copy(update={"round": "r4"})
+    log_round(registry, fourth, "<p>four</p>")
+    log_round(registry, later_round(), "<p>five</p>")
+    log_round(registry, later_round(), "<p>five</p>")
+
+    client = MlflowClient(registry.tracking_uri)
+    runs = {run.info.run_name: run for run in client.search_runs([registry.experiment_id])}
+    assert set(runs) == {"r4-round", "r1-5f3a-round", "shop-history"}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    history = runs["shop-history"].info.run_id
+
+    def steps(name: str) -> list[tuple[int, float]]:
+        return [(m.step, round(m.value, 4)) for m in client.get_metric_history(history, name)]
+
+    # Rounds 1 and 3 come from the store's history: the registry never saw them.
+    assert steps("test/routed") == [(1, 0.52), (3, 0.55), (4, 0.55), (5, 0.6125)]
+    assert steps("test/base") == [(1, 0.38), (3, 0.425), (4, 0.425), (5, 0.425)]
+    assert steps("lineage") == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
+    assert steps("release") == [(1, 1), (3, 2), (4, 2), (5, 5)]
+    assert steps("test/gain_points") == [(4, 0.0), (5, 6.25)]
+    assert client.get_metric_history(runs["r1-5f3a-round"].info.run_id, "test/live")[0].value == 0.55
+    assert runs["shop-history"].data.tags["kind"] == "history"
+
+
+def test_metrics_of_a_round_without_releases() -> None:
+    metrics = round_metrics(full_round())
+    assert metrics["test/points"] == 18.75
+    assert metrics["test/routed_low"] == 0.512
+    assert metrics["seconds/train"] == 702.3
+    assert not {"release", "test/live", "test/gain_points"} & set(metrics)
+    assert history_metrics(full_round()) == {}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
+def test_releases_that_no_round_made_have_no_step(number: int) -> None:
+    assert number in history_metrics(later_round())
+    assert len(history_metrics(later_round())) == 5

@@ -1,0 +1,133 @@
+"""The checkpoint that is taken: which are played, on which seeds, and which wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+
+from environments.contract import Generators, TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.targets.catalogue import load_target
+from errors import EnvironmentFault
+from models.training.records import GroupFigures, StepRecord
+from models.training.rollouts import scenario_seed
+from tasks.synthesis.calibration import CALIBRATION_SEED, CHOOSING_SEED, FRESH_SEED, round_seed, seed_offset
+from tasks.synthesis.choosing import candidates, fresh_scenarios, pick
+
+OWN = [TargetTask(f"own-{i}", "training", "own", i) for i in range(16)]
+OTHERS = [TargetTask(f"other-{i}", "training", "other", i) for i in range(8)]
+
+
+def record(step: int, *wins: int) -> StepRecord:
+    """Four own scenarios of eight episodes, and a retention scenario that always succeeds."""
+    groups = [GroupFigures(True, 8, w, w / 8) for w in wins]
+    return StepRecord(step, 0.1, 0.0, 0.0, 0.0, 1.0, (*groups, GroupFigures(False, 8, 8, 1.0)))
+
+
+def outcomes(own: int, others: int = 8, reward: float = 0.0) -> pd.DataFrame:
+    """Outcomes of one episode on each scenario, of which the first `own` and `others` succeed."""
+    tasks = [*OWN, *OTHERS]
+    success = [i < own for i in range(16)] + [i < others for i in range(8)]
+    return pd.DataFrame(
+        {"task": [t.id for t in tasks], "success": success, "reward": [1.0 if s else reward for s in success]}
+    )
+
+
+def test_the_last_checkpoint_and_the_best_of_training_are_played() -> None:
+    # The step after a checkpoint plays it: checkpoint 1 had 0, 2 had 29, 3 had 24 and 4 had 26 of 32.
+    records = [record(1, 0, 0, 0, 0), record(2, 0, 0, 0, 0), record(3, 7, 8, 7, 7), record(4, 6, 6, 6, 6)]
+    records.append(record(5, 6, 7, 7, 6))
+    assert candidates(records, 3) == [2, 4, 5]
+    assert candidates(records, 9) == [2, 3, 4, 5]  # 1 is worse than what noise explains
+    assert candidates(records, 1) == [5]
+    assert candidates(records[:1], 3) == [1]
+    # What training began from (the first step's rollouts) is no checkpoint, however good it was.
+    assert candidates([record(1, 8, 8, 8, 8), record(2, 4, 4, 4, 4)], 3) == [1, 2]
+
+
+def test_the_best_on_own_scenarios_is_taken_and_of_equals_the_later() -> None:
+    chosen = pick({0: outcomes(4), 2: outcomes(9), 3: outcomes(11), 4: outcomes(8)}, OWN)
+    assert chosen.step == 3
+    assert [(c.step, c.success, c.retention, c.forgets) for c in chosen.figures] == [
+        (0, 4 / 16, 1.0, False),
+        (2, 9 / 16, 1.0, False),
+        (3, 11 / 16, 1.0, False),
+        (4, 8 / 16, 1.0, False),
+    ]
+    assert pick({0: outcomes(4), 2: outcomes(9), 4: outcomes(9)}, OWN).step == 4
+    assert pick({0: outcomes(4), 2: outcomes(9, reward=0.2), 4: outcomes(9)}, OWN).step == 2
+    # Retention does not lift a checkpoint that is worse on its own scenarios.
+    assert pick({0: outcomes(4, 4), 2: outcomes(9, 4), 4: outcomes(7, 8)}, OWN).step == 2
+
+
+def test_a_checkpoint_that_forgets_is_passed_over_unless_all_do() -> None:
+    chosen = pick({0: outcomes(4), 2: outcomes(9, 7), 4: outcomes(14, 1)}, OWN)
+    assert [c.forgets for c in chosen.figures] == [False, False, True]
+    assert chosen.step == 2
+    assert pick({0: outcomes(4), 2: outcomes(9, 0), 4: outcomes(14, 1)}, OWN).step == 4
+
+
+def test_the_start_is_kept_only_where_every_checkpoint_is_surely_worse() -> None:
+    assert pick({0: outcomes(8), 2: outcomes(5), 4: outcomes(7)}, OWN).step == 4
+    assert pick({0: outcomes(14), 2: outcomes(2), 4: outcomes(3)}, OWN).step == 0
+
+
+def test_scenarios_without_retention_and_lost_episodes() -> None:
+    own = [frame[frame["task"].str.startswith("own")] for frame in (outcomes(4), outcomes(9))]
+    chosen = pick({0: own[0], 1: own[1]}, OWN)
+    assert [(c.retention, c.forgets) for c in chosen.figures] == [(None, False), (None, False)]
+    with pytest.raises(EnvironmentFault, match="what step 1 is worth were lost"):
+        pick({0: own[0], 1: own[1].head(0)}, OWN)
+
+
+def composed() -> ComposedEnvironment:
+    target = load_target("shop")
+    assert isinstance(target, Generators)
+    families = target.families()
+    needing = next(iter(next(iter(families.values()))))
+    own = tuple(sorted(name for name, needs in families.items() if needing in needs))
+    rest = tuple(sorted(set(families) - set(own)))
+    return ComposedEnvironment(target, CompositionSpec("shop", target.data_hash, needing, own, rest, 1 / 3))
+
+
+def ids(tasks: Sequence[TargetTask]) -> set[str]:
+    return {task.id for task in tasks}
+
+
+def test_choosing_has_scenarios_that_nothing_else_has_in_any_round() -> None:
+    environment = composed()
+    seen: set[str] = set()
+    for number in (1, 2, 60):
+        own, retention = fresh_scenarios(environment, 16, number)
+        assert fresh_scenarios(environment, 16, number) == (own, retention)
+        assert all(map(environment.own, own))
+        assert not any(map(environment.own, retention))
+        offset, seed = seed_offset(number), round_seed(0, number)
+        calibration = [environment.own_scenario(CALIBRATION_SEED - offset - i) for i in range(8)]
+        reported = [environment.own_scenario(FRESH_SEED + offset + i) for i in range(16)]
+        training = [environment.scenario(scenario_seed(seed, step, place)) for step in range(4) for place in range(12)]
+        parts = [own, retention, calibration, reported, training]
+        assert [len(ids(part)) for part in parts] == [16, 8, 8, 16, 48]
+        drawn = set().union(*map(ids, parts))
+        assert len(drawn) == 96
+        assert not drawn & seen
+        seen |= drawn
+
+
+def test_an_environment_without_retention_has_none_to_choose_on() -> None:
+    environment = composed()
+    spec = CompositionSpec("shop", environment.target.data_hash, "x", environment.spec.families, (), 0.0)
+    own, retention = fresh_scenarios(ComposedEnvironment(environment.target, spec), 6, 1)
+    assert (len(own), retention) == (6, [])
+
+
+def test_rounds_have_seeds_of_their_own() -> None:
+    assert round_seed(11, 1) == 11
+    assert len({round_seed(seed, number) for seed in range(50) for number in range(1, 61)}) == 3000
+    kinds = (FRESH_SEED, CHOOSING_SEED)
+    first = sorted(kind + seed_offset(number) for kind in kinds for number in range(1, 61))
+    most = 10_000  # as many as the settings allow
+    assert all(b - a >= most for a, b in pairwise(first))

@@ -1,0 +1,92 @@
+"""How many tasks a challenge draws, and what it counts as a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from db import LookRow
+from settings import load_settings
+from tasks.challenge import _further, _gains, look_at
+from tasks.round.context import Context
+from tasks.round.results import RegisterResult
+from tasks.round.stage import forget, open_context
+
+OWN = {"ask_missing_fact": ("cancel_without_number",)}
+
+
+@pytest.fixture
+def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setenv("TRACE_EVALUATION__OWN_TASKS", "40")
+    monkeypatch.setenv("TRACE_ROLLOUT__TASKS", "0")
+    opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    yield opened
+    forget(opened.round.id)
+
+
+def registered(monkeypatch: pytest.MonkeyPatch, before: float, after: float, champion: float | None = None) -> None:
+    result = RegisterResult(
+        version="1",
+        served_name="a@v1",
+        base_success=before,
+        champion_success=champion,
+        adapter_success=after,
+        liveness=1.0,
+    )
+    monkeypatch.setattr(Context, "result", lambda self, kind, *of: result)
+
+
+def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tasks can give no p-value below 0.125, however much was learnt."""
+    there = [t for t in context.tasks("validation") if t.family == "cancel_without_number"]
+    assert len(there) == 4
+    registered(monkeypatch, 0.1, 0.7)
+    look = look_at(context, "validation")
+    further = _further(context, OWN, look)
+    assert 4 < further["cancel_without_number"] <= 36
+    more = context.further_tasks(further)
+    assert len(more) == further["cancel_without_number"]
+    assert {t.family for t in more} == {"cancel_without_number"}
+    assert {t.split for t in more} == {"validation"}
+    registered(monkeypatch, 0.1, 0.9)
+    assert _further(context, OWN, look)["cancel_without_number"] < further["cancel_without_number"]
+    registered(monkeypatch, 0.1, 0.11)
+    assert _further(context, OWN, look)["cancel_without_number"] == 36, "never more than the setting allows"
+
+
+def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = look_at(context, "validation")
+    for before, after in ((0.5, 0.5), (0.5, 0.2)):
+        registered(monkeypatch, before, after)
+        assert _further(context, OWN, look) == {}
+    registered(monkeypatch, 0.1, 0.9)
+    assert _further(context, {"unknown": ()}, look) == {}
+    assert _further(context, OWN, LookRow(**{**vars(look), "draw": 0})) == {}, "a fixed split has no further tasks"
+
+
+def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered(monkeypatch, 0.1, 0.9)
+    assert _gains(context, ["a"]) == {"a": 80.0}
+    registered(monkeypatch, 0.1, 0.9, champion=0.75)
+    assert _gains(context, ["a"]) == {"a": 15.0}
+
+
+def test_a_drawn_split_has_the_whole_level_once_and_a_fixed_one_spends_it(
+    context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alpha = context.settings.evaluation.alpha
+    first = look_at(context, "validation")
+    assert (first.number, first.draw, first.alpha) == (1, context.round.number, alpha)
+    assert look_at(context, "validation") == first, "a stage that is done again looks once"
+    again = open_context(context.settings, fresh=True)
+    assert (look_at(again, "validation").number, look_at(again, "validation").alpha) == (1, alpha)
+    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    third = open_context(context.settings, fresh=True)
+    fixed = [look_at(opened, "validation") for opened in (third, open_context(context.settings, fresh=True))]
+    assert [look.number for look in fixed] == [1, 2]
+    assert fixed[1].alpha == pytest.approx(fixed[0].alpha / 4)
+    assert fixed[0].alpha < alpha
+    assert [look_at(opened, "test").alpha for opened in (context, third)] == [0.0, 0.0], "test decides nothing"
+    assert look_at(third, "test").number == 2

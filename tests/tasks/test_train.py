@@ -1,0 +1,260 @@
+"""The stage that trains: the best checkpoint becomes the adapter, also when the process dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import AdapterRow, CapabilityRow, EnvironmentRow, EnvironmentState, TrainingStepRow, TrajectoryRow, row_id
+from environments.contract import Message, Observation, Prompt, Score, TargetTask
+from models.adapters.files import adapter_digest
+from models.local.base import BaseModel
+from settings import load_settings
+from tasks import train as stage_file
+from tasks.round.adapters import adapter_id
+from tasks.round.context import Context
+from tasks.round.results import SynthesizeResult, TrainResult
+from tasks.round.stage import forget, open_context, stage
+from tasks.synthesis.calibration import measure
+from tasks.synthesis.choosing import Choice
+from tests.adapters_made import make_adapter
+from tests.models.training.test_grpo import Toy
+
+CAPABILITY = "say_it"
+TRAIN = {"steps": 3, "groups": 2, "group_size": 4, "rank": 4, "alpha": 8, "upper_layers": 2, "temperature": 1.0}
+
+
+class Died(BaseException):
+    """What stands for SIGKILL: nothing of the project catches it."""
+
+
+class World(Toy):
+    def reset(self, task: TargetTask) -> Observation:
+        self.own = task.family == "own"
+        return super().reset(task)
+
+    def score(self) -> Score:
+        said = sum(map(ord, self.said))
+        return Score((said % 7) / 7, said % 7 > 3) if self.own else Score(float(said % 2), bool(said % 2))
+
+
+@dataclass(frozen=True)
+class Spec:
+    id: str = "toy"
+    capability: str = CAPABILITY
+    retention_share: float = 0.5
+
+
+class Made:
+    """An environment as the stage `synthesize` leaves one."""
+
+    spec = Spec()
+
+    def scenario(self, seed: int) -> TargetTask:
+        return TargetTask(f"toy-{seed}", "training", ("own", "other")[seed % 2], seed)
+
+    def own_scenario(self, seed: int) -> TargetTask:
+        return TargetTask(f"own-{seed}", "training", "own", seed)
+
+    def own(self, task: TargetTask) -> bool:
+        return task.family == "own"
+
+    def environment(self) -> World:
+        return World()
+
+
+class Quiet:
+    """Stands for MLflow's run of a training; its own tests are in `tests/models/adapters`."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, dict[str, float]] = {}
+
+    def start_run(self, key: str, tags: dict[str, str]) -> str:
+        return key
+
+    def log_steps(self, run: str, steps: dict[int, dict[str, float]]) -> None:
+        for step, metrics in steps.items():
+            self.steps.setdefault(step, {}).update(metrics)
+
+
+@pytest.fixture
+def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    yield from opened(settings_folder / "home", tiny_model, monkeypatch)
+
+
+def opened(home: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    policy, renderer = model
+    settings = load_settings(
+        profile="smoke",
+        home=home,
+        train=TRAIN | {"candidates": 3, "choosing": 6},
+        rollout={"max_tokens": 6, "temperature": 0.5},
+    )
+    context = open_context(settings)
+    context.__dict__.update(
+        base=BaseModel(policy, renderer, policy.identity()),
+        registry=Quiet(),
+        probe=renderer.start(Prompt.of(Toy()), [Message("user", "seed 1")]),
+    )
+    monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Made())
+
+    given: Any = {"round_id": context.round.id}
+    capability = CapabilityRow(id=row_id(context.round.id, CAPABILITY), name=CAPABILITY, analyst="checks", **given)
+    made = EnvironmentRow(
+        id="made", capability_id=capability.id, version=1, kind="generators", state=EnvironmentState.DRAFT, **given
+    )
+    context.store.put([capability])
+    context.store.put([made])
+
+    @stage("synthesize")
+    def synthesized(context: Context, capability: str) -> SynthesizeResult:
+        return SynthesizeResult(accepted=True, environment=made.id)
+
+    synthesized.do(context, CAPABILITY)
+    yield context
+    forget(context.round.id)
+
+
+def played(context: Context, purpose: str) -> list[TrajectoryRow]:
+    return list(context.store.trajectories(context.round.id, purpose=purpose))
+
+
+def test_the_checkpoint_that_was_chosen_becomes_the_adapter(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    pick = stage_file.pick
+    seen: list[Choice] = []
+
+    def second(frames: Any, own: Any) -> Choice:
+        seen.append(pick(frames, own))
+        return replace(seen[0], step=2)
+
+    monkeypatch.setattr(stage_file, "pick", second)
+    result = stage_file.train.do(context, CAPABILITY)
+    assert (result.steps, result.ending, result.verdict, result.chosen) == (3, "steps", "", 2)
+    assert result.goes_on
+    output = context.folder / "training" / CAPABILITY
+    row = context.store.row(AdapterRow, id=adapter_id(context.round.id, CAPABILITY))
+    assert row is not None
+    assert row.sha256 == result.sha256 == adapter_digest(output / "weights" / "step-2")
+    assert adapter_digest(context.settings.folder / row.path) == result.sha256
+    # Start and candidates met the same scenarios, none of them one of training's, at the temperature of evaluation.
+    assert [c.step for c in result.choice] == [c.step for c in seen[0].figures] == [0, 1, 2, 3]
+    chosen, trained = played(context, "evaluation"), played(context, "training")
+    assert len(chosen) == 4 * (6 + 3)
+    assert len({r.task_id for r in chosen}) == 9
+    assert len({r.policy_id for r in chosen}) == 4
+    assert not {r.task_id for r in chosen} & {r.task_id for r in trained}
+    assert {r.adapter_id for r in chosen} == {None, row.id}  # what a training from zero begins from is the base
+    # What is reported: own and retention apart.
+    steps = sorted(context.store.rows(TrainingStepRow, adapter_id=row.id), key=lambda r: r.step)
+    for step in steps:
+        mine = [r for r in trained if r.family == "own" and r.id in ids_of(context, step.step - 1, trained)]
+        assert step.metrics["own_episodes"] == len(mine)
+        assert step.success == pytest.approx(sum(bool(r.success) for r in mine) / len(mine))
+        assert context.registry.steps[step.step]["train/own_success"] == step.success
+    assert context.registry.steps[0]["choice/own_success"] == result.choice[0].success
+    assert context.policy.adapters == ()
+
+
+def ids_of(context: Context, step: int, rows: list[TrajectoryRow]) -> set[str]:
+    """Ids of the episodes of a step of training."""
+    identity = adapter_id(context.round.id, CAPABILITY)
+    names = [f"{step}/{c}/{g}/{k}" for c in range(2) for g in range(2) for k in range(4)]
+    return {row_id(identity, name) for name in names}
+
+
+# Where a process dies: at which call of what, and how many episodes it has played to choose by then.
+DEATHS = (("step_row", 2, 0), ("play_checkpoint", 3, 18), ("TrainResult", 1, 36))
+
+
+def test_processes_that_died_are_followed_by_one_with_the_same_result(
+    context: Context, settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in training, the next amid choosing, one before the result is stored."""
+    other = next(opened(settings_folder / "undisturbed", tiny_model, monkeypatch))
+    whole = stage_file.train_from(other, CAPABILITY)
+    assert len(whole.choice) == 4
+    before: set[str] = set()
+    for name, last, chosen_on in DEATHS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
+            with pytest.raises(Died):
+                stage_file.train_from(context, CAPABILITY)
+        assert len(played(context, "evaluation")) == chosen_on
+        assert before <= {r.id for r in played(context, "training")}
+        before = {r.id for r in played(context, "training")}
+    result = stage_file.train_from(context, CAPABILITY)
+    own = {"choosing_seconds": 0.0, "adapter": "", "run": ""}  # what each round has to itself
+    assert result.model_copy(update=own) == whole.model_copy(update=own)
+    for purpose in ("training", "evaluation"):
+        assert len(played(context, purpose)) == len(played(other, purpose))
+    forget(other.round.id)
+
+
+def dying(real: Any, last: int) -> Any:
+    """`real`, which ends the process at its `last` call."""
+    calls: list[int] = []
+
+    def dies(*given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == last:
+            raise Died
+        return real(*given, **named)
+
+    return dies
+
+
+def test_a_training_from_a_champion_is_compared_with_the_champion(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = stage_file.train_from(context, CAPABILITY)
+    output, champion = context.folder / "training" / CAPABILITY, context.folder / "champion"
+    (output / "final").rename(champion)
+    output.rename(context.folder / "earlier")
+    digests: list[str] = []
+    real = stage_file.play_checkpoint
+
+    def watched(engine: Any, ground: Any, tasks: Any, seed: int, adapter: str | None) -> Any:
+        digests.append(context.policy.identity(adapter).adapter)
+        return real(engine, ground, tasks, seed, adapter)
+
+    monkeypatch.setattr(stage_file, "play_checkpoint", watched)
+    second = stage_file.train_from(context, CAPABILITY, champion)
+    assert second.start == first.sha256 == adapter_digest(champion)
+    weights = output / "weights"
+    assert digests == [first.sha256, *(adapter_digest(weights / f"step-{c.step}") for c in second.choice[1:])]
+
+
+def test_what_has_no_alternative_is_not_played(context: Context) -> None:
+    one = context.settings.model_copy(update={"train": context.settings.train.model_copy(update={"candidates": 1})})
+    context.settings = one
+    result = stage_file.train_from(context, CAPABILITY)
+    assert (result.chosen, result.choice) == (3, [])
+    assert played(context, "evaluation") == []
+
+
+def test_why_an_adapter_is_not_used() -> None:
+    made = TrainResult(adapter="a", sha256="s", steps=3, run="r", ending="steps", chosen=2)
+    assert made.goes_on
+    assert made.model_copy(update={"verdict": "reward-misspecified: x"}).unused == "reward-misspecified: x"
+    nothing = made.model_copy(update={"steps": 0, "chosen": 0, "ending": "mastered"})
+    assert not nothing.goes_on
+    assert nothing.unused.startswith("mastered")
+    assert "worse on fresh seeds" in made.model_copy(update={"chosen": 0}).unused
+
+
+def test_a_champion_is_calibrated_on_scenarios_of_its_round(context: Context, tmp_path: Path) -> None:
+    folder = make_adapter(context.base.policy.model, tmp_path / "champion", layers=(1, 2))
+    context.policy.load_adapter(CAPABILITY, adapter_digest(folder), folder)
+    base = measure(context.engine, context.settings, Made())  # type: ignore[arg-type]
+    champion = measure(context.engine, context.settings, Made(), CAPABILITY, 3)  # type: ignore[arg-type]
+    assert base.policy_id == context.policy.identity().id
+    assert champion.policy_id == context.policy.identity(CAPABILITY).id != base.policy_id
+    rows = played(context, "calibration")
+    tasks = {who: {r.task_id for r in rows if r.policy_id == who} for who in (base.policy_id, champion.policy_id)}
+    assert tasks[base.policy_id] == {"own--1", "own--2"}
+    assert tasks[champion.policy_id] == {"own--200001", "own--200002"}
+    assert {r.seed for r in rows} == {0, 2_000_006}
