@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,30 +30,36 @@ def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
 
 
 def history(target: TargetName = None, home: Home = None, as_json: AsJson = False) -> None:
-    """The releases of a target: when each was live, what changed, success, verdicts, cost."""
-    from tasks.releases.history import history as entries_of
-    from tasks.releases.history import table
+    """The rounds and releases of a target: what each changed, what was live after it, success, verdict, cost."""
+    from rich.console import Console
+
     from tasks.releases.lifecycle import heal
+    from tasks.releases.lookup import live_release, version_name
+    from tasks.reporting.history import history_of
+    from tasks.reporting.summary import history_table
 
     name, store, registry = _open(target, home)
     with store:
-        entries = entries_of(store, name)
-        if entries:
+        rows, live = history_of(store, name), live_release(store, name)
+        if rows:
             heal(store, registry, name)
     if as_json:
-        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=1, default=str))
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
         return
-    if not entries:
-        typer.echo(f"no release of {name} yet; run 'trace-agent improve --target {name}'")
+    if not rows:
+        typer.echo(f"no round of {name} yet; run 'trace-agent improve --target {name}'")
         return
-    typer.echo("\n".join(table(entries)))
-    if not any(entry.state == "live" for entry in entries):
-        typer.echo(f"the bare base answers for {name}: no release is live")
-    for entry in entries:
-        if entry.barred:
+    Console().print(history_table(rows))
+    typer.echo(
+        f"release {live.number} of {name} is live: {', '.join(version_name(*m) for m in live.members.items())}"
+        if live
+        else f"the bare base answers for {name}: no release is live"
+    )
+    for row in rows:
+        if row.barred:
             typer.echo(
-                f"release {entry.release}: {', '.join(entry.barred)} barred from automatic promotion; "
-                f"'trace-agent promote {entry.release}' allows it"
+                f"release {row.candidate}: {', '.join(row.barred)} barred from automatic promotion; "
+                f"'trace-agent promote {row.candidate}' allows it"
             )
 
 
@@ -66,9 +71,8 @@ def rollback(
     home: Home = None,
 ) -> None:
     """Make an earlier release live again: the one before, or --to N. What is left is barred until you promote it."""
-    from tasks.releases.history import version_name
-    from tasks.releases.lifecycle import live_release
     from tasks.releases.lifecycle import rollback as go_back
+    from tasks.releases.lookup import live_release, version_name
 
     name, store, registry = _open(target, home)
     with store:

@@ -24,28 +24,14 @@ else `rejected-not-better`. What is better but may have lost something elsewhere
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall
-from tasks.measuring.gate_plan import GateRules, alpha_at, rules_sha256
+from tasks.measuring.gate_plan import GateRules
 from tasks.measuring.paired_tasks import PairedTasks
-from tasks.measuring.statistics import PairedDifference, holm, minimum_detectable_effect, paired_difference
-
-__all__ = [
-    "CapabilityDecision",
-    "GateDecision",
-    "GateRules",
-    "GateVerdict",
-    "ReleaseDecision",
-    "alpha_at",
-    "gate",
-    "judge_capabilities",
-    "judge_release",
-    "rules_sha256",
-]
+from tasks.measuring.statistics import PairedDifference, holm
 
 ELSEWHERE = "all other families together"
 
@@ -225,111 +211,3 @@ def _not_better(
             "would be worth having; evaluate on more tasks."
         )
     return GateVerdict.NOT_BETTER, f"A gain of {mde:.1f} points would have been found with 80 % power, and was not."
-
-
-# The rule of one phase, until the stage `gate` judges in two.
-
-
-@dataclass(frozen=True)
-class GateDecision:
-    """The verdict on one capability's adapter with every figure behind it; `families` holds the other families,
-    and `together` all of them at once (None when there is no other family)."""
-
-    capability: str
-    verdict: GateVerdict
-    reasons: tuple[str, ...]
-    difference: PairedDifference
-    adjusted_p: float
-    mde: float
-    families: Mapping[str, PairedDifference]
-    together: PairedDifference | None
-
-    @property
-    def promoted(self) -> bool:
-        return self.verdict is GateVerdict.PROMOTED
-
-
-def gate(
-    pairs: Mapping[str, pd.DataFrame], own: Mapping[str, Collection[str]], rules: GateRules | None = None
-) -> dict[str, GateDecision]:
-    """Decides on all capabilities tried in a round at once, because Holm's correction is over all of them.
-
-    `pairs[capability]` has one row per episode pair: task, family, base, other (outcomes in [0, 1], NaN where errored;
-    as `statistics.align` makes them), `other` being the base model with this capability's adapter. `own[capability]`
-    are the families that the capability is about; empty or missing means unknown: then all tasks are its own, and
-    every family is looked at for falls. Raises ValueError when a capability has no pair of its own families."""
-    rules = rules or GateRules()
-    own_pairs = {name: _own_rows(name, frame, own.get(name, ())) for name, frame in pairs.items()}
-    differences = {name: paired_difference(f["base"], f["other"], f["task"]) for name, f in own_pairs.items()}
-    adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
-    return {
-        name: _decide(name, own_pairs[name], frame, own, (differences[name], adjusted[name], len(pairs)), rules)
-        for name, frame in pairs.items()
-    }
-
-
-def _own_rows(name: str, frame: pd.DataFrame, families: Collection[str]) -> pd.DataFrame:
-    rows = frame[frame["family"].isin(list(families))] if families else frame
-    if rows.empty:
-        raise ValueError(f"capability {name!r} has no episode of its families {sorted(families)}")
-    return rows
-
-
-def _finished_by_both(rows: pd.DataFrame) -> bool:
-    return bool(set(rows.loc[rows["base"].notna(), "task"]) & set(rows.loc[rows["other"].notna(), "task"]))
-
-
-def _decide(
-    name: str,
-    mine: pd.DataFrame,
-    frame: pd.DataFrame,
-    own: Mapping[str, Collection[str]],
-    result: tuple[PairedDifference, float, int],
-    rules: GateRules,
-) -> GateDecision:
-    difference, adjusted, tried = result
-    mde = minimum_detectable_effect(mine["base"], mine["other"], mine["task"], alpha=rules.alpha / tried)
-    others = frame[~frame["family"].isin(list(own.get(name, ())))]
-    families = {
-        str(family): paired_difference(rows["base"], rows["other"], rows["task"], rules.fall_confidence)
-        for family, rows in others.groupby("family", sort=True, observed=True)
-        if _finished_by_both(rows)
-    }
-    unseen = sorted(set(others["family"].astype(str)) - set(families))
-    together = (
-        paired_difference(others["base"], others["other"], others["task"], rules.fall_confidence) if families else None
-    )
-    falls = dict(families) | ({"all other families together": together} if together and len(families) > 1 else {})
-    verdicts = {family: judge_fall(family, fall, rules) for family, fall in falls.items()}
-
-    reasons = [_gain_sentence(difference, adjusted, tried, rules)]
-    reasons += [fall.reason for fall in verdicts.values() if fall.reason]
-    reasons += [
-        f"{family}: no task was finished by both sides, so a fall there cannot be excluded." for family in unseen
-    ]
-    better = difference.points > 0 and adjusted <= rules.alpha
-    if any(fall.kind is FallKind.REGRESSION for fall in verdicts.values()):
-        verdict = GateVerdict.REGRESSION
-    elif not better:
-        verdict, why = _not_better("Its own tasks", difference, mde, (rules.alpha / tried, rules.worthwhile))
-        reasons.append(why)
-    elif unseen or any(fall.blocks for fall in verdicts.values()):
-        verdict = GateVerdict.UNDERPOWERED
-    else:
-        verdict = GateVerdict.PROMOTED
-        reasons.append(
-            f"No other family fell by more than {rules.margin:g} points or one task."
-            if families
-            else "There is no other family that could have fallen."
-        )
-    return GateDecision(name, verdict, tuple(reasons), difference, adjusted, mde, families, together)
-
-
-def _gain_sentence(difference: PairedDifference, adjusted: float, tried: int, rules: GateRules) -> str:
-    passed = difference.points > 0 and adjusted <= rules.alpha
-    return (
-        f"Its own tasks: {difference.points:+.1f} points over {difference.tasks} tasks "
-        f"(95 % interval {difference.low:+.1f} to {difference.high:+.1f}), p = {difference.p:.4f}, "
-        f"{adjusted:.4f} after Holm over {tried} tried: "
-        f"{'significant' if passed else 'not significant'} at {rules.alpha:g}."
-    )

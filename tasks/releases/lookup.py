@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from db import BarredRow, ReleaseRow, ReleaseState, Store
 from errors import ConfigurationError, StoreError
 
@@ -28,6 +30,11 @@ def release_numbered(store: Store, target: str, number: int) -> ReleaseRow:
 def barred(store: Store, target: str) -> dict[str, BarredRow]:
     """The adapters that may not be promoted automatically, by their digest."""
     return {row.sha256: row for row in store.rows(BarredRow, target=target, allowed_at=None)}
+
+
+def version_name(capability: str, member: Mapping[str, str]) -> str:
+    """A member of a release as the gateway names it."""
+    return f"{capability}@v{member['version']}-{member['sha256'][:8]}"
 
 
 def stored_release(store: Store, release_id: str) -> ReleaseRow:

@@ -169,7 +169,8 @@ class HistoryRow(_Figures):
     the number of the one that was live when the round ended (0: the bare base; None: not known, as in rounds from
     before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
     single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base.
-    `seconds` is working time.
+    `seconds` is working time. `members` are the versions of its release as the gateway names them, by capability, and
+    `barred` the capabilities whose adapter may not be promoted automatically.
     """
 
     round: int | None = None
@@ -182,6 +183,8 @@ class HistoryRow(_Figures):
     new: list[str] = []
     renewed: list[str] = []
     gone: list[str] = []
+    members: dict[str, str] = {}
+    barred: list[str] = []
     test: Rate | None = None
     base: Rate | None = None
     verdict: str = ""

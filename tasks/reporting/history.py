@@ -12,6 +12,7 @@ from typing import Any
 from db import EvaluationRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
 from db.values.states import is_final
 from errors import StoreError
+from tasks.releases.lookup import barred, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
 from tasks.round.results import GateResult, StoredRound
@@ -25,7 +26,7 @@ FIRST_WORDS = 300
 def history_of(store: Store, target: str) -> list[HistoryRow]:
     """One row a round, and one for each release that no round made, oldest first. Dry rounds play nothing and are left
     out."""
-    releases = sorted(store.rows(ReleaseRow, target=target), key=lambda r: r.number)
+    releases = releases_of(store, target)
     rounds = [r for r in store.rows(Round, target=target) if r.profile != "dry"]
     parts = _Parts(store, rounds, releases)
     rows = [(r.started_at, r.number, _of_round(r, parts)) for r in rounds]
@@ -39,6 +40,7 @@ class _Parts:
     def __init__(self, store: Store, rounds: Sequence[Round], releases: Sequence[ReleaseRow]) -> None:
         ids = [r.id for r in rounds]
         self.store = store
+        self.barred = barred(store, releases[0].target) if releases else {}
         self.by_id = {r.id: r for r in releases}
         self.made = {r.round_id: r for r in releases if r.round_id is not None}
         self.verdicts: dict[str, dict[str, str]] = defaultdict(dict)
@@ -80,7 +82,7 @@ def _of_round(row: Round, parts: _Parts) -> HistoryRow:
         when=(row.finished_at or row.started_at).isoformat(timespec="seconds"),
         data_hash=row.data_hash,
         state=made.state if made else "",
-        **(changes(made, parts.by_id) if made else {}),
+        **(_brought(made, parts) if made else {}),
         test=parts.test.get((row.id, "routed")),
         base=parts.test.get((row.id, "base")),
         verdict=verdict,
@@ -101,11 +103,20 @@ def _of_release(row: ReleaseRow, parts: _Parts) -> HistoryRow:
         when=row.created_at.isoformat(timespec="seconds"),
         data_hash=row.data_hash,
         state=row.state,
-        **changes(row, parts.by_id),
+        **_brought(row, parts),
         test=Rate.model_validate(evidence) if evidence else None,
         verdict="no round",
         reason=row.reason[:FIRST_WORDS],
     )
+
+
+def _brought(release: ReleaseRow, parts: _Parts) -> dict[str, Any]:
+    """What a release changed, what it is made of, and what of it is barred."""
+    return {
+        **changes(release, parts.by_id),
+        "members": {c: version_name(c, m) for c, m in release.members.items()},
+        "barred": [c for c, m in release.members.items() if m["sha256"] in parts.barred],
+    }
 
 
 def changes(release: ReleaseRow, by_id: Mapping[str, ReleaseRow]) -> dict[str, list[str]]:

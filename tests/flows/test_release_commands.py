@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from db import RoundState, SpendRow, VerdictRow, open_store
+from db import EvaluationRow, RoundState, SpendRow, VerdictRow, open_store
 from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
-from tasks.releases.history import changes
-from tasks.releases.lifecycle import releases_of
+from tasks.round.results import GateResult
 from tests.tasks.releases.release_homes import Home
 
 
@@ -28,7 +27,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 
 
 def run(home: Home, *words: str) -> str:
-    done = CliRunner().invoke(app, [*words, "--home", str(home.folder), "--target", "shop"], catch_exceptions=False)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, [*words, "--home", str(home.folder), "--target", "shop"], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -46,7 +47,7 @@ def refused(home: Home, capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_looking_going_back_and_going_on(home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(home, "history") == "no release of shop yet; run 'trace-agent improve --target shop'\n"
+    assert run(home, "history") == "no round of shop yet; run 'trace-agent improve --target shop'\n"
     assert "nothing to go back to: the bare base answers" in refused(home, capsys, "rollback")
     assert "has no release 1; it has none yet" in refused(home, capsys, "promote", "1")
 
@@ -54,24 +55,38 @@ def test_looking_going_back_and_going_on(home: Home, capsys: pytest.CaptureFixtu
     home.promoted({"refund": one})
     round_ = home.store.latest_round("shop")
     assert round_ is not None
-    rates = {"routed": {"success": 0.625, "low": 0.55, "high": 0.7}, "base": {"success": 0.4, "low": 0.3, "high": 0.5}}
-    home.promoted({"refund": two, "exchange": other}, round_id=round_.id, evidence={"validation": rates})
-    home.store.put([VerdictRow(round_id=round_.id, subject="release", verdict="promoted")])
+    home.promoted({"refund": two, "exchange": other}, round_id=round_.id)
+    tested = EvaluationRow(
+        id="e",
+        round_id=round_.id,
+        split="test",
+        subject="routed",
+        n_tasks=72,
+        trials=2,
+        success=0.625,
+        low=0.55,
+        high=0.7,
+    )
+    home.store.put([tested, VerdictRow(round_id=round_.id, subject="release", verdict="promoted")])
     home.store.put([SpendRow(id="s", round_id=round_.id, stage="contrast", model="m", calls=3, dollars=0.25)])
+    gated = home.store.stage(round_.id, GateResult.stage)
+    assert gated.claim()
+    gated.finish(GateResult(promoted=["refund", "exchange"], release=2).model_dump(mode="json"))
     home.store.finish_round(round_.id, RoundState.DONE, "promoted release 2")
 
-    entries = json.loads(run(home, "history", "--json"))
-    assert [(e["release"], e["state"], e["parent"]) for e in entries] == [(1, "retired", None), (2, "live", 1)]
-    newest = entries[1]
-    assert newest["changed"] == ["+exchange v1", "refund v1->v2"]
-    assert newest["success"] == {"split": "validation", "success": 0.625, "low": 0.55, "high": 0.7}
-    assert newest["verdicts"] == {"release": "promoted"}
-    assert (newest["cost"]["calls"], newest["cost"]["dollars"], newest["round"]) == (3, 0.25, round_.number)
+    rows = {row["candidate"]: row for row in json.loads(run(home, "history", "--json"))}
+    by_hand, newest = rows[1], rows[2]
+    assert (by_hand["round"], by_hand["candidate"], by_hand["state"]) == (None, 1, "retired")
+    assert (newest["round"], newest["candidate"], newest["state"]) == (round_.number, 2, "live")
+    assert (newest["new"], newest["renewed"], newest["gone"]) == (["exchange"], ["refund"], [])
+    assert (newest["test"]["success"], newest["test"]["low"], newest["test"]["high"]) == (0.625, 0.55, 0.7)
+    assert (newest["verdict"], newest["dollars"]) == ("promoted", 0.25)
     assert newest["members"]["refund"] == f"refund@v2-{two['sha256'][:8]}"
     lines = run(home, "history").splitlines()
-    assert lines[0].split()[:3] == ["release", "state", "live"]
-    for word in ("2 ", "live", "+exchange v1, refund v1->v2", "62.5 % (55.0 to 70.0)", "release promoted", "0.25 $"):
-        assert word in lines[1], lines[1]
+    (line,) = [line for line in lines if "renewed: refund" in line]
+    for word in ("release 2: new: exchange", "62.5 % (55–70)", "promoted", "0.25 dollars"):
+        assert word in line
+    assert lines[-1].startswith("release 2 of shop is live: exchange@v1-")
 
     said = run(home, "rollback")
     assert said.splitlines()[0] == "release 1 of shop is live again"
@@ -84,11 +99,5 @@ def test_looking_going_back_and_going_on(home: Home, capsys: pytest.CaptureFixtu
     assert "the bare base answers for shop again" in run(home, "rollback", "--to", "0")
     assert "the bare base answers for shop: no release is live" in run(home, "history")
     home.check()
-    states = [e["state"] for e in json.loads(run(home, "history", "--json"))]
-    assert states == ["retired", "rolled-back"]
-
-
-def test_what_changed_is_said_against_the_parent(home: Home) -> None:
-    first, second = releases_of(home.store, "shop")
-    assert changes(None, first) == ("+refund v1",)
-    assert changes(second, first) == ("-exchange", "refund v2->v1")
+    states = {row["candidate"]: row["state"] for row in json.loads(run(home, "history", "--json"))}
+    assert (states[1], states[2]) == ("retired", "rolled-back")

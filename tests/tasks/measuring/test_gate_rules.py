@@ -1,12 +1,19 @@
-"""The promotion rule, with outcomes made so that the right verdict is known."""
+"""The gate's two phases, with outcomes made so that the right verdict is known."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.measuring.gate_rules import GateRules, GateVerdict, gate
+from tasks.measuring.decisions import GateVerdict
+from tasks.measuring.falls import FallKind
+from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_rules import judge_capabilities, judge_release
+
+RULES = GateRules()
 
 
 def family(name: str, base: list[float], other: list[float], trials: int = 2) -> pd.DataFrame:
@@ -17,31 +24,114 @@ def family(name: str, base: list[float], other: list[float], trials: int = 2) ->
     )
 
 
-def changed(count: int, fell: int, name: str = "refund") -> pd.DataFrame:
-    return family(name, [1.0] * count, [0.0] * fell + [1.0] * (count - fell))
+def fell(count: int, lost: int, name: str = "refund") -> pd.DataFrame:
+    return family(name, [1.0] * count, [0.0] * lost + [1.0] * (count - lost))
 
 
-BETTER = family("address", [0.0] * 20, [1.0] * 15 + [0.0] * 5)
+GAIN = family("address", [0.0] * 20, [1.0] * 15 + [0.0] * 5)
 OWN = {"set_address": ("address",)}
 
 
-def decide(*frames: pd.DataFrame, rules: GateRules | None = None):
-    return gate({"set_address": pd.concat(frames)}, OWN, rules)["set_address"]
+def alone(*frames: pd.DataFrame, alpha: float = 0.05, rules: GateRules = RULES, **more):
+    return judge_capabilities({"set_address": pd.concat(frames)}, OWN, rules, alpha, **more)["set_address"]
 
 
-def test_a_real_gain_without_falls_is_promoted_with_its_figures():
-    decision = decide(BETTER, changed(10, 0))
-    assert decision.verdict is GateVerdict.PROMOTED
-    assert decision.promoted
-    assert decision.difference.points == pytest.approx(75.0)
-    assert "+75.0 points over 20 tasks" in decision.reasons[0]
-    assert str(decision.verdict) == "promoted"
+def release(*frames: pd.DataFrame, alpha: float = 0.05, trials: int = 2, own=OWN):
+    return judge_release(pd.concat(frames), RULES, alpha, trials, own)
+
+
+# Phase A.
+
+
+def test_a_gain_on_its_own_tasks_passes_whatever_a_wrong_route_would_cost():
+    verdict = alone(GAIN, fell(10, 9), fell(4, 0, "coupon"), look=1)
+    assert verdict.verdict is GateVerdict.BETTER
+    assert verdict.passed
+    assert verdict.difference.points == pytest.approx(75.0)
+    assert verdict.elsewhere.points == pytest.approx(-100 * 9 / 14)
+    assert verdict.families["refund"].points == pytest.approx(-90.0)
+    assert "+75.0 points over 20 tasks" in verdict.reasons[0]
+    assert "most in refund, -90.0" in verdict.reasons[-1]
+    assert json.loads(json.dumps(verdict.as_json()))["verdict"] == "better"
+
+
+def test_other_families_change_no_verdict_of_phase_a():
+    weak = family("address", [0.0] * 20, [1.0] * 3 + [0.0] * 17)
+    for own in (GAIN, weak):
+        assert alone(own).verdict is alone(own, fell(30, 30)).verdict
+
+
+def test_the_look_decides_the_level_and_the_sentence_says_so():
+    gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)  # p = 2 / 2^6 = 0.031
+    assert alone(gain).passed
+    late = alone(gain, alpha=0.0304, look=1)
+    assert late.verdict is GateVerdict.UNDERPOWERED
+    assert (late.alpha, late.look) == (0.0304, 1)
+    assert "not significant at 0.0304, what look 1 may spend" in late.reasons[0]
+
+
+def test_holm_is_over_all_capabilities_tried():
+    gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)
+    noise = family("address", [1, 0] * 15, [0, 1] * 15)
+    tried = judge_capabilities(
+        {"set_address": gain, "other_one": noise}, OWN | {"other_one": ("address",)}, RULES, 0.05
+    )
+    assert tried["set_address"].adjusted_p == pytest.approx(4 / 2**6)
+    assert not tried["set_address"].passed
+    assert tried["set_address"].tried == 2
+    assert judge_capabilities({}, {}, RULES, 0.05) == {}
+
+
+def test_no_gain_is_not_better_and_a_gain_too_small_to_see_is_underpowered():
+    assert alone(family("address", [1, 0] * 10, [0, 1] * 10)).verdict is GateVerdict.NOT_BETTER
+    assert alone(family("address", [1.0] * 20, [0.0] * 20)).verdict is GateVerdict.NOT_BETTER
+    small = family("address", [0.0] * 20, [1.0] * 3 + [0.0] * 17)
+    assert alone(small).verdict is GateVerdict.UNDERPOWERED
+    assert any("80 % power" in reason for reason in alone(small).reasons)
+    # The tasks were drawn for a gain of 40 points, which they would have shown.
+    assert alone(small, gains={"set_address": 40.0}).verdict is GateVerdict.NOT_BETTER
+    few = alone(family("address", [0.0] * 4, [1.0] * 4))
+    assert few.verdict is GateVerdict.UNDERPOWERED
+    assert any("4 tasks cannot give" in reason for reason in few.reasons)
+
+
+def test_unknown_own_families_mean_all_tasks():
+    pair = pd.concat([GAIN, fell(10, 7)])
+    verdict = judge_capabilities({"set_address": pair}, {}, RULES, 0.05)["set_address"]
+    assert verdict.difference.tasks == 30
+    assert verdict.elsewhere is None
+    assert verdict.families == {}
+
+
+def test_bad_pairs_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"'set_address' has no episode of its families \['address'\]"):
+        alone(fell(5, 0))
+    with pytest.raises(ValueError, match="set_address has no column other"):
+        alone(GAIN.drop(columns="other"))
+    with pytest.raises(ValueError, match="alpha is 0"):
+        alone(GAIN, alpha=0)
+
+
+# Phase B.
+
+
+def test_an_assembled_release_that_gains_and_loses_nothing_is_promoted():
+    verdict = release(GAIN, fell(40, 0))
+    assert verdict.verdict is GateVerdict.PROMOTED
+    assert verdict.promoted
+    assert verdict.difference.points == pytest.approx(25.0)
+    assert verdict.own.points == verdict.capabilities["set_address"].points == pytest.approx(75.0)
+    assert verdict.elsewhere.points == 0.0
+    assert verdict.pass_k.points == pytest.approx(25.0)
+    assert set(verdict.falls) == {"overall", "all other families together", "address", "refund", "pass^2"}
+    assert set(verdict.falls.values()) == {FallKind.HELD}
+    assert json.loads(json.dumps(verdict.as_json()))["falls"]["refund"] == "held"
 
 
 @pytest.mark.parametrize(
-    ("count", "fell", "verdict"),
+    ("count", "lost", "verdict"),
     [
-        (10, 1, GateVerdict.PROMOTED),  # one task is what the family can resolve: passes, and is said
+        (10, 1, GateVerdict.PROMOTED),  # one task is what ten can resolve: passes, and is said
         (10, 2, GateVerdict.UNDERPOWERED),  # more than one task, not distinguishable: blocks all the same
         (10, 7, GateVerdict.REGRESSION),
         (100, 2, GateVerdict.PROMOTED),  # exactly the margin
@@ -49,52 +139,63 @@ def test_a_real_gain_without_falls_is_promoted_with_its_figures():
         (100, 12, GateVerdict.REGRESSION),
     ],
 )
-def test_falls_of_another_family(count, fell, verdict):
-    decision = decide(BETTER, changed(count, fell))
+def test_a_fall_of_another_family_blocks_what_gained(count, lost, verdict):
+    decision = release(GAIN, fell(count, lost))
     assert decision.verdict is verdict
-    if fell / count > 0.02:
+    if lost / count > 0.02:
         assert any("refund: fell by" in reason for reason in decision.reasons)
 
 
-def test_many_small_falls_are_caught_together():
-    falls = [changed(10, 1, f"family_{i}") for i in range(8)]
-    decision = decide(BETTER, *falls)
+def test_many_falls_of_one_task_are_caught_together():
+    decision = release(GAIN, *[fell(10, 1, f"family_{i}") for i in range(8)])
+    assert all(decision.falls[f"family_{i}"] is FallKind.WITHIN for i in range(8))
+    assert decision.falls["all other families together"] is FallKind.REGRESSION
     assert decision.verdict is GateVerdict.REGRESSION
-    assert any("all other families together" in reason for reason in decision.reasons)
 
 
-def test_no_gain_is_not_better_and_a_gain_too_small_to_see_is_underpowered():
-    assert decide(family("address", [1, 0] * 10, [0, 1] * 10)).verdict is GateVerdict.NOT_BETTER
-    small = decide(family("address", [0.0] * 20, [1.0] * 3 + [0.0] * 17))
-    assert small.verdict is GateVerdict.UNDERPOWERED
-    assert any("80 % power" in reason for reason in small.reasons)
-    few = decide(family("address", [0.0] * 4, [1.0] * 4))
-    assert few.verdict is GateVerdict.UNDERPOWERED
-    assert any("4 tasks cannot give" in reason for reason in few.reasons)
-    assert decide(family("address", [0.0] * 20, [1.0] * 3 + [0.0] * 17), rules=GateRules(worthwhile=40)).verdict is (
-        GateVerdict.NOT_BETTER
-    )
+def test_a_fall_inside_the_own_families_blocks_too():
+    own = {"set_address": ("address", "refund")}
+    assert release(GAIN, fell(10, 7), own=own).verdict is GateVerdict.REGRESSION
 
 
-def test_holm_is_over_all_capabilities_tried():
-    gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)  # p = 2 / 2^6
-    assert gate({"set_address": gain}, OWN)["set_address"].verdict is GateVerdict.PROMOTED
-    noise = family("address", [1, 0] * 15, [0, 1] * 15)
-    tried = gate({"set_address": gain, "other_one": noise}, OWN | {"other_one": ("address",)})
-    assert tried["set_address"].adjusted_p == pytest.approx(4 / 2**6)
-    assert tried["set_address"].verdict is GateVerdict.UNDERPOWERED
-
-
-def test_unknown_own_families_mean_all_tasks_and_every_family_is_watched():
-    decision = gate({"set_address": pd.concat([BETTER, changed(10, 7)])}, {})["set_address"]
-    assert decision.verdict is GateVerdict.REGRESSION
-    assert set(decision.families) == {"address", "refund"}
-
-
-def test_a_family_nobody_finished_blocks():
-    lost = changed(5, 0).assign(other=np.nan)
-    decision = decide(BETTER, lost)
+def test_a_gain_that_routing_loses_is_not_promoted():
+    lost = family("address", [0.0] * 20, [1.0] * 2 + [0.0] * 18)
+    decision = release(lost, fell(40, 0))
     assert decision.verdict is GateVerdict.UNDERPOWERED
-    assert any("cannot be excluded" in reason for reason in decision.reasons)
-    with pytest.raises(ValueError, match="no episode of its families"):
-        gate({"set_address": changed(5, 0)}, OWN)
+    assert "not significant" in decision.reasons[0]
+    same = release(family("address", [0.0] * 20, [0.0] * 20), fell(40, 0))
+    assert same.verdict is GateVerdict.NOT_BETTER
+    assert (same.difference.points, same.difference.p, same.difference.changed) == (0.0, 1.0, 0)
+
+
+def test_a_gain_that_noise_elsewhere_hides_overall_still_counts_on_its_own_tasks():
+    half = [1.0] * 7 + [0.0] * 33
+    noise = family("refund", half, half[::-1])  # seven tasks up, seven down
+    gain = family("address", [0.0] * 20, [1.0] * 7 + [0.0] * 13)
+    decision = release(gain, noise)
+    assert decision.difference.p > 0.05 >= decision.own.p
+    assert decision.verdict is GateVerdict.PROMOTED
+    assert any("still there after routing" in reason for reason in decision.reasons)
+    assert release(gain, noise, own={}).verdict is GateVerdict.UNDERPOWERED
+
+
+def test_steadiness_is_watched_by_pass_k():
+    """Every task succeeds three times of four now and did so on three tasks of four before: the same success, but
+    hardly a task on which four trials in a row succeed."""
+    before = family("refund", [1.0] * 30 + [0.0] * 10, [0.0] * 40, trials=4)
+    after = before.assign(other=np.tile([1.0, 1.0, 1.0, 0.0], 40))
+    decision = release(family("address", [0.0] * 20, [1.0] * 20, trials=4), after, trials=4)
+    assert decision.elsewhere.points == 0.0
+    assert decision.pass_k.points == pytest.approx(100 * (20 - 30) / 60)
+    assert decision.falls["pass^4"] in (FallKind.REGRESSION, FallKind.UNCLEAR)
+    assert not decision.promoted
+    assert any("pass^4: fell by" in reason for reason in decision.reasons)
+
+
+def test_what_nobody_finished_blocks():
+    lost = fell(5, 0, "coupon").assign(other=np.nan)
+    decision = release(GAIN, fell(40, 0), lost)
+    assert decision.verdict is GateVerdict.UNDERPOWERED
+    assert decision.falls["coupon"] is FallKind.UNSEEN
+    assert "coupon" not in decision.families
+    assert any("coupon: no task was finished by both sides" in reason for reason in decision.reasons)
