@@ -170,18 +170,11 @@ def _choose(
 
     The last is taken as it is where there is no other, and where its environment taught the wrong thing.
     """
-    settings, rollout = context.settings, context.settings.rollout
+    settings = context.settings
     steps = candidates(result.records, settings.train.candidates) if result.records else []
     if len(steps) < 2 or result.verdict:
         return Choice(result.last, ())
-    ground = Playground(
-        environment.environment,
-        environment.spec.id,
-        "evaluation",
-        rollout.temperature,
-        rollout.max_tokens,
-        identity,
-    )
+    ground = context.training_ground(environment, identity)
     capability, number = environment.spec.capability, context.round.number
     own, retention = fresh_scenarios(environment, settings.train.choosing, number)
     played = {}
