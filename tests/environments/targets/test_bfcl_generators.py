@@ -7,11 +7,12 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from environments.contract import TargetTask, canonical_json, content_hash
-from environments.targets.bfcl.single.generate import COMMON, SHORTEST
+from environments.targets.bfcl.single.generate import COMMON, SHORTEST, Pool
 from environments.targets.bfcl.single.items import FAMILIES, Item, item_of, live_items, splits
 from environments.targets.bfcl.single.numbers import with_other_numbers
 from environments.targets.bfcl.single.target import CAPABILITIES, SingleTarget, describe
@@ -70,6 +71,28 @@ def test_nothing_of_validation_test_and_live_is_in_them(scenarios: list[TargetTa
         assert calls.isdisjoint(item.calls)
         assert item.names not in names
         assert offered.issuperset(canonical_json(function) for function in item.functions)
+
+
+def test_what_a_scenario_may_not_be() -> None:
+    """Collisions are rare, so each rule is shown one."""
+    held = made_up("What is the cube of 4711, please?", {"a": [4711]})
+    pool = Pool(
+        one_call=(),
+        by_family={},
+        functions=(),
+        known=frozenset({("add 5.", frozenset({"f"}))}),
+        questions=frozenset({held.question, "hi"}),
+        long_questions=(held.question,),
+        calls=frozenset(held.calls),
+        names=frozenset({frozenset({"g"})}),
+    )
+    assert pool.allows(made_up("Add 6. Hi there.", {"a": [6]}))
+    assert not pool.allows(made_up("Add 5.", {"a": [5]}))
+    assert not pool.allows(made_up(" HI", {"a": [6]}))
+    assert not pool.allows(made_up("Add 6. Also:  what is the cube of 4711, please?", {"a": [6]}))
+    assert not pool.allows(made_up("Cube it for 4711.", {"a": [4711]}))
+    other = made_up("Add 6.", {"a": [6]})
+    assert not pool.allows(replace(other, functions=({**other.functions[0], "name": "g"},)))
 
 
 def test_they_are_new_and_many(scenarios: list[TargetTask]) -> None:

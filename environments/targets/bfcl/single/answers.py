@@ -37,7 +37,7 @@ def read_answer(text: str) -> list[dict[str, dict[str, Any]]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError, TypeError) as error:
         if isinstance(error, UnreadableAnswer):
             raise
-        raise UnreadableAnswer(f"not calls: {error}") from error
+        raise UnreadableAnswer(f"not calls: {getattr(error, 'msg', error)}") from error
 
 
 def _call(statement: ast.stmt) -> dict[str, dict[str, Any]]:
