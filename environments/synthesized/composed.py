@@ -88,13 +88,15 @@ class DenseEnvironment:
         return Score(self.near_miss * self._nearness(score), False, score.checks, score.metrics)
 
     def _nearness(self, score: Score) -> float:
-        """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly."""
+        """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly. Where the
+        reference makes no call and nothing is to be told, the answer is a text that only the target can judge: the
+        target's own reward."""
         reference = self._reference_calls()
         parts = [call_credit(reference, self._calls)] if reference else []
         told = [c.passed for c in score.checks if c.required and c.name.startswith("told:")]
         if told:
             parts.append(sum(told) / len(told))
-        return min(0.98, sum(parts) / len(parts)) if parts else 0.0
+        return min(0.98, sum(parts) / len(parts) if parts else score.reward)
 
     def _reference_calls(self) -> list[ToolCall]:
         environment = self._reference_environment
