@@ -18,7 +18,9 @@ from environments.sandbox.workers import SandboxLevel, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, validate_environment
+from environments.validation.need import Materials, check_need
 from environments.validation.playing import SimplePolicy
+from environments.validation.step import step_fault
 from errors import EnvironmentFault, SandboxError, TargetError
 
 
@@ -28,8 +30,10 @@ def validate_module(
     *,
     target_tools: Sequence[Mapping[str, Any]] | None = None,
     level: SandboxLevel | None = None,
+    materials: Materials | None = None,
 ) -> ValidationVerdict:
-    """Checks 1 to 3 on a module: its text, its tools against the target's, then everything `validate_environment` does.
+    """Checks 1 to 3 on a module: its text, its tools against the target's, then everything `validate_environment` does,
+    and whether it needs its capability (`check_need`; `materials` are the texts that it must not repeat).
 
     Determinism is judged across two worker processes. The verdict's figures hold the code hash and the sandbox level.
     Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict.
@@ -46,6 +50,11 @@ def validate_module(
         return ValidationVerdict(False, (f"load: {error}",), figures)
     try:
         figures["code_hash"], figures["capability"] = module.code_hash, module.capability
+        figures["wrong"] = list(module.wrong)
+        fault = step_fault(module.step, module.tools)
+        if fault:
+            return ValidationVerdict(False, (f"step: {fault}",), figures)
+        step = module.step
         faults = tool_faults(module.tools, target_tools) if target_tools is not None else []
         if faults:
             return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
@@ -55,6 +64,7 @@ def validate_module(
             limits,
             wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
             make_twin=lambda: OwningEnvironment(SandboxedModule(source, level)),
+            need=lambda environment, tasks: check_need(environment, tasks, step, materials),
         )
         figures["sandbox"]["restarts"] = module.restarts
     finally:
@@ -134,11 +144,20 @@ def validate_file(
 def verdict_lines(verdict: ValidationVerdict) -> list[str]:
     """A verdict as lines to print: the decision, the reasons, then a row per policy."""
     lines = ["accepted" if verdict.accepted else "refused", *(f"  - {reason}" for reason in verdict.reasons)]
-    for name, row in verdict.figures.get("policies", {}).items():
+    need = verdict.figures.get("need", {})
+    lazy = {f"lazy.{name}": row for name, row in need.get("lazy", {}).items()}
+    for name, row in (dict(verdict.figures.get("policies", {})) | lazy).items():
         low, high = row["interval"]
         lines.append(
             f"  {name:<24} success {row['success_rate']:.2f} [{low:.2f}, {high:.2f}]  reward {row['mean_reward']:.2f}"
             f"  steps {row['mean_steps']:.1f}  n = {row['episodes']}"
+        )
+    lines += [f"  lazy.{name} was not played: {why}" for name, why in need.get("unbound", {}).items()]
+    if need:
+        step, repeats = need["step"], need["repeats"]
+        lines.append(
+            f"  oracle without its step: success {step['success_rate']:.2f}, {step['differing']} of {step['episodes']} "
+            f"episodes differ; {repeats['repeating']} of {repeats['scenarios']} scenarios repeat other texts"
         )
     team = verdict.figures.get("red_team")
     if team:

@@ -83,6 +83,8 @@ class SandboxedModule:
         self.max_steps = self._constant("MAX_STEPS", int)
         self.tools: tuple[dict[str, Any], ...] = tuple(self._constant("TOOLS", list))
         self.wrong = tuple(self._constant("WRONG", list))
+        # Modules that were accepted before steps were named have none; the checks ask for it, playing does not.
+        self.step: Mapping[str, str] = self._constant("STEP", dict) if "STEP" in self.names else {}
         if not 1 <= self.max_steps <= 30:
             raise SandboxError(f"MAX_STEPS is {self.max_steps}; it must be 1 to 30")
         if len(self.wrong) < 3:

@@ -15,7 +15,7 @@ MAX_SOURCE = 64 * 1024
 # Function -> number of positional arguments.
 FUNCTIONS = {"scenario": 1, "transition": 2, "reward": 3, "oracle": 3}
 OPTIONAL_FUNCTIONS = {"reply": 2}
-CONSTANTS = ("CAPABILITY", "TRANSFER", "TOOLS", "INSTRUCTIONS", "MAX_STEPS", "WRONG")
+CONSTANTS = ("CAPABILITY", "TRANSFER", "TOOLS", "INSTRUCTIONS", "MAX_STEPS", "STEP", "WRONG")
 OPTIONAL_CONSTANTS = ("EXAMPLES",)
 FORBIDDEN_NAMES = frozenset(
     [
@@ -81,6 +81,19 @@ def static_faults(source: str) -> list[str]:
         return _shape_faults(tree) + [f"line {line}: {fault}" for line, fault in sorted(set(_use_faults(tree)))]
     except RecursionError:
         return ["it is nested too deeply to be checked"]
+
+
+def wrong_names(source: str) -> tuple[str, ...]:
+    """Names of the policies in a literal `WRONG`, read without running anything; () where it cannot be read."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    for node in tree.body:
+        named = isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "WRONG" for t in node.targets)
+        if named and isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return tuple(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
+    return ()
 
 
 def _shape_faults(tree: ast.Module) -> list[str]:

@@ -6,7 +6,6 @@ needed. Every figure is in the verdict, with the interval that its sample size l
 
 from __future__ import annotations
 
-import math
 import random
 import re
 import time
@@ -15,10 +14,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from environments.contract import Action, Environment, Message, TargetTask, ToolCall, content_hash
+from environments.validation.measuring import exhibit, measured
+from environments.validation.need import Need
 from environments.validation.playing import ENOUGH_FAULTS, FAULTS, SimplePolicy, play, play_all
-from environments.validation.redteam import red_team_details
+from environments.validation.redteam import play_attack, red_team_details
 
 MakeEnvironment = Callable[[], Environment]
+# Tests of need (`need.check_need`, bound to what they need to know): an environment and its distinct scenarios.
+NeedTest = Callable[[Environment, Sequence[TargetTask]], Need]
+# Episodes of winners that a verdict keeps.
+EXHIBITS = 3
 CONSTANT_DONE = "Done. Is there anything else I can help you with?"
 CONSTANT_REFUSAL = "I am sorry, but I cannot do that."
 
@@ -107,11 +112,13 @@ def validate_environment(
     *,
     wrong: Mapping[str, SimplePolicy] | None = None,
     make_twin: MakeEnvironment | None = None,
+    need: NeedTest | None = None,
 ) -> ValidationVerdict:
-    """Determinism, distinct scenarios, policies and red team for the environment that plays `scenario(seed)`.
+    """Determinism, distinct scenarios, policies, red team and need for the environment that plays `scenario(seed)`.
 
-    `wrong` adds policies that must fail. `make_twin` builds the environment again from nothing (another process, where
-    there is one), so that what a process remembers shows as a difference; default: `make_environment` once more.
+    `need` tests whether the capability is needed, once the oracle is known to solve the scenarios. `wrong` adds
+    policies that must fail. `make_twin` builds the environment again from nothing (another process, where there is
+    one), so that what a process remembers shows as a difference; default: `make_environment` once more.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
@@ -126,10 +133,19 @@ def validate_environment(
     if determinism["faults"]:
         # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
         return ValidationVerdict(False, tuple(reasons), figures)
-    figures["policies"], trouble = _policies(make_environment, tasks, limits, wrong or {})
+    exhibits: list[dict[str, Any]] = []
+    figures["policies"], trouble = _policies(make_environment, tasks, limits, wrong or {}, exhibits)
     reasons += trouble
-    figures["red_team"], trouble = _red_team(make_environment, tasks[: limits.attack_seeds])
+    figures["red_team"], trouble = _red_team(make_environment, tasks[: limits.attack_seeds], exhibits)
     reasons += trouble
+    if need is not None and figures["policies"]["oracle"]["success_rate"] >= limits.oracle:
+        environment = make_environment()
+        try:
+            found = need(environment, tasks)
+        finally:
+            environment.close()
+        figures["need"], reasons, exhibits = found.figures, [*reasons, *found.reasons], [*found.exhibits, *exhibits]
+    figures["exhibits"] = exhibits[:EXHIBITS]
     figures["seconds"] = round(time.monotonic() - started, 3)
     return ValidationVerdict(not reasons, tuple(reasons), figures)
 
@@ -137,16 +153,6 @@ def validate_environment(
 def scenario_hash(task: TargetTask) -> str:
     """Hash of what a scenario is, without its id and seed: equal for two seeds that give the same scenario."""
     return content_hash([task.family, dict(task.payload)])
-
-
-def wilson_interval(successes: int, episodes: int) -> tuple[float, float]:
-    """95 % Wilson score interval of a rate; (0, 1) without episodes."""
-    if not episodes:
-        return 0.0, 1.0
-    z, rate = 1.959963984540054, successes / episodes
-    middle = (rate + z * z / (2 * episodes)) / (1 + z * z / episodes)
-    half = z * math.sqrt(rate * (1 - rate) / episodes + z * z / (4 * episodes**2)) / (1 + z * z / episodes)
-    return round(max(0.0, middle - half), 4), round(min(1.0, middle + half), 4)
 
 
 def _scenarios(
@@ -206,8 +212,13 @@ def _determinism(
 
 
 def _policies(
-    make: MakeEnvironment, tasks: Sequence[TargetTask], limits: Limits, wrong: Mapping[str, SimplePolicy]
+    make: MakeEnvironment,
+    tasks: Sequence[TargetTask],
+    limits: Limits,
+    wrong: Mapping[str, SimplePolicy],
+    exhibits: list[dict[str, Any]],
 ) -> tuple[dict[str, Any], list[str]]:
+    """Figures and reasons; of every policy that won too often, an episode goes to `exhibits`."""
     figures: dict[str, Any] = {}
     reasons: list[str] = []
     environment = make()
@@ -222,18 +233,21 @@ def _policies(
             ("random", random_policy, limits.random),
             *((f"wrong.{name}", policy, limits.wrong) for name, policy in wrong.items()),
         ]
-        figures["oracle"] = row = _measure(environment, tasks, oracle_policy)
+        row, played = measured(environment, tasks, oracle_policy)
+        figures["oracle"] = row
         if row["success_rate"] < limits.oracle:
             reasons.append(_reason("oracle", row, f"at least {limits.oracle:g} is needed"))
         if row["errors"] >= ENOUGH_FAULTS:
             rows = []
         for name, policy, bound in rows:
             # The replayed solution is right on its own scenario, so it is measured on the others.
-            figures[name] = row = _measure(environment, tasks[1:] if name == "constant_replay" else tasks, policy)
+            row, played = measured(environment, tasks[1:] if name == "constant_replay" else tasks, policy)
+            figures[name] = row
             if row["errors"] >= ENOUGH_FAULTS:
                 break
             if row["win_rate"] > bound:
                 reasons.append(_reason(name, row, f"at most {bound:g} is allowed"))
+                exhibits.append({"name": name} | exhibit(played))
         reasons += [
             f"{name}: {row['errors']} of {row['episodes']} episodes ended in a fault of the environment: {row['error']}"
             for name, row in figures.items()
@@ -244,24 +258,6 @@ def _policies(
     return figures, reasons
 
 
-def _measure(environment: Environment, tasks: Sequence[TargetTask], policy: SimplePolicy) -> dict[str, Any]:
-    played = play_all(environment, tasks, policy)
-    scores = [episode.score for episode in played if episode.score is not None]
-    successes, wins = sum(score.success for score in scores), sum(episode.won for episode in played)
-    errors = [episode.error for episode in played if episode.error]
-    return {
-        "episodes": len(played),
-        "errors": len(errors),
-        "error": errors[0] if errors else "",
-        "successes": successes,
-        "success_rate": round(successes / len(scores), 4) if scores else 0.0,
-        "interval": list(wilson_interval(successes, len(scores))),
-        "win_rate": round(wins / len(scores), 4) if scores else 0.0,
-        "mean_reward": round(sum(score.reward for score in scores) / len(scores), 4) if scores else 0.0,
-        "mean_steps": round(sum(episode.steps for episode in played) / len(played), 2) if played else 0.0,
-    }
-
-
 def _reason(name: str, row: Mapping[str, Any], bound: str) -> str:
     text = f"{name}: success {row['success_rate']:g} over {row['episodes']} episodes"
     if row["win_rate"] > row["success_rate"]:
@@ -269,8 +265,18 @@ def _reason(name: str, row: Mapping[str, Any], bound: str) -> str:
     return f"{text}; {bound} (mean reward {row['mean_reward']:g}, 95 % interval {row['interval']})"
 
 
-def _red_team(make: MakeEnvironment, tasks: Sequence[TargetTask]) -> tuple[dict[str, Any], list[str]]:
+def _red_team(
+    make: MakeEnvironment, tasks: Sequence[TargetTask], exhibits: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
     rows = red_team_details(make, tasks)
+    winner = next((attack for attack, wins, _, _ in rows if wins), None)
+    if winner is not None and len(exhibits) < EXHIBITS:
+        environment = make()
+        try:
+            played = [play_attack(environment, task, winner) for task in tasks]
+        finally:
+            environment.close()
+        exhibits.append({"name": f"attack {winner.name}"} | exhibit(played))
     figures = {
         "attacks": len(rows),
         "episodes": len(rows) * len(tasks),

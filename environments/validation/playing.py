@@ -28,12 +28,14 @@ SimplePolicy = Callable[[Environment, Sequence[Message], random.Random], Action 
 
 @dataclass(frozen=True)
 class Played:
-    """An episode: its score (None on a fault), the bytes that equal episodes share, steps, and the fault's text."""
+    """An episode: its score (None on a fault), the bytes that equal episodes share, steps, the fault's text, and the
+    conversation (up to the fault)."""
 
     score: Score | None
     transcript: bytes
     steps: int
     error: str = ""
+    messages: tuple[Message, ...] = ()
 
     @property
     def won(self) -> bool:
@@ -69,13 +71,13 @@ def play(
         take_turns(environment, first, act, step, past_the_end=past_the_end)
         score = environment.score()
     except FAULTS as error:
-        return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500])
+        return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500], tuple(messages))
     if not isinstance(score.reward, int | float) or isinstance(score.reward, bool) or not 0 <= score.reward <= 1:
         return Played(None, b"", steps, f"the reward is {score.reward!r}, not a number in [0, 1]")
     if not isinstance(score.success, bool) or not math.isfinite(score.reward):
         return Played(None, b"", steps, f"success is {score.success!r}, not a bool")
     shown = [message.as_dict() for message in messages if message.role != "assistant"]
-    return Played(score, _bytes([shown, asdict(score)]), steps)
+    return Played(score, _bytes([shown, asdict(score)]), steps, "", tuple(messages))
 
 
 def play_all(

@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "If the order number is missing, ask for it. Never guess. Then file the claim."
 MAX_STEPS = 5
+STEP = {"say": "ask"}
 TOOLS = [
     {
         "type": "function",

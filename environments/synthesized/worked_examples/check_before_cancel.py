@@ -1,7 +1,9 @@
 """Trains check_before_cancel: look an order up before acting on it, and act on what was found.
 
-Each seed is a customer who wants an order cancelled. Half of the orders are still pending and must be cancelled
-after the look-up; the others must be left alone and the customer told their status.
+Each seed is a customer who wants an order cancelled. A third of the orders are still pending and must be cancelled
+after the look-up, for the customer's reason; the others must be left alone and the customer told their status and how
+many items they have. Each way asks for something that a guess rarely hits, so that always taking the same way pays in
+few scenarios.
 """
 
 import random
@@ -12,9 +14,19 @@ TRANSFER = (
     "so the only way to be right on both kinds of order is to look first and let the result decide."
 )
 INSTRUCTIONS = (
-    "Look an order up before you change it. Cancel pending orders only; otherwise tell the customer the status."
+    "Look an order up before you change it. Cancel pending orders only, for the reason that the customer gives; "
+    "otherwise tell the customer the status and the number of items."
 )
 MAX_STEPS = 6
+STEP = {"tool": "get_order"}
+_REASONS = {
+    "mistake": "I ordered it by mistake",
+    "too late": "it comes after I need it",
+    "cheaper elsewhere": "another shop asks less for it",
+    "moved": "I no longer live there",
+    "wrong size": "it would not fit me",
+    "other": "I have my own grounds",
+}
 _ORDER = {"order_id": {"type": "string"}}
 TOOLS = [
     {
@@ -32,30 +44,29 @@ TOOLS = [
             "description": "Cancel a pending order.",
             "parameters": {
                 "type": "object",
-                "properties": {**_ORDER, "reason": {"type": "string", "enum": ["mistake", "too late", "other"]}},
+                "properties": {**_ORDER, "reason": {"type": "string", "enum": sorted(_REASONS)}},
                 "required": ["order_id", "reason"],
             },
         },
     },
 ]
-_REASONS = {"mistake": "I ordered it by mistake", "too late": "it comes too late for me", "other": "I have my reasons"}
 
 
 def scenario(seed):
     """Initial state, the customer's words, and the goal, which transition never sees."""
     rng = random.Random(seed)
     order_id = f"W{rng.randint(10000, 99999)}"
-    status = "pending" if rng.random() < 0.5 else rng.choice(["shipped", "delivered", "returned"])
-    reason = rng.choice(sorted(_REASONS))
+    status = "pending" if rng.random() < 1 / 3 else rng.choice(["shipped", "delivered", "returned"])
+    reason, items = rng.choice(sorted(_REASONS)), rng.randint(2, 60)
     look = {"name": "get_order", "arguments": {"order_id": order_id}}
     cancel = {"name": "cancel_order", "arguments": {"order_id": order_id, "reason": reason}}
     if status == "pending":
         goal = {"calls": [look, cancel], "allowed": ["get_order"], "state": {f"orders.{order_id}.status": "cancelled"}}
     else:
-        goal = {"calls": [look], "allowed": ["get_order"], "says": [status]}
+        goal = {"calls": [look], "allowed": ["get_order"], "says": [status, str(items)]}
     return {
         "request": f"Please cancel my order {order_id}, {_REASONS[reason]}.",
-        "state": {"orders": {order_id: {"status": status, "items": rng.randint(1, 5)}}},
+        "state": {"orders": {order_id: {"status": status, "items": items}}},
         "goal": goal,
     }
 
@@ -75,17 +86,17 @@ def transition(state, call):
 
 
 def reward(scenario, state, log):
-    """1 for everything that the goal asks; a third for the look-up alone; superfluous writes cost it."""
+    """1 for everything that the goal asks; a fifth for the look-up alone; superfluous writes cost it."""
     goal = scenario["goal"]
     made = [{"name": e["name"], "arguments": e["arguments"]} for e in log if "name" in e and "error" not in e]
     writes = [c for c in made if c["name"] != "get_order"]
     looked = bool(made) and made[0] == goal["calls"][0]
     if writes != goal["calls"][1:] or not looked:
-        return 0.3 if looked and not writes else 0.0
+        return 0.2 if looked and not writes else 0.0
     said = [e["say"] for e in log if "say" in e]
     last = said[-1].lower() if said else ""
     told = len(last.split()) <= 60 and all(word in last for word in goal.get("says", []))
-    return 1.0 if told else 0.3
+    return 1.0 if told else 0.2
 
 
 def oracle(scenario, state, log):
@@ -95,7 +106,10 @@ def oracle(scenario, state, log):
         return {"calls": [scenario["goal"]["calls"][len(calls)]]}
     if any("say" in e for e in log):
         return None
-    return {"say": f"Your order is {calls[0]['result']['status'] if len(calls) == 1 else 'cancelled'}."}
+    if len(calls) > 1:
+        return {"say": "Your order is cancelled."}
+    found = calls[0]["result"]
+    return {"say": f"Your order is {found['status']}, with {found['items']} items; I cannot cancel it."}
 
 
 def _cancel_blindly(scenario, state, log):

@@ -5,7 +5,8 @@ import json
 import random
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
-from environments.validation.checks import Limits, validate_environment, wilson_interval
+from environments.validation.checks import Limits, validate_environment
+from environments.validation.measuring import wilson_interval
 from environments.validation.redteam import ATTACKS, red_team_details
 
 TOOLS = [

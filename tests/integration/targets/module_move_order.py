@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "You work at the desk of a shop. Move pending orders where the customer wants them."
 MAX_STEPS = 4
+STEP = {"tool": "move", "argument": "address"}
 TOOLS = [
     {
         "type": "function",
@@ -50,7 +51,7 @@ def reward(scenario, state, log):
         return 0.0
     wanted = scenario["goal"]["calls"][0]["arguments"]
     right = sum(made[0]["arguments"].get(k) == v for k, v in wanted.items())
-    return (0.1, 0.3, 1.0)[right]
+    return (0.05, 0.2, 1.0)[right]
 
 
 def oracle(scenario, state, log):

@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "Change the address exactly as the customer writes it."
 MAX_STEPS = 4
+STEP = {"tool": "set_address", "argument": "address"}
 TOOLS = [
     {
         "type": "function",

@@ -9,6 +9,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "List a customer's orders, then archive the newest one."
 MAX_STEPS = 5
+STEP = {"tool": "archive_order", "argument": "number"}
 TOOLS = [
     {
         "type": "function",
@@ -32,7 +33,7 @@ TOOLS = [
 def scenario(seed):
     rng = random.Random(seed)
     customer = rng.choice(["ada", "ben", "cleo", "dan"]) + str(rng.randint(10, 99))
-    numbers = rng.sample(range(1000, 9999), rng.randint(3, 6))
+    numbers = rng.sample(range(1000, 9999), rng.randint(12, 18))
     start = datetime.date(2025, 1, 1)
     days = rng.sample(range(300), len(numbers))
     orders = [

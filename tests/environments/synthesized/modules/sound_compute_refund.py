@@ -9,6 +9,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "A refund is price times quantity, less a fee of 2.50. Look the order up first."
 MAX_STEPS = 5
+STEP = {"tool": "refund_order", "argument": "amount"}
 TOOLS = [
     {
         "type": "function",

@@ -1,0 +1,208 @@
+"""Whether an environment needs its capability: tests that its author does not write.
+
+Three of them: lazy policies must not be paid (`lazy`), the oracle without the capability's step must differ and fail
+(`step`), and scenarios must not repeat what stands in the target's held-out tasks or in the evidence (`repeats`).
+Every figure is kept, and of every policy that won, one episode to show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.contract import Environment, TargetTask
+from environments.validation.lazy import LAZY_POLICIES, Plan, policy_of, unbound_reason, words_with_digits
+from environments.validation.measuring import exhibit, measured
+from environments.validation.playing import SimplePolicy, play
+from environments.validation.repeats import Source, repeated
+from environments.validation.step import Deed, fixed_policy, recorded, without_step
+
+PLANS = 6
+# Scenarios whose oracle gives the plans; more would only add rare ones.
+_RECORDED = 20
+# Other scenarios of which the oracle's values are tried where its own must be made up.
+_DONORS = 5
+
+
+@dataclass(frozen=True)
+class NeedLimits:
+    """Bounds per policy: share of successes (rewards of 0.95 count) and mean reward, both in [0, 1]; `repeats` is the
+    share of scenarios that may hold what other texts hold, by chance."""
+
+    success: float = 0.10
+    reward: float = 0.25
+    repeats: float = 0.05
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What stands around an environment and must not be paid for or repeated: texts of the evidence that its author
+    was shown, held-out tasks of the target, and the text that everybody sees (policy and tools)."""
+
+    evidence: Sequence[str] = ()
+    held_out: Sequence[Source] = ()
+    public: str = ""
+
+
+@dataclass
+class Need:
+    """The verdict of the three tests: reasons in words, figures and one episode of each winner, all JSON-able."""
+
+    reasons: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    exhibits: list[dict[str, Any]] = field(default_factory=list)
+
+
+def check_need(
+    environment: Environment,
+    tasks: Sequence[TargetTask],
+    step: Mapping[str, str],
+    materials: Materials | None = None,
+    limits: NeedLimits | None = None,
+) -> Need:
+    """Play the tests of need on `tasks`, scenarios of a module whose oracle is known to solve them. Faults of the
+    environment are in the reasons, never raised."""
+    limits, materials = limits or NeedLimits(), materials or Materials()
+    started = time.monotonic()
+    need = Need()
+    deeds = [recorded(environment, task) for task in tasks]
+    _check_lazy(need, environment, tasks, deeds[:_RECORDED], materials, limits)
+    _check_step(need, environment, tasks, deeds, step, limits)
+    _check_repeats(need, tasks, materials, limits)
+    need.figures["seconds"] = round(time.monotonic() - started, 3)
+    return need
+
+
+def plans_of(deeds: Sequence[Sequence[Deed]]) -> list[Plan]:
+    """The forms that a lazy agent could know by rote: the oracle's sequences of tools, the most frequent first, then
+    each of their tools alone; at most `PLANS`."""
+    counts: dict[Plan, int] = {}
+    for episode in deeds:
+        plan = tuple(call.name for deed in episode for call in deed.action.tool_calls)
+        if plan:
+            counts[plan] = counts.get(plan, 0) + 1
+    frequent = sorted(counts, key=lambda plan: -counts[plan])
+    alone = dict.fromkeys((name,) for plan in frequent for name in plan)
+    return list(dict.fromkeys([*frequent, *alone]))[:PLANS]
+
+
+def _check_lazy(
+    need: Need,
+    environment: Environment,
+    tasks: Sequence[TargetTask],
+    deeds: Sequence[Sequence[Deed]],
+    materials: Materials,
+    limits: NeedLimits,
+) -> None:
+    rows, unbound = dict[str, Any](), dict[str, str]()
+    plans = plans_of(deeds) or [()]
+    known = {
+        "conversation": [],
+        "examples": _example_values(environment),
+        "evidence": list(dict.fromkeys(v for text in materials.evidence for v in words_with_digits(text)))[:200],
+    }
+    for lazy in LAZY_POLICIES:
+        own = plans if lazy.planned else [()]
+        values = known[lazy.sources]
+        why = unbound_reason(lazy, own[0], environment.tools, values)
+        if why:
+            unbound[lazy.name] = why
+            continue
+        rows[lazy.name], best = _strongest(environment, tasks, [policy_of(lazy, plan, values) for plan in own], limits)
+        rows[lazy.name]["plan"] = list(own[rows[lazy.name]["plan"]])
+        row = rows[lazy.name]
+        if row["win_rate"] > limits.success or row["mean_reward"] > limits.reward:
+            by = f" calling {', '.join(row['plan'])}" if row["plan"] else ""
+            need.reasons.append(
+                f"need: the lazy policy {lazy.name} ({lazy.tries}){by} has success {row['win_rate']:g} and mean reward "
+                f"{row['mean_reward']:g} over {row['episodes']} episodes, 95 % interval {row['interval']}; at most "
+                f"{limits.success:g} and {limits.reward:g} are allowed"
+            )
+            need.exhibits.append({"name": lazy.name} | best)
+        if row["errors"]:
+            need.reasons.append(f"need: {lazy.name} provoked a fault of the environment: {row['error']}")
+    need.figures["lazy"], need.figures["unbound"] = rows, unbound
+
+
+def _strongest(
+    environment: Environment, tasks: Sequence[TargetTask], policies: Sequence[SimplePolicy], limits: NeedLimits
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(figures of the policy that is nearest to a bound or furthest beyond, with its index as "plan"; its best
+    episode)."""
+    found = []
+    for index, policy in enumerate(policies):
+        row, played = measured(environment, tasks, policy)
+        found.append((max(row["win_rate"] / limits.success, row["mean_reward"] / limits.reward), -index, row, played))
+        if row["errors"]:
+            break
+    _, index, row, played = max(found, key=lambda one: (bool(one[2]["errors"]), *one[:2]))
+    return row | {"plan": -index}, exhibit(played)
+
+
+def _check_step(
+    need: Need,
+    environment: Environment,
+    tasks: Sequence[TargetTask],
+    deeds: Sequence[Sequence[Deed]],
+    step: Mapping[str, str],
+    limits: NeedLimits,
+) -> None:
+    played = []
+    differing = 0
+    for i, task in enumerate(tasks):
+        donors = [deeds[(i + k) % len(deeds)] for k in range(1, min(_DONORS + 1, len(deeds)))]
+        actions = without_step(step, _request(task), deeds[i], donors)
+        differing += actions != [deed.action for deed in deeds[i]]
+        played.append(play(environment, task, fixed_policy(actions)))
+    wins = sum(episode.won for episode in played)
+    share = wins / len(played) if played else 0.0
+    need.figures["step"] = {
+        "step": dict(step), "episodes": len(played), "differing": differing, "success_rate": round(share, 4)
+    }  # fmt: skip
+    named = " ".join(f"{key} {value}" for key, value in step.items())
+    if not differing:
+        need.reasons.append(
+            f"need: the oracle never takes the step that STEP names ({named}), or never needs its result"
+        )
+    elif share > limits.success:
+        need.reasons.append(
+            f"need: without the step that STEP names ({named}) the oracle still succeeds in {share:g} of {len(played)} "
+            f"episodes ({differing} differ from the oracle's own); at most {limits.success:g} is allowed"
+        )
+        need.exhibits.append({"name": "oracle without its step"} | exhibit(played))
+
+
+def _check_repeats(need: Need, tasks: Sequence[TargetTask], materials: Materials, limits: NeedLimits) -> None:
+    evidence = [Source(f"trajectory {i + 1} of the evidence", text, True) for i, text in enumerate(materials.evidence)]
+    texts = [_text_of(task) for task in tasks]
+    found = repeated(texts, [*evidence, *materials.held_out], materials.public)
+    share = len(found) / len(tasks) if tasks else 0.0
+    need.figures["repeats"] = {
+        "scenarios": len(tasks), "repeating": len(found), "sources": len(evidence) + len(materials.held_out)
+    }  # fmt: skip
+    if share > limits.repeats:
+        index, words, source = found[0]
+        need.reasons.append(
+            f"need: {len(found)} of {len(tasks)} scenarios repeat entities of other texts, e.g. seed "
+            f"{tasks[index].seed} has {', '.join(words)}, as {source}; make up entities of your own"
+        )
+
+
+def _request(task: TargetTask) -> str:
+    return str(task.payload.get("scenario", {}).get("request", ""))
+
+
+def _text_of(task: TargetTask) -> str:
+    """What a scenario is about: its request and its goal, not the state around them."""
+    scenario = task.payload.get("scenario", {})
+    return f"{scenario.get('request', '')}\n{scenario.get('goal', '')}"
+
+
+def _example_values(environment: Environment) -> list[str]:
+    values: list[str] = []
+    for message in environment.examples:
+        values += words_with_digits(message.content)
+        values += [str(value) for call in message.tool_calls for value in call.arguments.values()]
+    return list(dict.fromkeys(values))

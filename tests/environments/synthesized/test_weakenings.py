@@ -1,0 +1,93 @@
+"""Weakened modules are refused with the reason, sound ones are accepted, by the same settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from environments.synthesized.module_files import validate_module, verdict_lines
+from environments.validation.need import Materials
+from environments.validation.repeats import Source
+from tests.environments.synthesized.weakenings import (
+    ADDRESS,
+    ASK,
+    CHECK,
+    EVIDENCE,
+    HELD_OUT,
+    NEWEST,
+    REFUND,
+    WEAKENINGS,
+)
+
+_LOOK = """def _look(state):
+    return {"name": "get_order", "arguments": {"order_id": next(iter(state["orders"]))}}
+
+
+"""
+_WANTED = """    wanted = [_look(state), *(c for c in scenario["goal"]["calls"] if c != _look(state))]
+"""
+MATERIALS = Materials(EVIDENCE, tuple(Source("a held-out task", text) for text in HELD_OUT))
+
+
+@pytest.mark.parametrize("name", WEAKENINGS)
+def test_a_weakened_module_is_refused_with_the_reason(name):
+    verdict = validate_module(WEAKENINGS[name].source, materials=MATERIALS)
+    assert not verdict.accepted
+    assert WEAKENINGS[name].reason in "\n".join(verdict.reasons)
+
+
+@pytest.mark.parametrize("path", [ASK, CHECK, REFUND, NEWEST, ADDRESS], ids=lambda path: path.stem)
+def test_the_sound_modules_are_accepted_by_the_same_settings_within_their_time(path):
+    verdict = validate_module(path.read_text(), materials=MATERIALS)
+    assert verdict.accepted, verdict.reasons
+    need = verdict.figures["need"]
+    assert need["seconds"] < 60
+    assert need["step"]["differing"] == need["step"]["episodes"] == 100
+    assert need["step"]["success_rate"] <= 0.1
+    assert set(need["unbound"]) == {"copy_examples"}
+    assert "lazy.guess_and_listen" in "\n".join(verdict_lines(verdict))
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("", "static: the constant STEP is missing"),
+        ('STEP = {"tool": "fly"}', "STEP names the tool 'fly'"),
+        ('STEP = {"tool": "get_order", "argument": "colour"}', "STEP names the argument 'colour'"),
+        ('STEP = {"say": "something"}', "STEP must be"),
+        ('STEP = {"say": "ask"}', "the oracle never takes the step"),
+    ],
+)
+def test_a_module_without_a_step_that_can_be_left_out_is_refused_with_one_reason(step, reason):
+    source = CHECK.read_text().replace('STEP = {"tool": "get_order"}', step)
+    (found,) = validate_module(source).reasons
+    assert reason in found
+
+
+def test_an_oracle_that_succeeds_without_its_step_is_found():
+    """The look-up is in the oracle and not in the goal: cancelling without having looked is right in a third."""
+    source = CHECK.read_text()
+    for old, new in (
+        ('"calls": [look, cancel]', '"calls": [cancel]'),
+        (
+            'if writes != goal["calls"][1:] or not looked:',
+            'if writes != [c for c in goal["calls"] if c != _look(state)]:',
+        ),
+        ('    calls = [e for e in log if "name" in e]\n', '    calls = [e for e in log if "name" in e]\n' + _WANTED),
+        ('if len(calls) < len(scenario["goal"]["calls"]):', "if len(calls) < len(wanted):"),
+        ('{"calls": [scenario["goal"]["calls"][len(calls)]]}', '{"calls": [wanted[len(calls)]]}'),
+        ("def oracle(", _LOOK + "def oracle("),
+    ):
+        assert old in source, old
+        source = source.replace(old, new, 1)
+    verdict = validate_module(source)
+    assert [reason for reason in verdict.reasons if "oracle still succeeds" in reason], verdict.reasons
+    assert 0.1 < verdict.figures["need"]["step"]["success_rate"] < 0.6
+
+
+def test_what_won_can_be_shown():
+    verdict = validate_module(WEAKENINGS["volunteered_after_a_free_guess"].source)
+    (shown, *_) = verdict.figures["exhibits"]
+    assert shown["name"] == "listen_first" or shown["name"] == "guess_and_listen"
+    assert shown["success"]
+    assert shown["checks"][0]["passed"]
+    assert [m["role"] for m in shown["messages"]][:2] == ["user", "assistant"]
