@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from db import EnvironmentRow, EnvironmentState, row_id
-from environments.contract import Generators
+from environments.contract import Generators, TargetTask
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
 from tasks.measuring.lineup import champion_of, load_member
@@ -80,7 +80,10 @@ def _writer(context: Context) -> EnvironmentWriter:
         name = load_member(context, environment.spec.capability, champion) if champion else None
         return measure(context.engine, context.settings, environment, name, context.round.number)
 
-    return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate)
+    def held_out() -> list[TargetTask]:
+        return [*context.tasks("validation"), *context.tasks("test")]
+
+    return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate, held_out)
 
 
 def withdraw(context: Context, capability: str, reason: str) -> bool:

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -83,9 +84,10 @@ class GivenLabels(BaseModel):
 
 
 class FitJudgement(BaseModel):
-    trainable: bool = Field(description="whether practice in a training environment could teach it to the agent")
+    """The reason stands first, so that the verdict follows from it."""
+
+    reason: str = Field(description="what the agent did, and what it would have had to do, from the trajectories")
     cause: Literal["agent", "ambiguous_task", "broken_tool"]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -224,9 +226,11 @@ def judge_fit(
         f"### E{i + 1}\n{compact(by_id[e].messages, settings.trajectory_tokens, e)}" for i, e in enumerate(evidence[:5])
     ]
     task = (
-        "These failed trajectories are said to lack the capability below. Decide whether practising it in a training "
-        "environment could make the agent succeed (cause: agent), or whether no practice can help because the task "
-        "does not say what is wanted (ambiguous_task) or a tool does not do what it says (broken_tool)."
+        "These failed trajectories are of tasks in which the capability below may matter. First write the reason: what "
+        "the agent did, and what would have made it succeed. Then name the cause: agent when acting otherwise would "
+        "have made it succeed, so that practice in a training environment can help; ambiguous_task when nothing that "
+        "the agent can see, look up or ask for says what is wanted; broken_tool when a tool does not do what its "
+        "description says. " + user_answers(transcripts)
     )
     asked = f"{context}\n\n## Capability {capability.name}\n{capability.definition}\n\n" + "\n\n".join(blocks)
     messages = [{"role": "system", "content": task}, {"role": "user", "content": asked}]
@@ -235,13 +239,32 @@ def judge_fit(
         for n in range(settings.judges)
     ]
     answers = [answer for answer in analyst.ask_many(questions) if isinstance(answer, Answer)]
-    against = [answer.value for answer in answers if not answer.value.trainable or answer.value.cause != "agent"]
+    against = [answer.value for answer in answers if answer.value.cause != "agent"]
     hashes = tuple(answer.request_hash for answer in answers)
     if 2 * len(against) > len(answers):
         cause = max((a.cause for a in against), key=[a.cause for a in against].count)
         return Fit(False, cause, next(a.reason for a in against if a.cause == cause), hashes)
     supporting = next((a.value.reason for a in answers if a.value not in against), "no judge gave a usable answer")
     return Fit(True, "agent", supporting, hashes)
+
+
+def user_answers(transcripts: Sequence[Transcript]) -> str:
+    """Whether the target's user answers what the agent says, as these conversations show it, in a sentence."""
+    spoken = answered = 0
+    for transcript in transcripts:
+        roles = [m["role"] for m in transcript.messages if m["role"] == "user" or _is_said(m)]
+        spoken += "assistant" in roles
+        answered += any(now == "assistant" and then == "user" for now, then in pairwise(roles))
+    if not spoken:
+        return "In none of these conversations did the agent say anything to the user."
+    if answered:
+        return f"The user answers the agent: in {answered} of the {spoken} conversations in which it said something."
+    return f"The user answers nothing: not in one of the {spoken} conversations in which the agent said something."
+
+
+def _is_said(message: Mapping[str, Any]) -> bool:
+    """Whether the agent says something in the message and calls nothing, so that what follows is an answer to it."""
+    return message["role"] == "assistant" and not message.get("tool_calls") and bool(message.get("content"))
 
 
 def _candidate_check(aliases: Mapping[str, Transcript], limit: int) -> Callable[[FoundCapabilities], None]:
@@ -283,8 +306,11 @@ def _label_question(
 
     task = (
         "Label every pair of a trajectory and a capability: NA when the task does not require the capability, PRESENT "
-        "when it is required and the agent shows it, LACKING when it is required and the agent does not. Give every "
-        "pair exactly once, and no other."
+        "when it is required and the agent shows it, LACKING when it is required and the agent does not. What the task "
+        "requires follows from the request, the policy and what the tools tell, not from what the agent did: when it "
+        "is required and the agent made no call, met no error, gave up or never came to it, that is LACKING, not NA; "
+        "when nothing in the request calls for it, that is NA, whatever the agent did. Give every pair exactly "
+        "once, and no other."
     )
     defined = "\n".join(f"- {candidate.name}: {candidate.definition}" for candidate in candidates)
     blocks = [block(f"T{i + 1}", trajectory) for i, trajectory in enumerate(batch)]

@@ -107,13 +107,13 @@ class LlmAnalyst:
         """Ask the judges about every selected capability, and store what they say. The names that no environment could
         train, with the reason."""
         store, unfit = self.stored.store, dict[str, str]()
+        # All of them, not the evidence alone: they show whether the target's user answers questions.
+        transcripts, _ = transcripts_of(store, passed, self.settings.trajectory_tokens)
         for selection in selections:
             row = store.row(CapabilityRow, round_id=self.stored.round.id, name=selection.name)
             if not selection.selected or row is None:
                 continue
             evidence = [trajectory for trajectory, _ in selection.evidence[:5]]
-            shown = {i: passed[i] for i in evidence}
-            transcripts, _ = transcripts_of(store, shown, self.settings.trajectory_tokens)
             found = MinedCapability(selection.name, row.definition, (), (), "")
             fit = judge_fit(self.client, found, evidence, transcripts, self.text, self.settings)
             note = fit.reason if fit.trainable else f"{fit.cause.replace('_', ' ')}: {fit.reason}"

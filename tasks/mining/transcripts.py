@@ -47,6 +47,11 @@ def estimate_tokens(text: str) -> int:
     return len(text.encode("utf-8", "replace")) // 3 + 1
 
 
+def reports_error(result: str) -> bool:
+    """Whether a tool's result reads like an error, by its words: rather once too often than too rarely."""
+    return _ERROR.search(result) is not None
+
+
 def compact(messages: Sequence[Mapping[str, Any]], budget: int, name: str = "the trajectory") -> str:
     """The conversation as text of at most `budget` tokens (`estimate_tokens`). Raises `LabelError` when what must be
     kept does not fit."""
@@ -97,7 +102,7 @@ def _turns(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[_Turn
         elif not begun:
             opening.append(f"{role}: {content}")
         elif role == "tool":
-            lines.append(("error" if _ERROR.search(content) else "result", f"result: {content}"))
+            lines.append(("error" if reports_error(content) else "result", f"result: {content}"))
         else:
             lines.append(("prose", f"{role}: {content}"))
     if begun:

@@ -17,7 +17,7 @@ NEUTRAL = "Please help me with my request."
 def target_prompt(target: Target) -> Prompt:
     """The prompt of a target as its diagnosis tasks show it: instructions and examples of the first task that has some,
     and the union of all tasks' tools, for those that differ by task."""
-    target = _scripted(target)
+    target = scripted(target)
     environment = target.environment()
     shown = Prompt()
     tools: dict[str, Mapping[str, Any]] = {}
@@ -37,7 +37,7 @@ def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
     The task is the first one of diagnosis, or of the next split that has any. A target without a task gives an empty
     prompt and a neutral sentence. Conversations of users (`TrafficTarget`) cannot be reset: they raise `TargetError`.
     """
-    target = _scripted(target)
+    target = scripted(target)
     task = next((task for split in SPLITS for task in target.tasks(split)), None)
     if task is None:
         return Prompt(), (Message("user", NEUTRAL),)
@@ -49,7 +49,7 @@ def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
         environment.close()
 
 
-def _scripted(target: Target) -> Target:
+def scripted(target: Target) -> Target:
     """The target with its scripted user: a model would be paid to open a conversation, and changes no prompt."""
     if model_of_user(str(getattr(target, "user", ""))) and target.name in builtin_names():
         return load_target(target.name)

@@ -7,14 +7,14 @@ file in the round's folder `environments/`, for `trace-agent play` and `trace-ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
 from db import CapabilityRow, EnvironmentRow, EnvironmentState, LabelRow, Round, SelectionRow, Store, row_id
-from environments.contract import Generators, Target
+from environments.contract import Generators, Target, TargetTask
 from environments.sandbox.workers import SandboxLevel
 from environments.synthesized.module_files import save_module
 from environments.synthesized.modules import SandboxedModule
@@ -27,8 +27,10 @@ from tasks.mining.transcripts import compact
 from tasks.round.results import RolloutResult, StoredRound, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_prompt
-from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
-from tasks.synthesis.module_writer import Brief, Synthesis, SynthesisRules, Version, Writer, result_shapes, synthesize
+from tasks.synthesis.author_request import Brief, Synthesis, Version
+from tasks.synthesis.calibration import FIGURES, Calibration, band_text, limits_of
+from tasks.synthesis.module_writer import SynthesisRules, Writer, synthesize
+from tasks.synthesis.target_material import held_out_sources, tool_answers
 
 EVIDENCE = 5
 # Share of a family's labels that call the capability required, from which the family counts as needing it.
@@ -41,13 +43,15 @@ UNCONFINED = (
 
 @dataclass(frozen=True)
 class EnvironmentWriter:
-    """Has a language model write the environments of a round's capabilities. `measure` plays the base in one."""
+    """Has a language model write the environments of a round's capabilities. `measure` plays the base in one;
+    `held_out` gives the tasks that its scenarios must not repeat."""
 
     client: Writer
     stored: StoredRound
     target: Target
     settings: Settings
     measure: Callable[[WrittenEnvironment], Calibration]
+    held_out: Callable[[], Sequence[TargetTask]]
 
     def write(self, capability: str) -> SynthesizeResult:
         """Have an environment written, judged and calibrated; the result of the stage.
@@ -62,7 +66,8 @@ class EnvironmentWriter:
             measured = self.measure(WrittenEnvironment(self.target, spec, module))
             calibrations[module.code_hash] = measured
             reasons = () if measured.accepted else (measured.reason,)
-            figures = {name: measured.figures[name] for name in FIGURES} | {"reason": measured.reason}
+            numbers = {name: measured.figures[name] for name in FIGURES}
+            figures = {**numbers, "reason": measured.reason, "exhibits": list(measured.exhibits)}
             return ValidationVerdict(measured.accepted, reasons, figures)
 
         def keep(version: Version) -> None:
@@ -96,7 +101,7 @@ class EnvironmentWriter:
         )
 
     def _brief(self, capability: str) -> Brief:
-        """What the model is told: the capability, evidence of it, the target's policy, tools and result shapes."""
+        """What the model is told: the capability, evidence of it, the target's policy, tools and their answers."""
         store, round_id = self.stored.store, self.stored.round.id
         row = store.row(CapabilityRow, id=row_id(round_id, capability))
         if row is None:
@@ -114,7 +119,9 @@ class EnvironmentWriter:
             [compact(t.messages, budget, t.id) for t in shown],
             prompt.tools,
             prompt.instructions,
-            result_shapes(conversations),
+            tool_answers(self.target, conversations, prompt.tools),
+            band_text(self.settings.calibration),
+            held_out_sources(self.target, self.held_out()),
         )
 
     def _spec(self, capability: str, code_hash: str) -> WrittenSpec:

@@ -91,7 +91,7 @@ class Model:
         assert task.startswith("These failed trajectories")
         fit = f"## Capability {CAPABILITY}" in content
         cause = "agent" if fit else "ambiguous_task"
-        return {"trainable": fit, "cause": cause, "reason": "It can be practised." if fit else "Nobody says it."}
+        return {"cause": cause, "reason": "It can be practised." if fit else "Nobody says it."}
 
 
 def moved(text: str) -> str:

@@ -14,7 +14,7 @@ from models.providers.analyst import Analyst, AnalystSettings, Answer
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from tasks.mining.agreement import agreement
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label, user_answers
 from tasks.mining.selection import select
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
@@ -68,7 +68,7 @@ def answer_to(request):
         return {"capabilities": found}
     if task.startswith("Label every pair"):
         return labels_for(content)
-    return {"trainable": True, "cause": "agent", "reason": "It can look first."}
+    return {"cause": "agent", "reason": "It can look first."}
 
 
 class ScriptedAsker:
@@ -237,11 +237,38 @@ def test_judges_mark_what_no_environment_could_train():
 
     def rule(request):
         cause = next(votes)
-        return {"trainable": cause == "agent", "cause": cause, "reason": f"because of {cause}"}
+        return {"cause": cause, "reason": f"because of {cause}"}
 
-    fit = judge_fit(ScriptedAsker(rule), CANDIDATES[0], [TRANSCRIPTS[1].id], TRANSCRIPTS, CONTEXT, MiningSettings())
+    asker = ScriptedAsker(rule)
+    fit = judge_fit(asker, CANDIDATES[0], [TRANSCRIPTS[1].id], TRANSCRIPTS, CONTEXT, MiningSettings())
     assert not fit.trainable
     assert (fit.cause, fit.reason, len(fit.request_hashes)) == ("broken_tool", "because of broken_tool", 3)
+    question = asker.questions[0]
+    # The verdict follows from the reason, is one field, and is not suggested.
+    assert list(question.schema.model_fields) == ["reason", "cause"]
+    assert "lack" not in question.messages[0]["content"]
+    assert user_answers(TRANSCRIPTS) in question.messages[0]["content"]
+
+
+def test_judges_are_told_whether_the_user_answers():
+    ask, tell = {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W1."}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "get_order", "arguments": {}}]}
+
+    def told(*conversations):
+        return user_answers([Transcript(str(i), messages, False) for i, messages in enumerate(conversations)])
+
+    assert told([tell, call]) == "In none of these conversations did the agent say anything to the user."
+    assert told([tell, ask, tell], [tell, ask], [tell, call, tell]).endswith(
+        "in 1 of the 2 conversations in which it said something."
+    )
+    assert told([tell, ask], [tell, call, ask]).startswith("The user answers nothing: not in one of the 2")
+
+
+def test_raters_are_told_when_a_pair_is_lacking_without_a_call():
+    asker = ScriptedAsker()
+    label(asker, TRANSCRIPTS[:2], CANDIDATES, CONTEXT, MiningSettings(runs=1))
+    task = asker.questions[0].messages[0]["content"]
+    assert "made no call, met no error, gave up or never came to it, that is LACKING, not NA" in task
 
 
 def test_bookkeeping_of_a_hundred_thousand_labels_is_quick_and_small():

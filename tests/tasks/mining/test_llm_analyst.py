@@ -26,7 +26,7 @@ def test_the_judges_are_asked_of_what_was_selected_and_what_they_say_is_stored(t
 
     def rule(request: dict[str, Any]) -> dict[str, Any]:
         cause = "broken_tool" if "ABOUT-read_the_clock" in request["messages"][1]["content"] else "agent"
-        return {"trainable": cause == "agent", "cause": cause, "reason": f"because of {cause}"}
+        return {"cause": cause, "reason": f"because of {cause}"}
 
     client = ScriptedAsker(rule)
     analyst = LlmAnalyst(client, StoredRound(store, at), MiningSettings(judges=3), CONTEXT)  # type: ignore[arg-type]

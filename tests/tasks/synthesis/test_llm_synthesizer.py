@@ -11,8 +11,8 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from tasks.reporting.analyst import analyst_warnings
 from tasks.reporting.figures import CapabilityFigures, SynthesisVersion
 from tasks.round.results import ContrastResult
+from tasks.synthesis.author_request import Synthesis, Version
 from tasks.synthesis.llm_synthesizer import UNCONFINED, show_versions
-from tasks.synthesis.module_writer import Synthesis, Version
 
 
 def versions(level: str) -> Synthesis:

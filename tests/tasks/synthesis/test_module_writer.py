@@ -1,6 +1,7 @@
 """Synthesis over HTTP: the scripted server stands in for the model and returns modules of the tests."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from models.providers.spending import OF_ROUND, SpendingCap
-from tasks.synthesis.module_writer import Brief, SynthesisRules, result_shapes, synthesize
+from tasks.synthesis.author_request import EPISODE_TOKENS, Brief, Version
+from tasks.synthesis.module_writer import SynthesisRules, dropped_wrong, synthesize
+from tasks.synthesis.target_material import ToolAnswers
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
 TESTS = Path(__file__).parents[2]
@@ -36,7 +39,13 @@ TOOL = {
     },
 }
 BRIEF = Brief(
-    "copy_exact_address", "Copies addresses.", ["user: EVIDENCE-1"], [TOOL], "POLICY-1", {"set_address": "ok"}
+    "copy_exact_address",
+    "Copies addresses.",
+    ["user: EVIDENCE-1"],
+    [TOOL],
+    "POLICY-1",
+    {"set_address": ToolAnswers("ANSWER-GOOD", "ANSWER-FAILING")},
+    "THE-BAND",
 )
 
 pytestmark = pytest.mark.integration
@@ -88,9 +97,18 @@ def test_failures_go_back_with_figures_until_a_version_is_accepted(run):
     json.dumps([dict(version.verdicts) for version in synthesis.versions], allow_nan=False)
     first, second, third = (request["messages"] for request in server.requests)
     asked = first[1]["content"]
-    for part in ("EVIDENCE-1", "POLICY-1", "set_address", "copy_exact_address", "def transition(state, call)"):
+    for part in (
+        "EVIDENCE-1",
+        "POLICY-1",
+        "good: ANSWER-GOOD",
+        "failing: ANSWER-FAILING",
+        "set_address",
+        "copy_exact_address",
+        "def transition(state, call)",
+    ):
         assert part in asked
     assert CONTRACT in first[0]["content"]
+    assert "THE-BAND" in first[0]["content"]
     assert "Version 1 was refused" in second[-1]["content"]
     assert "constant_done" in second[-1]["content"]
     assert "95 % interval" in second[-1]["content"]
@@ -190,10 +208,56 @@ def test_without_a_sandbox_nothing_is_asked(run, monkeypatch):
     assert asked == []
 
 
-def test_result_shapes_are_read_from_conversations():
-    call = {"role": "assistant", "tool_calls": [{"name": "set_address", "arguments": {}, "id": "a"}]}
-    answers = [{"role": "tool", "content": "x" * 999, "tool_call_id": "a"}, {"role": "tool", "content": "y"}]
-    assert result_shapes([[call, *answers]]) == {"set_address": "x" * 400}
+def episode(reward, name="the agent that will train, worst episode"):
+    said = [{"role": "user", "content": "Move A-1."}, {"role": "assistant", "content": f"I give up after {reward}."}]
+    checks = [{"name": "call_0_set_address", "required": True, "passed": False, "detail": ""}]
+    return {"name": name, "reward": reward, "success": False, "checks": checks, "messages": said}
+
+
+def test_episodes_of_the_base_go_back_within_a_bound(run):
+    endless = episode(0.3, "the agent that will train, best episode")
+    endless["messages"] = [
+        {"role": "user", "content": "x"},
+        *({"role": "assistant", "content": f"word {n} " * 300} for n in range(50)),
+    ]
+    refusing = ValidationVerdict(False, ("too hard",), {"exhibits": [episode(0.1), endless, *[episode(0.0)] * 20]})
+    verdicts = iter([refusing])
+    _, server, _ = run(
+        in_turn(module(SOUND), module(SOUND + "\n# easier\n")), lambda opened: next(verdicts, None) or in_band(opened)
+    )
+    said = server.requests[1]["messages"][-1]["content"].split("## Version 1\n")[0]
+    assert "worst episode: reward 0.10, no success\nchecks: call_0_set_address FAILED\nuser: Move A-1." in said
+    assert "I give up after 0.1." in said
+    assert said.count("\nchecks: ") == 3
+    assert len(said) < 3 * 3 * EPISODE_TOKENS + 5000
+
+
+def test_the_episode_of_a_lazy_policy_that_won_goes_back(run):
+    paid = SOUND.replace("(0.0, 0.2, 1.0)[right]", "(0.6, 0.7, 1.0)[right]")
+    synthesis, server, _ = run(in_turn(module(paid), module(SOUND)))
+    assert "need: the lazy policy call_every_tool_once" in "\n".join(synthesis.versions[0].reasons)
+    said = server.requests[1]["messages"][-1]["content"]
+    assert re.search(r"### \w+: reward 0\.[67]0, no success\nchecks: call_0_set_address FAILED", said)
+    assert "agent calls set_address" in said
+
+
+def test_wrong_policies_may_only_become_more(run):
+    dropping = SOUND.replace('    "spaced": _changed(lambda a: a + " "),\n', '    "upper": _changed(str.upper),\n')
+    flawed = SOUND.replace("import random", "import os\nimport random")
+    synthesis, server, _ = run(in_turn(module(flawed), module(dropping), module(SOUND)))
+    (reason,) = synthesis.versions[1].reasons
+    assert reason.startswith("contract: WRONG has no spaced any more")
+    # Version 2 added one: the third, which has only the first ones, drops that.
+    assert "WRONG has no upper any more" in synthesis.versions[2].reasons[0]
+    assert "WRONG has no spaced" in server.requests[2]["messages"][-1]["content"]
+
+
+def test_dropped_policies_are_named_whether_or_not_their_module_was_loaded():
+    verdicts = {"validation": {"figures": {"wrong": ["guess", "give_up"]}}}
+    loaded = Version(1, "", "", False, ("r",), verdicts, "", "")
+    unread = Version(2, "WRONG = {'late': 1}", "", False, ("r",), {}, "", "")
+    assert dropped_wrong("WRONG = {'guess': 1}", (), [loaded, unread]) == ["give_up", "late"]
+    assert dropped_wrong("", ("guess", "late", "give_up", "more"), [loaded, unread]) == []
 
 
 def test_the_worked_examples_are_more_than_one():

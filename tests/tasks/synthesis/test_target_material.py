@@ -1,0 +1,60 @@
+"""What synthesis reads from the target: on the shop, whose tools, tasks and reference solution are real."""
+
+from __future__ import annotations
+
+import pytest
+
+from environments.targets.catalogue import load_target
+from environments.targets.shop.target import ShopTarget
+from environments.validation.repeats import repeated
+from tasks.round.target_prompt import target_prompt
+from tasks.synthesis.target_material import answers_in, held_out_sources, tool_answers
+
+
+def conversation(*answers: str) -> list[dict]:
+    said: list[dict] = []
+    for i, answer in enumerate(answers):
+        call = {"name": "find", "arguments": {"order": i}, "id": f"c{i}"}
+        said += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": answer, "tool_call_id": f"c{i}"},
+        ]
+    return said
+
+
+def test_the_first_good_and_the_first_failing_answer_of_a_tool_are_kept_apart():
+    found = answers_in([conversation("error: no order", "shipped"), conversation("x" * 999, "error: other")])
+    assert found["find"].failing == 'find {"order":0} -> error: no order'
+    assert found["find"].good == 'find {"order":1} -> shipped'
+    assert len(answers_in([conversation("x" * 999)])["find"].good) < 450
+
+
+@pytest.fixture(scope="module")
+def shop() -> ShopTarget:
+    target = load_target("shop")
+    assert isinstance(target, ShopTarget)
+    return target
+
+
+def test_every_tool_of_the_shop_has_both_answers_though_the_base_called_none(shop):
+    answers = tool_answers(shop, [], target_prompt(shop).tools)
+    assert {"find", "account", "refund"} <= set(answers)
+    assert all(shown.good for shown in answers.values())
+    # A tool without arguments cannot be called wrongly.
+    needy = {t["function"]["name"] for t in target_prompt(shop).tools if t["function"]["parameters"].get("required")}
+    assert all("error" in answers[name].failing for name in needy)
+
+
+def test_what_the_base_met_is_preferred_to_what_is_played(shop):
+    answers = tool_answers(shop, [conversation("MET-1")], target_prompt(shop).tools)
+    assert answers["find"].good == 'find {"order":0} -> MET-1'
+    assert answers["account"].good
+
+
+def test_a_scenario_like_a_held_out_task_is_found_and_diagnosis_tasks_are_not_read(shop):
+    tasks = shop.tasks("validation")[:30]
+    sources = held_out_sources(shop, tasks)
+    assert len(sources) == 30
+    assert {source.name for source in sources} == {"a held-out task of the target"}
+    texts = [source.text for source in sources] + ["Please cancel order 1234567 for me."]
+    assert [index for index, _, _ in repeated(texts, sources)] == list(range(30))
