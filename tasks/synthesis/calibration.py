@@ -126,7 +126,7 @@ def typical_episodes(store: Store, frame: pd.DataFrame) -> tuple[dict[str, Any],
     by_id = frame.set_index("id")
     shown = []
     for identity, name in chosen.items():
-        checks = store.check_frame(None, trajectory_id=identity)[["name", "required", "passed", "detail"]]
+        checks = store.check_frame(None, id=identity)[["name", "required", "passed", "detail"]]
         shown.append(
             {
                 "name": f"the agent that will train, {name} episode",
