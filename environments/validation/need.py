@@ -29,11 +29,13 @@ _DONORS = 5
 @dataclass(frozen=True)
 class NeedLimits:
     """Bounds per policy: share of successes (rewards of 0.95 count) and mean reward, both in [0, 1]; `repeats` is the
-    share of scenarios that may hold what other texts hold, by chance."""
+    share of scenarios that may hold what other texts hold, by chance. `seconds` bounds all of it: a module that is
+    slower than that would hold up its training as well."""
 
     success: float = 0.10
     reward: float = 0.25
     repeats: float = 0.05
+    seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,20 @@ class Materials:
     evidence: Sequence[str] = ()
     held_out: Sequence[Source] = ()
     public: str = ""
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Where lazy policies are measured, by which bounds, and until when (seconds of the monotonic clock)."""
+
+    environment: Environment
+    tasks: Sequence[TargetTask]
+    limits: NeedLimits
+    ends: float
+
+    @property
+    def too_late(self) -> bool:
+        return time.monotonic() > self.ends
 
 
 @dataclass
@@ -68,9 +84,10 @@ def check_need(
     started = time.monotonic()
     need = Need()
     deeds = [recorded(environment, task) for task in tasks]
-    _check_lazy(need, environment, tasks, deeds[:_RECORDED], materials, limits)
     _check_step(need, environment, tasks, deeds, step, limits)
     _check_repeats(need, tasks, materials, limits)
+    at = _Bench(environment, tasks, limits, started + limits.seconds)
+    _check_lazy(need, at, plans_of(deeds[:_RECORDED]) or [()], materials.evidence)
     need.figures["seconds"] = round(time.monotonic() - started, 3)
     return need
 
@@ -88,56 +105,53 @@ def plans_of(deeds: Sequence[Sequence[Deed]]) -> list[Plan]:
     return list(dict.fromkeys([*frequent, *alone]))[:PLANS]
 
 
-def _check_lazy(
-    need: Need,
-    environment: Environment,
-    tasks: Sequence[TargetTask],
-    deeds: Sequence[Sequence[Deed]],
-    materials: Materials,
-    limits: NeedLimits,
-) -> None:
+def _check_lazy(need: Need, at: _Bench, plans: Sequence[Plan], evidence: Sequence[str]) -> None:
     rows, unbound = dict[str, Any](), dict[str, str]()
-    plans = plans_of(deeds) or [()]
     known = {
         "conversation": [],
-        "examples": _example_values(environment),
-        "evidence": list(dict.fromkeys(v for text in materials.evidence for v in words_with_digits(text)))[:200],
+        "examples": _example_values(at.environment),
+        "evidence": list(dict.fromkeys(v for text in evidence for v in words_with_digits(text)))[:200],
     }
+    need.figures["lazy"], need.figures["unbound"] = rows, unbound
     for lazy in LAZY_POLICIES:
         own = plans if lazy.planned else [()]
         values = known[lazy.sources]
-        why = unbound_reason(lazy, own[0], environment.tools, values)
+        why = unbound_reason(lazy, own[0], at.environment.tools, values)
         if why:
             unbound[lazy.name] = why
             continue
-        rows[lazy.name], best = _strongest(environment, tasks, [policy_of(lazy, plan, values) for plan in own], limits)
-        rows[lazy.name]["plan"] = list(own[rows[lazy.name]["plan"]])
-        row = rows[lazy.name]
-        if row["win_rate"] > limits.success or row["mean_reward"] > limits.reward:
-            by = f" calling {', '.join(row['plan'])}" if row["plan"] else ""
+        if at.too_late:
+            need.reasons.append(
+                f"need: the module is too slow: after {at.limits.seconds:g} s only {len(rows)} of "
+                f"{len(LAZY_POLICIES)} lazy policies were played; do less in transition, reply and reward"
+            )
+            return
+        row, best = _strongest(at, [policy_of(lazy, plan, values) for plan in own])
+        plan = own[row["plan"]]
+        rows[lazy.name] = row | {"plan": list(plan)}
+        if row["win_rate"] > at.limits.success or row["mean_reward"] > at.limits.reward:
+            by = f" calling {', '.join(plan)}" if plan else ""
             need.reasons.append(
                 f"need: the lazy policy {lazy.name} ({lazy.tries}){by} has success {row['win_rate']:g} and mean reward "
                 f"{row['mean_reward']:g} over {row['episodes']} episodes, 95 % interval {row['interval']}; at most "
-                f"{limits.success:g} and {limits.reward:g} are allowed"
+                f"{at.limits.success:g} and {at.limits.reward:g} are allowed"
             )
             need.exhibits.append({"name": lazy.name} | best)
         if row["errors"]:
             need.reasons.append(f"need: {lazy.name} provoked a fault of the environment: {row['error']}")
-    need.figures["lazy"], need.figures["unbound"] = rows, unbound
 
 
-def _strongest(
-    environment: Environment, tasks: Sequence[TargetTask], policies: Sequence[SimplePolicy], limits: NeedLimits
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _strongest(at: _Bench, policies: Sequence[SimplePolicy]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(figures of the policy that is nearest to a bound or furthest beyond, with its index as "plan"; its best
-    episode)."""
+    episode). At least one is measured, however late it is."""
     found = []
     for index, policy in enumerate(policies):
-        row, played = measured(environment, tasks, policy)
-        found.append((max(row["win_rate"] / limits.success, row["mean_reward"] / limits.reward), -index, row, played))
-        if row["errors"]:
+        row, played = measured(at.environment, at.tasks, policy)
+        height = max(row["win_rate"] / at.limits.success, row["mean_reward"] / at.limits.reward)
+        found.append((bool(row["errors"]), height, -index, row, played))
+        if row["errors"] or at.too_late:
             break
-    _, index, row, played = max(found, key=lambda one: (bool(one[2]["errors"]), *one[:2]))
+    _, _, index, row, played = max(found, key=lambda one: one[:3])
     return row | {"plan": -index}, exhibit(played)
 
 
@@ -157,6 +171,9 @@ def _check_step(
         differing += actions != [deed.action for deed in deeds[i]]
         played.append(play(environment, task, fixed_policy(actions)))
     wins = sum(episode.won for episode in played)
+    faults = [episode.error for episode in played if episode.error]
+    if faults:
+        need.reasons.append(f"need: the oracle without its step provoked a fault of the environment: {faults[0]}")
     share = wins / len(played) if played else 0.0
     need.figures["step"] = {
         "step": dict(step), "episodes": len(played), "differing": differing, "success_rate": round(share, 4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from environments.synthesized.module_files import validate_module, verdict_lines
-from environments.validation.need import Materials
+from environments.synthesized.modules import SandboxedModule
+from environments.validation.need import Materials, Need, NeedLimits, check_need
 from environments.validation.repeats import Source
 from tests.environments.synthesized.weakenings import (
     ADDRESS,
@@ -91,3 +92,38 @@ def test_what_won_can_be_shown():
     assert shown["success"]
     assert shown["checks"][0]["passed"]
     assert [m["role"] for m in shown["messages"]][:2] == ["user", "assistant"]
+
+
+def need_of(source: str, limits: NeedLimits | None = None) -> Need:
+    module = SandboxedModule(source)
+    try:
+        return check_need(
+            module.environment(), [module.scenario(seed) for seed in range(20)], module.step, limits=limits
+        )
+    finally:
+        module.close()
+
+
+def test_a_slow_module_is_refused_in_bounded_time():
+    """Its episodes take longer than the hundredth of a second that is allowed here."""
+    need = need_of(ASK.read_text(), NeedLimits(seconds=0.01))
+    (reason,) = need.reasons
+    assert reason.startswith("need: the module is too slow: after 0.01 s only ")
+    assert need.figures["step"]["success_rate"] == 0.0
+
+
+def test_a_fault_that_only_a_lazy_policy_provokes_is_a_reason():
+    effect = '    state["claims"].append'
+    fragile = ASK.read_text().replace(effect, f'    1 / (call["arguments"]["number"] >= 10000)\n{effect}')
+    found = need_of(fragile).reasons
+    assert "need: repeat_until_accepted provoked a fault" in "\n".join(found)
+    assert "ZeroDivisionError" in found[0]
+
+
+def test_a_module_that_was_accepted_before_steps_were_named_still_plays():
+    module = SandboxedModule(ASK.read_text().replace('STEP = {"say": "ask"}\n', ""))
+    try:
+        assert module.step == {}
+        assert module.environment().reset(module.scenario(0)).messages
+    finally:
+        module.close()
