@@ -10,6 +10,7 @@ import re
 import warnings
 
 from environments.sandbox.workers import MODULE_IMPORTS
+from environments.validation.step import STEP_HELP
 
 MAX_SOURCE = 64 * 1024
 # Function -> number of positional arguments.
@@ -108,7 +109,11 @@ def _shape_faults(tree: ast.Module) -> list[str]:
         if isinstance(target, ast.Name)
     }
     faults = [f"the function {name} is missing" for name in FUNCTIONS if name not in functions]
-    faults += [f"the constant {name} is missing" for name in CONSTANTS if name not in constants]
+    faults += [
+        f"the constant {name} is missing" + (f": {STEP_HELP}" if name == "STEP" else "")
+        for name in CONSTANTS
+        if name not in constants
+    ]
     for name, count in (FUNCTIONS | OPTIONAL_FUNCTIONS).items():
         arguments = functions[name].args if name in functions else None
         if arguments is not None and (len(arguments.posonlyargs + arguments.args) != count or arguments.kwonlyargs):

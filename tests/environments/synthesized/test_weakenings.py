@@ -51,7 +51,7 @@ def test_the_sound_modules_are_accepted_by_the_same_settings_within_their_time(p
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        ("", "static: the constant STEP is missing"),
+        ("", "static: the constant STEP is missing: STEP must be"),
         ('STEP = {"tool": "fly"}', "STEP names the tool 'fly'"),
         ('STEP = {"tool": "get_order", "argument": "colour"}', "STEP names the argument 'colour'"),
         ('STEP = {"say": "something"}', "STEP must be"),

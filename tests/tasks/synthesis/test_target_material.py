@@ -6,9 +6,13 @@ import pytest
 
 from environments.targets.catalogue import load_target
 from environments.targets.shop.target import ShopTarget
+from environments.targets.tau2 import describe
 from environments.validation.repeats import repeated
-from tasks.round.target_prompt import target_prompt
+from tasks.round.target_prompt import scripted, target_prompt
+from tasks.synthesis.author_request import Brief, author_messages
 from tasks.synthesis.target_material import answers_in, held_out_sources, tool_answers
+
+_missing = [line.missing for line in describe() if line.missing]
 
 
 def conversation(*answers: str) -> list[dict]:
@@ -58,3 +62,30 @@ def test_a_scenario_like_a_held_out_task_is_found_and_diagnosis_tasks_are_not_re
     assert {source.name for source in sources} == {"a held-out task of the target"}
     texts = [source.text for source in sources] + ["Please cancel order 1234567 for me."]
     assert [index for index, _, _ in repeated(texts, sources)] == list(range(30))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shop",
+        pytest.param("tau2:retail", marks=pytest.mark.skipif(bool(_missing), reason=f"no tau2: {_missing[:1]}")),
+    ],
+)
+def test_the_rendered_request_has_real_answers_and_no_text_of_a_held_out_task(name, tmp_path):
+    target = load_target(name)
+    prompt = target_prompt(target)
+    answers = tool_answers(target, [], prompt.tools)
+    brief = Brief("ask_first", "It asks.", ["user: hello"], prompt.tools, prompt.instructions, answers)
+    rendered = tmp_path / "request.txt"
+    rendered.write_text("\n\n".join(message["content"] for message in author_messages(brief, ())), encoding="utf-8")
+    text = rendered.read_text(encoding="utf-8")
+    for tool in prompt.tools:
+        assert f"- {tool['function']['name']}\n  good: " in text
+    unseen = [tool for tool, shown in answers.items() if not shown.good]
+    # The diagnosis tasks' reference solutions never call this one.
+    assert unseen == (["modify_pending_order_payment"] if name == "tau2:retail" else [])
+    environment = scripted(target).environment()
+    for split in ("validation", "test"):
+        for task in target.tasks(split):
+            assert environment.reset(task).messages[0].content not in text
+    environment.close()
