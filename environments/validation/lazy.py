@@ -21,6 +21,9 @@ Plan = tuple[str, ...]
 # What an episode of a lazy policy is: it yields actions and is sent the conversation so far.
 Episode = Generator[Action, "Seat", None]
 
+# Values by order and by name, from which a call is filled.
+Fill = Callable[["Seat"], tuple[Sequence[str], Mapping[str, Any]]]
+
 REFUSAL = "I am sorry, but I cannot help you with that."
 _TRIES = 20
 _VALUE = re.compile(r"\"([^\"]+)\"|([#\w][\w.@:/-]*\w|\d)")
@@ -167,6 +170,7 @@ def _value(schema: Mapping[str, Any], named: Any, pool: list[str], rng: random.R
 
 
 def _newest(seat: Seat) -> tuple[list[str], dict[str, Any]]:
+    """Values, the newest first, and those that have a name."""
     values, named = values_told(seat.messages)
     return values[::-1], named
 
@@ -174,6 +178,18 @@ def _newest(seat: Seat) -> tuple[list[str], dict[str, Any]]:
 def _told(seat: Seat) -> tuple[list[str], dict[str, Any]]:
     """Values in the order told; keys of results are not looked at."""
     return values_told(seat.messages)[0], {}
+
+
+def _heard(seat: Seat) -> tuple[list[str], dict[str, Any]]:
+    """Values, the newest first, by no name: what was guessed is forgotten, also where a call took it."""
+    return _newest(seat)[0], {}
+
+
+def _calls(seat: Seat, names: Sequence[str], fill: Fill) -> Generator[Action, Seat, Seat]:
+    """Call the tools in order, each filled from the conversation so far; the seat after the last."""
+    for name in names:
+        seat = yield _call(seat, name, *fill(seat))
+    return seat
 
 
 def _say(text: str) -> Action:
@@ -198,18 +214,14 @@ def _ask(seat: Seat) -> Episode:
 
 def _listen_first(seat: Seat) -> Episode:
     seat = yield _say("One moment, please.")
-    for name in seat.plan:
-        seat = yield _call(seat, name, *_newest(seat))
+    yield from _calls(seat, seat.plan, _newest)
     yield _say("Done.")
 
 
 def _guess_and_listen(seat: Seat) -> Episode:
-    for name in seat.plan:
-        seat = yield _call(seat, name, *_told(seat))
+    yield from _calls(seat, seat.plan, _told)
     seat = yield _say("One moment, please.")
-    for name in seat.plan:
-        # What it guessed is forgotten, also where a call took it.
-        seat = yield _call(seat, name, _newest(seat)[0], {})
+    yield from _calls(seat, seat.plan, _heard)
     yield _say("Done.")
 
 
@@ -231,14 +243,12 @@ def _repeat(seat: Seat) -> Episode:
 
 
 def _every_tool(seat: Seat) -> Episode:
-    for name in seat.tools:
-        seat = yield _call(seat, name, *_told(seat))
+    yield from _calls(seat, list(seat.tools), _told)
     yield _say("Done.")
 
 
 def _copy_last(seat: Seat) -> Episode:
-    for name in seat.plan:
-        seat = yield _call(seat, name, *_newest(seat))
+    seat = yield from _calls(seat, seat.plan, _newest)
     yield _say((_newest(seat)[0] or ["Done."])[0])
 
 
@@ -246,8 +256,7 @@ def _copy_known(seat: Seat) -> Episode:
     """Values known beforehand, whatever the request; each episode begins at another one."""
     shift = seat.rng.randrange(len(seat.known))
     values = [*seat.known[shift:], *seat.known[:shift]]
-    for name in seat.plan:
-        seat = yield _call(seat, name, values, {})
+    yield from _calls(seat, seat.plan, lambda now: (values, {}))
     yield _say(", ".join(values[:20]))
 
 

@@ -192,7 +192,11 @@ def _check_step(
 
 
 def _check_repeats(need: Need, tasks: Sequence[TargetTask], materials: Materials, limits: NeedLimits) -> None:
-    evidence = [Source(f"trajectory {i + 1} of the evidence", text, True) for i, text in enumerate(materials.evidence)]
+    evidence = [
+        # A compacted trajectory begins with "user: " and the request.
+        Source(f"trajectory {i + 1} of the evidence", text.removeprefix("user: "), shown=True)
+        for i, text in enumerate(materials.evidence)
+    ]
     texts = [_text_of(task) for task in tasks]
     found = repeated(texts, [*evidence, *materials.held_out], materials.public)
     share = len(found) / len(tasks) if tasks else 0.0

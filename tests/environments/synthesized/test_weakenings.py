@@ -127,3 +127,29 @@ def test_a_module_that_was_accepted_before_steps_were_named_still_plays():
         assert module.environment().reset(module.scenario(0)).messages
     finally:
         module.close()
+
+
+def test_values_of_examples_are_copied_where_a_module_has_some():
+    shown = 'EXAMPLES = [{"role": "user", "content": "Claim 48213."}, {"role": "assistant", "tool_calls": [\n'
+    shown += '    {"name": "file_claim", "arguments": {"number": 12121, "about": "late"}}]}]\n'
+    source = ASK.read_text().replace("def scenario(seed)", shown + "\n\ndef scenario(seed)")
+    assert need_of(source).figures["lazy"]["copy_examples"]["episodes"] == 20
+    always = source.replace("number, about = rng.randint(10000, 99999)", "number, about = 12121")
+    assert "need: the lazy policy copy_examples" in "\n".join(need_of(always).reasons)
+
+
+def test_a_request_of_the_evidence_is_no_scenario():
+    source = ASK.read_text().replace(
+        'f"{name} here. My order {words}, I want to file a claim."', '"My parcel is gone!"'
+    )
+    module = SandboxedModule(source)
+    try:
+        tasks = [module.scenario(seed) for seed in range(5)]
+        need = check_need(
+            module.environment(), tasks, module.step, Materials(["user: My parcel is gone.\n1. agent: ..."])
+        )
+    finally:
+        module.close()
+    assert "5 of 5 scenarios repeat entities of other texts, e.g. seed 0 has the same request" in "\n".join(
+        need.reasons
+    )
