@@ -140,3 +140,16 @@ def test_the_first_request_tells_what_the_author_is_judged_by_and_nothing_held_o
         opening = environment.reset(task).messages[0].content
         assert opening not in asked
         assert canonical_json(dict(task.payload)) not in asked
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_module_with_a_held_out_task_is_refused_and_the_author_is_not_told_more_of_it(stored, tmp_path):
+    tasks = load_target("shop").tasks("validation")[:20]
+    environment = load_target("shop").environment()
+    opening = environment.reset(tasks[0]).messages[0].content
+    copied = GOOD.replace("rng.choice(_ASKS).format(n=number, a=town)", repr(opening))
+    author = RecordedAuthor(copied, GOOD)
+    assert writer(stored, author, tmp_path).write(CAPABILITY).accepted
+    (refused, _) = sorted(stored.store.rows(EnvironmentRow), key=lambda row: row.version)
+    assert "has the same request, as a held-out task of the target" in "; ".join(refused.spec["reasons"])
+    assert tasks[0].id not in author.asked[1]
