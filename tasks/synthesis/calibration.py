@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from db import CalibrationRow, Store, row_id
+from db import CalibrationRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
@@ -20,6 +19,7 @@ from settings import CalibrationSettings, Settings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
 from tasks.round.rollouts import RoundEngine, outcomes, round_seed
+from tasks.synthesis.calibration_told import typical_episodes
 
 # A capability's own scenarios have their own seeds (`own_scenario`), which training never draws. Calibration counts
 # down from -1. What chooses a checkpoint is not what it is reported on, or the report would have the winner's luck.
@@ -112,57 +112,6 @@ def measure(
     played = engine.engine.policy.identity(adapter).id
     shown = typical_episodes(store, frame)
     return Calibration(figures, accepted, reason, len(tasks), s.samples, played, families, shown)
-
-
-def typical_episodes(store: Store, frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
-    """The worst, the median and the best episode of `frame` (of `outcomes`) by reward: name, reward, success, checks
-    and messages, without the prompt. Fewer where there are fewer episodes."""
-    order = list(frame.sort_values(["reward", "success", "id"])["id"])
-    places = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
-    chosen: dict[str, str] = {}
-    for name, identity in places.items():
-        chosen.setdefault(identity, name)
-    said = {row.id: row.messages for row in store.trajectories(None, id=list(chosen))}
-    by_id = frame.set_index("id")
-    shown = []
-    for identity, name in chosen.items():
-        checks = store.check_frame(None, id=identity)[["name", "required", "passed", "detail"]]
-        shown.append(
-            {
-                "name": f"the agent that will train, {name} episode",
-                "reward": float(by_id["reward"][identity]),
-                "success": bool(by_id["success"][identity]),
-                "checks": [
-                    {
-                        "name": str(c.name),
-                        "required": bool(c.required),
-                        "passed": bool(c.passed),
-                        "detail": str(c.detail),
-                    }
-                    for c in checks.head(20).itertuples(index=False)
-                ],
-                "messages": [m for m in said[identity] if m["role"] != "system"],
-            }
-        )
-    return tuple(shown)
-
-
-def band_text(s: CalibrationSettings) -> str:
-    """What `judge` asks of the figures, in words for the author of an environment."""
-    text = (
-        f"The agent that will train plays {s.seeds} scenarios {s.samples} times each behind the target's own prompt. "
-        f"Its mean reward and its success rate must each lie in [{s.low:g}, {s.high:g}], and the standard deviation of "
-        f"its rewards be at least {s.spread:g}. At most {s.uniform:.0%} of the scenarios may be solved in all their "
-        f"episodes, and at most {s.uniform:.0%} earn nothing in any; in at least {s.informative:.0%} the episodes must "
-        "differ in reward. An environment that is too hard is made easier around the capability (shorter requests, "
-        "fewer records, fewer other steps), never by letting an agent without it succeed."
-    )
-    if s.informative_alone:
-        text += (
-            f" Success below {s.low:g} is accepted as long as the share of scenarios whose episodes differ and the "
-            "spread are reached."
-        )
-    return text
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:

@@ -28,7 +28,8 @@ from tasks.round.results import RolloutResult, StoredRound, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, Synthesis, Version
-from tasks.synthesis.calibration import FIGURES, Calibration, band_text, limits_of
+from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
+from tasks.synthesis.calibration_told import band_text
 from tasks.synthesis.module_writer import SynthesisRules, Writer, synthesize
 from tasks.synthesis.target_material import held_out_sources, tool_answers
 

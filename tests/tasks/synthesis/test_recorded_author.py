@@ -16,7 +16,8 @@ from models.providers.analyst import Answer
 from settings import load_settings
 from tasks.round.results import RolloutResult, StoredRound
 from tasks.round.rollouts import outcomes
-from tasks.synthesis.calibration import Calibration, band_text, typical_episodes
+from tasks.synthesis.calibration import Calibration
+from tasks.synthesis.calibration_told import band_text, typical_episodes
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tests.db.store_examples import trajectory
 
