@@ -7,9 +7,7 @@ The order is all that is here, and it stands here alone; each stage is a task th
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from errors import (
     TraceError,
     TrainingError,
 )
+from flows.code_version import code_version
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
@@ -73,17 +72,6 @@ class RoundOutcome(BaseModel):
     promoted: list[str] = []
     reason: str = ""
     checked: list[str] = []
-
-
-def code_version() -> str:
-    """The package's version, with the commit where there is a checkout."""
-    folder = Path(__file__).resolve().parent
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True, timeout=5
-        )
-        return f"{version('trace-agent')}+{commit.stdout.strip()}"
-    return version("trace-agent")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.housekeeping import add_housekeeping
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
@@ -263,6 +264,7 @@ def stage(
 add_commands(app)
 add_releases(app)
 add_serving(app)
+add_housekeeping(app)
 
 
 def main() -> None:

@@ -1,0 +1,47 @@
+"""Commands that keep a home: copies of it, and putting one back anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+
+
+def add_housekeeping(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (backup, restore):
+        app.command()(command)
+
+
+def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], home: Home = None) -> None:
+    """Store, registry, artifacts and rounds of a home in one archive, also while a round runs."""
+    from flows.code_version import code_version
+    from settings import load_settings
+    from tasks.housekeeping.backup import make_backup
+
+    made = make_backup(load_settings(home=home), file, code_version())
+    typer.echo(
+        f"{file}: {made.rounds} rounds, {len(made.members)} files, {made.bytes / 1e6:.1f} MB (database schema "
+        f"{made.revision})"
+    )
+    if made.left_out:
+        typer.echo(f"left out, as they were being written or removed: {', '.join(made.left_out)}", err=True)
+    typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="An archive that 'trace-agent backup' wrote.")], home: Home = None
+) -> None:
+    """Put a backup into an empty folder, here or on another machine: the home can be moved."""
+    from settings import load_settings
+    from tasks.housekeeping.restore import restore_backup
+
+    settings = load_settings(home=home)
+    made = restore_backup(file, settings)
+    typer.echo(
+        f"{settings.folder}: {made.rounds} rounds, {len(made.members)} files, as they were in {made.home} at "
+        f"{made.made_at:%Y-%m-%d %H:%M} UTC"
+    )

@@ -1,0 +1,395 @@
+"""A home that is backed up, removed and restored elsewhere goes on; what cannot be restored leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import shutil
+import sqlite3
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from db import StageRow, open_store
+from errors import ConfigurationError, StoreError
+from flows.cli.main import app
+from models.adapters.addresses import artifact_roots, known_revisions
+from models.router.router import Router
+from tasks.housekeeping.backup import make_backup
+from tasks.housekeeping.manifest import MANIFEST
+from tasks.housekeeping.restore import restore_backup
+from tasks.releases.lifecycle import check_files, live_release, releases_of, rollback
+from tasks.serving.releases import HomeReleases
+from tests.tasks.housekeeping.kept_homes import make_home, opened, registry_of, settings_of
+from tests.tasks.releases.release_homes import BASE, REVISION
+
+KEY = "sk-never-in-a-backup"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that every test here only reads; with what does not belong into a backup."""
+    folder = tmp_path_factory.mktemp("first") / "a home with spaces"
+    make_home(folder)
+    (folder / ".env").write_text(KEY)
+    (folder / "keys.txt").write_text(KEY)
+    (folder / "served").mkdir()
+    (folder / "served" / "copy").write_text(KEY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def archive(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("archive") / "home.zip"
+    make_backup(settings_of(original), file, "0.1.0+abc")
+    return file
+
+
+def values_with(file: Path, words: str) -> list[tuple[str, str]]:
+    """Table and column of every value of a SQLite file that holds `words` anywhere, whatever its type."""
+    found = []
+    with closing(sqlite3.connect(file)) as opened_file:
+        tables = [name for (name,) in opened_file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            for _, column, *_ in opened_file.execute(f"PRAGMA table_info('{table}')").fetchall():
+                query = f'SELECT count(*) FROM "{table}" WHERE instr(CAST("{column}" AS TEXT), ?)'
+                if opened_file.execute(query, (words,)).fetchone()[0]:
+                    found.append((table, column))
+    return found
+
+
+def test_the_home_goes_on_elsewhere(original: Path, archive: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved" / "home"
+    made = restore_backup(archive, settings_of(moved))
+    assert (made.home, made.rounds) == (str(original), 3)
+    # The old place is gone: what still pointed there would fail.
+    hidden = original.with_name("hidden")
+    original.rename(hidden)
+    try:
+        with opened(moved) as home:
+            home.check()
+            for release in releases_of(home.store, "shop"):
+                check_files(home.registry, release)
+            identity: Any = Identity(BASE, REVISION)
+            served = HomeReleases(home.store, home.registry, moved, "shop", identity, fits)
+            found = served.live()
+            assert found is not None
+            assert (found.number, sorted(found.members), found.problem) == (2, ["exchange", "refund"], "")
+            for adapter in found.members.values():
+                served.download(adapter, tmp_path / "served")
+            # The page is where the store says; the run takes another one.
+            (told,) = [row for row in home.store.rows(StageRow) if row.name == "report"]
+            assert told.result is not None
+            assert Path(told.result["page"]).read_text() == "<html>the report</html>"
+            assert Path(told.result["page"]).is_relative_to(moved)
+            run = home.registry.start_run(f"{told.round_id}-round")
+            home.registry.log_report(run, "<html>again</html>")
+            assert len(list((moved / "mlartifacts").rglob("report.html"))) == 1
+            # The next round's release, and the way back.
+            live = live_release(home.store, "shop")
+            assert live is not None
+            home.promoted({"refund": home.member("refund")})
+            assert home.states() == {1: "retired", 2: "retired", 3: "live"}
+            rollback(home.store, home.registry, "shop")
+            home.check()
+    finally:
+        hidden.rename(original)
+
+
+@dataclass(frozen=True)
+class Identity:
+    base: str
+    revision: str
+
+
+def fits(_: Router) -> None:
+    return None
+
+
+def test_no_address_of_the_old_place_is_left(tmp_path: Path) -> None:
+    """Every column of MLflow's schema in which it keeps an address: experiments, runs, logged models, versions,
+    traces. A run's parameter that only speaks of another folder with a like name stays."""
+    import mlflow
+
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_home(old)
+    registry = registry_of(old)
+    run = registry.start_run("more")
+    client = registry.client
+    client.log_param(run, "near", f"{old}2/file")
+    client.create_registered_model("by-hand")
+    client.create_model_version("by-hand", source=f"{(old / 'mlartifacts').as_uri()}/shop/x", run_id=run)
+    with registry.as_global_uri():
+        span = mlflow.start_span_no_context("turn", experiment_id=registry.experiment_id)
+        span.end()
+        mlflow.flush_trace_async_logging()
+    before = values_with(old / "mlflow.db", str(old))
+    assert {
+        ("experiments", "artifact_location"),
+        ("runs", "artifact_uri"),
+        ("logged_models", "artifact_location"),
+        ("model_versions", "source"),
+        ("model_versions", "storage_location"),
+        ("trace_tags", "value"),
+        ("params", "value"),
+    } <= set(before)
+    make_backup(settings_of(old), tmp_path / "b.zip", "1")
+    restore_backup(tmp_path / "b.zip", settings_of(new))
+    assert values_with(new / "mlflow.db", f"{old}/") == []
+    assert values_with(new / "trace.db", f"{old}/") == []
+    assert values_with(new / "mlflow.db", f"{old}2/file") == [("params", "value")]
+    assert {c for c in before if c[0] != "params"} <= set(values_with(new / "mlflow.db", f"{new}/mlartifacts"))
+    assert artifact_roots(new / "mlflow.db") == {new / "mlartifacts"}
+
+
+def test_a_home_that_was_moved_by_hand_is_mended(original: Path, tmp_path: Path) -> None:
+    shutil.copytree(original, tmp_path / "by hand")
+    with opened(tmp_path / "by hand") as home, pytest.raises(Exception, match="outside the artifact root"):
+        check_files(home.registry, home.newest())
+    make_backup(settings_of(tmp_path / "by hand"), tmp_path / "b.zip", "1")
+    restore_backup(tmp_path / "b.zip", settings_of(tmp_path / "right"))
+    with opened(tmp_path / "right") as home:
+        check_files(home.registry, home.newest())
+
+
+def test_what_is_no_part_of_a_home_is_not_copied(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        names = file.namelist()
+        assert not any(KEY.encode() in file.read(name) for name in names)
+    manifest = json.loads(zipfile.ZipFile(archive).read(MANIFEST))
+    assert set(names) == {MANIFEST, *manifest["members"]}
+    assert {name.split("/")[0] for name in names} - {"trace.db", "mlflow.db", "mlartifacts", MANIFEST} == {
+        name.split("/")[0] for name in names if "/training/" in name
+    }
+    assert manifest["format"] == 1
+    assert manifest["revision"] == "0003"
+    assert manifest["registry_revision"] in known_revisions()
+
+
+def test_a_backup_while_a_round_writes_is_of_one_moment(tmp_path: Path) -> None:
+    """Releases are made while backups are: each restored home is whole, and holds what was there when it began."""
+    home_folder = tmp_path / "home"
+    make_home(home_folder)
+    stop = threading.Event()
+    made: list[int] = []
+
+    def work() -> None:
+        with opened(home_folder) as home:
+            while not stop.is_set():
+                home.promoted({"refund": home.member("refund")})
+                made.append(1)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for number in range(3):
+            before = len(made)
+            make_backup(settings_of(home_folder), tmp_path / f"{number}.zip", "1")
+            restore_backup(tmp_path / f"{number}.zip", settings_of(tmp_path / f"new{number}"))
+            with opened(tmp_path / f"new{number}") as home:
+                assert len(releases_of(home.store, "shop")) >= 2 + before
+                for release in releases_of(home.store, "shop"):
+                    check_files(home.registry, release)
+    finally:
+        stop.set()
+        worker.join()
+    assert made
+
+
+def test_a_file_that_goes_takes_its_folder_along(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint that is removed meanwhile would come back complete and empty."""
+    from tasks.housekeeping import backup
+
+    steady = backup._Writer._steady
+
+    def losing(self: Any, path: Path) -> Any:
+        if path.name == "optimizer.pt":
+            raise FileNotFoundError(path)
+        return steady(self, path)
+
+    monkeypatch.setattr(backup._Writer, "_steady", losing)
+    made = make_backup(settings_of(original), tmp_path / "b.zip", "1")
+    assert not any("checkpoint-2" in name for name in made.members)
+    assert [name.rpartition("/")[2] for name in made.left_out] == ["checkpoint-2"]
+    assert any(name.endswith("report.html") for name in made.members)
+    restore_backup(tmp_path / "b.zip", settings_of(tmp_path / "new"))
+    assert not list((tmp_path / "new").rglob("checkpoint-2"))
+
+
+def test_a_file_that_is_written_all_the_time_is_named(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.housekeeping import backup
+
+    monkeypatch.setattr(backup, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(backup, "_same", lambda before, after: before.st_size != len(b"never read" * 100))
+    made = make_backup(settings_of(original), tmp_path / "b.zip", "1")
+    assert [name.rpartition("/")[2] for name in made.left_out] == ["optimizer.pt"]
+
+
+def changed(archive: Path, destination: Path, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> Path:
+    """A copy of an archive whose manifest or members were changed."""
+    with zipfile.ZipFile(archive) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    manifest = json.loads(members.pop(MANIFEST))
+    change(manifest, members)
+    with zipfile.ZipFile(destination, "w") as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+        file.writestr(MANIFEST, json.dumps(manifest))
+    return destination
+
+
+def outside(name: str) -> Callable[[dict[str, Any], dict[str, bytes]], None]:
+    def change(manifest: dict[str, Any], members: dict[str, bytes]) -> None:
+        members[name] = b"planted"
+        manifest["members"][name] = {"size": 7, "sha256": hashlib.sha256(b"planted").hexdigest()}
+
+    return change
+
+
+def first_artifact(members: dict[str, bytes]) -> str:
+    return next(name for name in members if name.endswith(".safetensors"))
+
+
+BAD: list[tuple[Callable[[dict[str, Any], dict[str, bytes]], None], str]] = [
+    (lambda m, _: m.update(format=2, code_version="9.0"), "has format 2, this version reads 1.*9.0"),
+    (lambda m, _: m.update(revision="0999"), "schema '0999', this version knows up to '0003'"),
+    (lambda m, _: m.update(registry_revision="ffffffffffff"), "registry of schema 'ffffffffffff'"),
+    (lambda m, _: m.update(surprise=1), "manifest surprise"),
+    (lambda m, _: m["members"].pop("trace.db"), "holds no trace.db"),
+    (lambda m, _: m.update(revision="0002"), "schema '0003', the manifest says '0002'"),
+    (lambda _, d: d.pop(first_artifact(d)), "lacks .*safetensors"),
+    (lambda _, d: d.update({first_artifact(d): b"other bytes"}), "has SHA-256 .* the file was changed"),
+    (lambda _, d: d.update({first_artifact(d): b"\0" * 50_000_000}), "has SHA-256 .* the file was changed"),
+    (outside("../planted"), r"member '\.\./planted', which lies outside"),
+    (outside("/tmp/planted-by-a-backup"), "lies outside a home"),
+    (outside("mlartifacts/../../planted"), "lies outside a home"),
+    (outside("a\\..\\planted"), "lies outside a home"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), BAD, ids=[said[:30] for _, said in BAD])
+def test_a_bad_archive_is_refused_and_leaves_nothing(archive: Path, tmp_path: Path, change: Any, said: str) -> None:
+    file = changed(archive, tmp_path / "bad.zip", change)
+    with pytest.raises(StoreError, match=said):
+        restore_backup(file, settings_of(tmp_path / "place" / "home"))
+    left = [p for p in tmp_path.rglob("*") if p not in (file, tmp_path / "place")]
+    assert left == []
+    assert not Path("/tmp/planted-by-a-backup").exists()
+
+
+def test_an_archive_that_was_cut_short_or_is_another_file(archive: Path, tmp_path: Path) -> None:
+    whole = archive.read_bytes()
+    for name, content in {
+        "half": whole[: len(whole) // 2],
+        "almost": whole[:-30],
+        "text": b"hello",
+        "empty": b"",
+    }.items():
+        file = tmp_path / name
+        file.write_bytes(content)
+        with pytest.raises(StoreError, match="no backup, or was cut short"):
+            restore_backup(file, settings_of(tmp_path / "home"))
+    # One byte of a compressed member, the directory at the end being whole.
+    with zipfile.ZipFile(archive) as file_:
+        entry = file_.getinfo("trace.db")
+    at = entry.header_offset + 200
+    (tmp_path / "bit").write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+    with pytest.raises(StoreError, match=r"cut short or changed|the file was changed"):
+        restore_backup(tmp_path / "bit", settings_of(tmp_path / "home"))
+    with zipfile.ZipFile(tmp_path / "zip", "w") as other:
+        other.writestr("x", "y")
+    with pytest.raises(StoreError, match="no backup of this project"):
+        restore_backup(tmp_path / "zip", settings_of(tmp_path / "home"))
+    with pytest.raises(ConfigurationError, match="there is no backup"):
+        restore_backup(tmp_path / "none.zip", settings_of(tmp_path / "home"))
+    assert not (tmp_path / "home").exists()
+
+
+def test_where_it_goes_and_comes_from(archive: Path, original: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("kept")
+    with pytest.raises(ConfigurationError, match="is not empty"):
+        restore_backup(archive, settings_of(full))
+    assert [p.name for p in full.iterdir()] == ["mine"]
+    (tmp_path / "empty").mkdir()
+    assert restore_backup(archive, settings_of(tmp_path / "empty")).rounds == 3
+    for given in ({"database": "postgresql://u:secret@h/d"}, {"database": f"sqlite:///{tmp_path}/other.db"}):
+        with pytest.raises(ConfigurationError, match="TRACE_DATABASE names another database") as refused:
+            restore_backup(archive, settings_of(tmp_path / "n", **given))
+        assert "secret" not in str(refused.value)
+    for given, said in (
+        ({"database": "postgresql://u:secret@h/d"}, "use pg_dump"),
+        ({"tracking": "http://u:secret@h:5000"}, "the registry is 'http://h:5000'"),
+    ):
+        with pytest.raises(ConfigurationError, match=said) as refused:
+            make_backup(settings_of(original, **given), tmp_path / "b.zip", "1")
+        assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match="there is no home in"):
+        make_backup(settings_of(tmp_path / "nowhere"), tmp_path / "b.zip", "1")
+    with pytest.raises(ConfigurationError, match="lies in the home"):
+        make_backup(settings_of(original), original / "b.zip", "1")
+    before = archive.read_bytes()
+    with pytest.raises(ConfigurationError, match="exists; give another name"):
+        make_backup(settings_of(original), archive, "1")
+    assert archive.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "full"]
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file may grow beyond `most` bytes: what a full disk does to who writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up(archive: Path, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_files(100_000), pytest.raises(StoreError, match="free space"):
+        restore_backup(archive, settings_of(tmp_path / "home"))
+    with small_files(100_000), pytest.raises(StoreError, match="free space"):
+        make_backup(settings_of(original), tmp_path / "b.zip", "1")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(StoreError, match=r"has 0.00 GB free, and the backup needs 0\.0"):
+        restore_backup(archive, settings_of(tmp_path / "home"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_database_is_not_backed_up(original: Path, tmp_path: Path) -> None:
+    shutil.copytree(original, tmp_path / "home")
+    file = tmp_path / "home" / "trace.db"
+    with open_store(f"sqlite:///{file}"):
+        pass
+    content = bytearray(file.read_bytes())
+    content[4096 * 3 : 4096 * 40] = b"\xff" * (4096 * 37)
+    file.write_bytes(bytes(content))
+    with pytest.raises(StoreError, match=r"trace\.db"):
+        make_backup(settings_of(tmp_path / "home"), tmp_path / "b.zip", "1")
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_the_commands(original: Path, tmp_path: Path) -> None:
+    file, home = str(tmp_path / "b.zip"), str(tmp_path / "new")
+    done = CliRunner().invoke(app, ["backup", file, "--home", str(original)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"trace-agent restore {file} --home FOLDER" in done.output
+    done = CliRunner().invoke(app, ["restore", file, "--home", home], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"{home}: 3 rounds" in done.output
+    assert str(original) in done.output
