@@ -1,7 +1,8 @@
-"""Commands that keep a home: copies of it, and putting one back anywhere."""
+"""Commands that keep a home: copies of it, putting one back anywhere, and a check of everything around it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 
 def add_housekeeping(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (backup, restore):
+    for command in (backup, restore, doctor):
         app.command()(command)
 
 
@@ -45,3 +46,20 @@ def restore(
         f"{settings.folder}: {made.rounds} rounds, {len(made.members)} files, as they were in {made.home} at "
         f"{made.made_at:%Y-%m-%d %H:%M} UTC"
     )
+
+
+def doctor(
+    home: Home = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Look at versions, disk, GPU, servers, clock, model, database and releases; exit 1 when something is wrong."""
+    from dataclasses import asdict
+
+    from settings import load_settings
+    from tasks.housekeeping.doctor import examine, lines
+
+    findings = examine(load_settings(home=home, profile=profile))
+    typer.echo(json.dumps([asdict(f) for f in findings], indent=1) if as_json else "\n".join(lines(findings)))
+    if any(f.level == "fault" for f in findings):
+        raise typer.Exit(1)

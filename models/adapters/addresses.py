@@ -21,11 +21,30 @@ _OURS = "SELECT artifact_location FROM experiments WHERE name LIKE 'trace-%' AND
 
 def known_revisions() -> set[str]:
     """The revisions of its schema that the installed MLflow knows, without importing it (two seconds)."""
+    return set(_revisions())
+
+
+def newest_revision() -> str:
+    """The revision that the installed MLflow needs its database to have; "" where MLflow is not installed."""
+    found = _revisions()
+    return next(iter(set(found) - set(found.values())), "")
+
+
+def _revisions() -> dict[str, str]:
+    """Revision -> the one before it, as MLflow's migrations say."""
     spec = importlib.util.find_spec("mlflow")
     places = spec.submodule_search_locations if spec else None
-    files = [f for place in places or () for f in Path(place, "store", "db_migrations", "versions").glob("*.py")]
-    found = (re.search(r"^revision\s*=\s*[\"'](\w+)[\"']", f.read_text(encoding="utf-8"), re.M) for f in files)
-    return {match.group(1) for match in found if match}
+    texts = [
+        file.read_text(encoding="utf-8")
+        for place in places or ()
+        for file in Path(place, "store", "db_migrations", "versions").glob("*.py")
+    ]
+    return {_assigned("revision", text): _assigned("down_revision", text) for text in texts}
+
+
+def _assigned(name: str, text: str) -> str:
+    found = re.search(rf"^{name}\s*=\s*[\"'](\w+)[\"']", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def artifact_roots(file: Path) -> set[Path]:

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from db import StageRow, open_store
+from db.schema import HEAD
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app
 from models.adapters.addresses import artifact_roots, known_revisions
@@ -170,7 +171,7 @@ def test_what_is_no_part_of_a_home_is_not_copied(archive: Path) -> None:
         name.split("/")[0] for name in names if "/training/" in name
     }
     assert manifest["format"] == 1
-    assert manifest["revision"] == "0003"
+    assert manifest["revision"] == HEAD
     assert manifest["registry_revision"] in known_revisions()
 
 
@@ -264,11 +265,11 @@ def first_artifact(members: dict[str, bytes]) -> str:
 
 BAD: list[tuple[Callable[[dict[str, Any], dict[str, bytes]], None], str]] = [
     (lambda m, _: m.update(format=2, code_version="9.0"), "has format 2, this version reads 1.*9.0"),
-    (lambda m, _: m.update(revision="0999"), "schema '0999', this version knows up to '0003'"),
+    (lambda m, _: m.update(revision="0999"), f"schema '0999', this version knows up to '{HEAD}'"),
     (lambda m, _: m.update(registry_revision="ffffffffffff"), "registry of schema 'ffffffffffff'"),
     (lambda m, _: m.update(surprise=1), "manifest surprise"),
     (lambda m, _: m["members"].pop("trace.db"), "holds no trace.db"),
-    (lambda m, _: m.update(revision="0002"), "schema '0003', the manifest says '0002'"),
+    (lambda m, _: m.update(revision="0002"), f"schema '{HEAD}', the manifest says '0002'"),
     (lambda _, d: d.pop(first_artifact(d)), "lacks .*safetensors"),
     (lambda _, d: d.update({first_artifact(d): b"other bytes"}), "has SHA-256 .* the file was changed"),
     (lambda _, d: d.update({first_artifact(d): b"\0" * 50_000_000}), "has SHA-256 .* the file was changed"),
