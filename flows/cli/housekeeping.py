@@ -1,4 +1,5 @@
-"""Commands that keep a home: copies of it, putting one back anywhere, and a check of everything around it."""
+"""Commands that keep a home: copies of it, putting one back anywhere, a check of everything around it,
+and removing what nothing needs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 
 def add_housekeeping(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (backup, restore, doctor):
+    for command in (backup, restore, doctor, clean):
         app.command()(command)
 
 
@@ -63,3 +64,22 @@ def doctor(
     typer.echo(json.dumps([asdict(f) for f in findings], indent=1) if as_json else "\n".join(lines(findings)))
     if any(f.level == "fault" for f in findings):
         raise typer.Exit(1)
+
+
+def clean(
+    older_than: Annotated[int, typer.Option("--older-than", min=1, help="Days since it was done with.")],
+    keep: Annotated[
+        float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    home: Home = None,
+) -> None:
+    """Remove what no release, report or label needs: checkpoints of finished rounds, copies that are fetched again."""
+    from settings import load_settings
+    from tasks.housekeeping.retention import removals, remove
+
+    chosen = removals(load_settings(home=home), older_than, keep)
+    for removal in chosen:
+        typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.path}  ({removal.what})")
+    freed = sum(removal.bytes for removal in chosen) if dry_run else remove(chosen)
+    typer.echo(f"{len(chosen)} of them, {freed / 1e9:.3f} GB {'would be freed' if dry_run else 'freed'}")

@@ -67,7 +67,7 @@ def disk(settings: Settings) -> Iterator[Finding]:
     place = next(p for p in (settings.folder, *settings.folder.parents) if p.exists())
     free = shutil.disk_usage(place).free
     said = f"{free / 1e9:.1f} GB free on the disk of {settings.folder}"
-    do = "free space there, or move the home to another disk ('trace-agent backup', then 'restore')"
+    do = "free space: 'trace-agent clean --older-than 30' removes what no release, report or label needs"
     if free < LEAST_BYTES:
         yield fault("disk", said, do)
     elif free < FEW_BYTES:
