@@ -30,7 +30,9 @@ def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], 
         f"{made.revision})"
     )
     if made.left_out:
-        typer.echo(f"left out, as they were being written or removed: {', '.join(made.left_out)}", err=True)
+        typer.echo(
+            f"left out, as links or because they were being written or removed: {', '.join(made.left_out)}", err=True
+        )
     typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
 
 

@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -57,6 +57,7 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as scratch:
+            part.touch(mode=0o600, exist_ok=False)  # it holds users' conversations
             with ZipFile(part, "w", ZIP_DEFLATED, compresslevel=1) as archive:
                 manifest = _write(archive, settings, (store, registry), Path(scratch), code_version)
             with part.open("rb") as written:
@@ -121,6 +122,9 @@ class _Writer:
         for path in _files(folder):
             name, parent = path.relative_to(home).as_posix(), path.parent.relative_to(home).as_posix()
             if parent in gone:
+                continue
+            if path.is_symlink():
+                self.left_out.append(name)
                 continue
             try:
                 source = self._steady(path)
@@ -201,17 +205,15 @@ def _round_ids(store: Path) -> list[str]:
 def _folders(home: Path, rounds: list[str]) -> Iterator[Path]:
     """What belongs to a home besides its databases. Folders with copies (`served`, `adapters`) are filled again."""
     for name in (ARTIFACTS, *rounds):
-        if (home / name).is_dir() and not (home / name).is_symlink():
+        if (home / name).is_dir():  # or a link to one: artifacts may lie on another disk
             yield home / name
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Plain files below a folder. Hidden ones are parts that are still written (they are renamed when they are whole);
-    links are not followed, as they may lead out of the home."""
+    """Plain files and links below a folder, without following the links, which may lead out of the home. Hidden names
+    are parts that are still written: they are renamed when they are whole."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        for name in sorted(names):
-            path = Path(place, name)
-            with suppress(FileNotFoundError):
-                if not name.startswith(".") and path.is_file() and not path.is_symlink():
-                    yield path
+        for path in (Path(place, name) for name in sorted([*folders, *names])):
+            if path.is_symlink() or (path.is_file() and not path.name.startswith(".")):
+                yield path

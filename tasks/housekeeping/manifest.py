@@ -29,7 +29,8 @@ class Member(BaseModel):
 
 class Manifest(BaseModel):
     """What is in a backup. `revision` and `registry_revision` are those of the schemas of store and MLflow, `home` the
-    folder that it was made of, `left_out` the files that were being written all the while."""
+    folder that it was made of, `left_out` links, files that were written all the while, and folders that lost
+    a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -21,6 +21,7 @@ from models.adapters.registry import Registry
 from models.adapters.releases import answering, read_aliases
 from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, refused, warning, well
+from tasks.housekeeping.manifest import ARTIFACTS
 from tasks.releases.lifecycle import check_files, live_release, release_router
 from tasks.round.registry import open_registry
 
@@ -113,7 +114,7 @@ def releases(settings: Settings, store: Store) -> Iterator[Finding]:
     if file is not None and not file.is_file():
         yield fault("mlflow", f"{file} is gone, and releases need it", "restore a backup ('trace-agent restore')")
         return
-    if file is not None and (astray := artifact_roots(file) - {settings.folder / "mlartifacts"}):
+    if file is not None and (astray := artifact_roots(file) - {(settings.folder / ARTIFACTS).resolve()}):
         yield fault(
             "artifacts",
             f"MLflow looks for them in {', '.join(map(str, sorted(astray)))}: the home was moved by hand",

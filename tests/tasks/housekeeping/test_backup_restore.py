@@ -238,6 +238,23 @@ def test_a_file_that_is_written_all_the_time_is_named(
     assert [name.rpartition("/")[2] for name in made.left_out] == ["optimizer.pt"]
 
 
+def test_links_are_not_followed_but_for_artifacts_on_another_disk(original: Path, tmp_path: Path) -> None:
+    make_home(tmp_path / "home")
+    (tmp_path / "home" / "mlartifacts").rename(tmp_path / "disk")
+    (tmp_path / "home" / "mlartifacts").symlink_to(tmp_path / "disk")
+    folder = next(p for p in (tmp_path / "home").iterdir() if (p / "report.html").is_file())
+    (folder / "secret").symlink_to(original / "keys.txt")
+    (folder / "more").symlink_to(original)
+    made = make_backup(settings_of(tmp_path / "home"), tmp_path / "b.zip", "1")
+    assert sorted(name.split("/")[1] for name in made.left_out) == ["more", "secret"]
+    assert (tmp_path / "b.zip").stat().st_mode & 0o077 == 0
+    assert not any(KEY.encode() in zipfile.ZipFile(tmp_path / "b.zip").read(n) for n in made.members)
+    restore_backup(tmp_path / "b.zip", settings_of(tmp_path / "new"))
+    shutil.rmtree(tmp_path / "disk")
+    with opened(tmp_path / "new") as home:
+        check_files(home.registry, home.newest())
+
+
 def changed(archive: Path, destination: Path, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> Path:
     """A copy of an archive whose manifest or members were changed."""
     with zipfile.ZipFile(archive) as file:

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from db import AdapterRow
+from db import AdapterRow, open_store
 from db.schema import HEAD
 from db.values.types import utc_now
 from flows.cli.main import app
@@ -30,6 +30,7 @@ from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Finding
 from tasks.housekeeping.restore import restore_backup
 from tasks.releases.lookup import live_release, release_numbered
+from tests.db.postgres_server import running_postgres
 from tests.tasks.housekeeping.kept_homes import make_home, opened, registry_of, settings_of
 
 PLENTY = shutil._ntuple_diskusage(10**12, 0, 10**12)
@@ -298,6 +299,25 @@ def test_the_command_and_its_exit_code(patient: Patient) -> None:
     told = json.loads(run("--json").output)
     assert [f["check"] for f in told if f["level"] == "fault"] == ["prefect"]
     assert set(told[0]) == {"check", "level", "said", "do"}
+
+
+@pytest.mark.integration
+def test_a_store_in_postgresql(patient: Patient) -> None:
+    with running_postgres() as url:
+        patient.folder = patient.folder.with_name("new")
+        patient.given["database"] = f"{url}/postgres"
+        (found,) = wrong(patient)
+        assert (found.check, found.level) == ("database", "warning")
+        with open_store(patient.given["database"]) as store:
+            assert wrong(patient) == []
+            store.start_round("shop", "d", 1, "laptop", {})
+            with store.transaction() as connection:
+                connection.exec_driver_sql("UPDATE rounds SET started_at = clock_timestamp() + interval '2 hours'")
+            (found,) = wrong(patient)
+            assert found.check == "clock"
+    (found,) = wrong(patient)
+    assert (found.check, found.level) == ("database", "fault")
+    assert "s3cret" not in found.said + found.do
 
 
 def test_lines_are_under_one_another() -> None:
