@@ -27,7 +27,7 @@ from models.router.router import Router
 from tasks.housekeeping.backup import make_backup
 from tasks.housekeeping.manifest import MANIFEST
 from tasks.housekeeping.restore import restore_backup
-from tasks.releases.lifecycle import check_files, live_release, releases_of, rollback
+from tasks.releases.lifecycle import check_files, heal, live_release, releases_of, rollback
 from tasks.serving.releases import HomeReleases
 from tests.tasks.housekeeping.kept_homes import make_home, opened, registry_of, settings_of
 from tests.tasks.releases.release_homes import BASE, REVISION
@@ -125,7 +125,7 @@ def test_no_address_of_the_old_place_is_left(tmp_path: Path) -> None:
     registry = registry_of(old)
     run = registry.start_run("more")
     client = registry.client
-    client.log_param(run, "near", f"{old}2/file")
+    client.log_param(run, "near", f"{old}/mlartifacts2/file")
     client.create_registered_model("by-hand")
     client.create_model_version("by-hand", source=f"{(old / 'mlartifacts').as_uri()}/shop/x", run_id=run)
     with registry.as_global_uri():
@@ -144,9 +144,9 @@ def test_no_address_of_the_old_place_is_left(tmp_path: Path) -> None:
     } <= set(before)
     make_backup(settings_of(old), tmp_path / "b.zip", "1")
     restore_backup(tmp_path / "b.zip", settings_of(new))
-    assert values_with(new / "mlflow.db", f"{old}/") == []
+    assert values_with(new / "mlflow.db", f"{old}/") == [("params", "value")]
+    assert values_with(new / "mlflow.db", f"{old}/mlartifacts2/file") == [("params", "value")]
     assert values_with(new / "trace.db", f"{old}/") == []
-    assert values_with(new / "mlflow.db", f"{old}2/file") == [("params", "value")]
     assert {c for c in before if c[0] != "params"} <= set(values_with(new / "mlflow.db", f"{new}/mlartifacts"))
     assert artifact_roots(new / "mlflow.db") == {new / "mlartifacts"}
 
@@ -203,6 +203,32 @@ def test_a_backup_while_a_round_writes_is_of_one_moment(tmp_path: Path) -> None:
         stop.set()
         worker.join()
     assert made
+
+
+def test_what_the_store_names_is_in_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release is made between the copies of the two databases: the later copy may know more, never less."""
+    from tasks.housekeeping import backup
+
+    make_home(tmp_path / "home")
+    copy, copied = backup.copy_sqlite, []
+
+    def promoting(source: Path, destination: Path) -> None:
+        copy(source, destination)
+        copied.append(source.name)
+        if len(copied) == 1:
+            with opened(tmp_path / "home") as home:
+                home.promoted({"refund": home.member("refund")})
+
+    monkeypatch.setattr(backup, "copy_sqlite", promoting)
+    make_backup(settings_of(tmp_path / "home"), tmp_path / "b.zip", "1")
+    assert copied == ["trace.db", "mlflow.db"]
+    restore_backup(tmp_path / "b.zip", settings_of(tmp_path / "new"))
+    with opened(tmp_path / "new") as home:
+        assert home.states() == {1: "retired", 2: "live"}
+        heal(home.store, home.registry, "shop")  # MLflow's aliases are those of the release that came after
+        home.check()
+        for release in releases_of(home.store, "shop"):
+            check_files(home.registry, release)
 
 
 def test_a_file_that_goes_takes_its_folder_along(

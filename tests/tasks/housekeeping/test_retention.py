@@ -129,6 +129,7 @@ def test_a_link_is_not_followed(kept: dict[str, Any], tmp_path: Path) -> None:
     remove(removals(kept["settings"], 7))
     kept["folders"]["none"].rmdir()
     kept["folders"]["none"].symlink_to(outside)
+    (kept["folders"]["live"] / "checkpoint-3").symlink_to(outside)
     assert removals(kept["settings"], 7) == []
     assert left(outside) == ["checkpoint-2", "final", "weights"]
 
