@@ -12,6 +12,9 @@ from settings import Settings, load_settings
 from tasks.round.registry import open_registry
 from tests.tasks.releases.release_homes import Home
 
+# What lies in a home and is no part of it.
+KEY = "sk-never-in-a-backup"
+
 
 @contextmanager
 def opened(folder: Path, **given: object) -> Iterator[Home]:
