@@ -33,6 +33,8 @@ def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], 
         typer.echo(
             f"left out, as links or because they were being written or removed: {', '.join(made.left_out)}", err=True
         )
+    if made.not_copied:
+        typer.echo(f"not copied, as no part of a home: {', '.join(made.not_copied)}", err=True)
     typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
 
 

@@ -34,6 +34,8 @@ from models.adapters.registry import without_password
 from settings import Settings
 from tasks.housekeeping.manifest import ARTIFACTS, FORMAT, MANIFEST, REGISTRY, STORE, Manifest, Member
 
+# Folders with copies of what is in the registry.
+FILLED_AGAIN = {"served", "adapters"}
 _BLOCK = 1 << 20
 _IN_MEMORY = 64 << 20  # bytes of a file that is looked at twice
 _TRIES, _PAUSE_SECONDS = 5, 0.2
@@ -192,9 +194,16 @@ def _write(
         rounds=len(rounds),
         members=writer.members,
         left_out=writer.left_out,
+        not_copied=_others(settings.folder, {ARTIFACTS, *rounds}, files),
     )
     archive.writestr(MANIFEST, manifest.model_dump_json(indent=1))
     return manifest
+
+
+def _others(home: Path, copied: set[str], files: tuple[Path, Path]) -> list[str]:
+    """Names in the home that are not copied, so that nobody relies on a backup for them."""
+    beside = {f"{file.name}{end}" for file in files for end in ("", "-wal", "-shm", "-journal")}
+    return sorted(e.name for e in home.iterdir() if e.name not in copied | beside | FILLED_AGAIN)
 
 
 def _round_ids(store: Path) -> list[str]:
@@ -203,7 +212,7 @@ def _round_ids(store: Path) -> list[str]:
 
 
 def _folders(home: Path, rounds: list[str]) -> Iterator[Path]:
-    """What belongs to a home besides its databases. Folders with copies (`served`, `adapters`) are filled again."""
+    """What belongs to a home besides its databases."""
     for name in (ARTIFACTS, *rounds):
         if (home / name).is_dir():  # or a link to one: artifacts may lie on another disk
             yield home / name

@@ -30,7 +30,7 @@ class Member(BaseModel):
 class Manifest(BaseModel):
     """What is in a backup. `revision` and `registry_revision` are those of the schemas of store and MLflow, `home` the
     folder that it was made of, `left_out` links, files that were written all the while, and folders that lost
-    a file."""
+    a file, `not_copied` what else lies in the home and is no part of one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,6 +43,7 @@ class Manifest(BaseModel):
     rounds: int
     members: dict[str, Member]
     left_out: list[str] = []
+    not_copied: list[str] = []
 
     @property
     def bytes(self) -> int:

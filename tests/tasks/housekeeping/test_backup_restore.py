@@ -145,6 +145,8 @@ def test_what_is_no_part_of_a_home_is_not_copied(archive: Path) -> None:
     assert {name.split("/")[0] for name in names} - {"trace.db", "mlflow.db", "mlartifacts", MANIFEST} == {
         name.split("/")[0] for name in names if "/training/" in name
     }
+    assert {".env", "keys.txt"} <= set(manifest["not_copied"])
+    assert not {"trace.db-wal", "served", "mlartifacts"} & set(manifest["not_copied"])
     assert manifest["format"] == 1
     assert manifest["revision"] == HEAD
     assert manifest["registry_revision"] in known_revisions()
