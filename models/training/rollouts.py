@@ -51,6 +51,13 @@ def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
     return centred_GK / (std_G1 + 1e-4)
 
 
+def dealt_out(advantages_GK: torch.Tensor, seed: int) -> torch.Tensor:
+    """The advantages of each group, (G, K), among its own rollouts in an order that `seed` decides."""
+    draws = torch.Generator().manual_seed(seed)
+    order_GK = torch.stack([torch.randperm(len(row), generator=draws) for row in advantages_GK])
+    return advantages_GK.gather(1, order_GK.to(advantages_GK.device))
+
+
 class ScenarioSource(Protocol):
     """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
     the others are there for retention."""
@@ -68,10 +75,15 @@ class NothingToLearn(Exception):
         self.mastered = mastered
 
 
+class OutOfEpisodes(Exception):
+    """The next collection would pass `TrainingSettings.most_episodes`."""
+
+
 class Rollouts:
     """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
 
     `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once.
+    `played` counts the episodes of all steps.
     """
 
     def __init__(
@@ -91,6 +103,7 @@ class Rollouts:
         self.collected: list[GroupFigures] = []
         self.dropped = 0
         self.missing = 0
+        self.played = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
 
@@ -121,8 +134,8 @@ class Rollouts:
         Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
-        Raises `NothingToLearn` when all rewards are equal, a transient `TrainingError` when every group lost an
-        episode, and a lasting one when the adapter has come apart.
+        Raises `NothingToLearn` when all rewards are equal, `OutOfEpisodes` when no informative group can be paid for, a
+        transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
         """
         s = self.settings
         kept: list[list[Trajectory]] = []
@@ -131,6 +144,10 @@ class Rollouts:
         self.collected = []
         began = time.perf_counter()
         for collection in range(s.collections):
+            if not self._can_pay((s.groups - len(kept)) * s.group_size):
+                if not kept:
+                    raise OutOfEpisodes(f"{self.played} of at most {s.most_episodes} episodes are played")
+                break
             tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
                 Episode(f"{step}/{collection}/{g}/{k}", task, s.seed * 100_003 + step, k, self.adapter)
@@ -152,6 +169,7 @@ class Rollouts:
                     f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning "
                     "rate and start this adapter again"
                 )
+            self.played += len(ordered)
             self.on_trajectories(step, ordered)
             for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
@@ -179,6 +197,10 @@ class Rollouts:
         self.actor.rest()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
         return [t for group in kept for t in group]
+
+    def _can_pay(self, episodes: int) -> bool:
+        most = self.settings.most_episodes
+        return most is None or self.played + episodes <= most
 
     def _count(self, group: list[Trajectory], task: TargetTask) -> None:
         """Add what a group came to; episodes without a score are in no figure."""
@@ -213,9 +235,11 @@ class Rollouts:
         trajectories = self.collect(step)
         rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
         rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
-        rewards_GK = rewards_GK.view(-1, self.settings.group_size)
+        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size))
+        if self.settings.shuffled:
+            advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
-        self.advantages_R[: len(trajectories)] = group_advantages(rewards_GK).flatten()
+        self.advantages_R[: len(trajectories)] = advantages_GK.flatten()
         # Retention scenarios may come with other instructions than the capability's own.
         shared = min(t.conversation.shared for t in trajectories)
         self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])

@@ -170,6 +170,8 @@ class TrainResult(StageResult):
         """Why the adapter is not used; "" where it is."""
         if self.verdict or self.chosen:
             return self.verdict
+        if self.ending == "budget" and not self.steps:
+            return "the budget of episodes did not pay for a first step"
         if self.steps:
             return "every checkpoint is worse on fresh seeds than what training began from"
         return "mastered: every episode of the first step succeeded, so there is nothing to train"
