@@ -1,1 +1,1 @@
-"""It compares TRACE with every cheaper way at equal cost: an account of episodes for each method, a file for each seed."""
+"""It compares TRACE with every cheaper way at equal cost: an account of episodes for each method, a file a seed."""

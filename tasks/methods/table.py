@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from errors import ConfigurationError
 from tasks.measuring.statistics import Floats, holm
-from tasks.methods.catalogue import METHODS
 from tasks.methods.results import Outcomes, SeedResult, check_same
 
 REFERENCE = "trace"
@@ -55,7 +54,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A comparison: its rows in the order of the methods, success by family and method, and by number of nested
+    """A comparison: its rows in the order in which methods were run, success by family and method, and by number of nested
     capabilities (with how many seeds have that many)."""
 
     target: str
@@ -74,7 +73,7 @@ def table_of(results: Sequence[SeedResult], draws: int = DRAWS) -> Table:
         raise ConfigurationError("there is no seed's file to make a table of; run 'trace-agent compare-methods' first")
     check_same(results)
     first, tasks = results[0], sorted(results[0].families)
-    names = [n for n in METHODS if any(n in r.methods for r in results)]
+    names = list(dict.fromkeys(n for r in results for n in r.methods))
     rates = {n: np.array([_rates(r, n, tasks) for r in results]) for n in names}
     compared = [n for n in names if n != REFERENCE and REFERENCE in rates and _both(rates[n], rates[REFERENCE]).any()]
     found = {n: _difference(rates[n], rates[REFERENCE], draws) for n in compared}
@@ -122,7 +121,7 @@ def _by_task(outcomes: Outcomes, tasks: Sequence[str]) -> list[float]:
 
 def _there(rates: Floats) -> Seeds:
     """Seeds (S,) that have any outcome."""
-    found: Seeds = ~np.isnan(rates).all(axis=1)
+    found: Seeds = np.asarray(~np.isnan(rates).all(axis=1))
     return found
 
 
