@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from db import EpisodeChargeRow, MethodAccountRow, Store
 from errors import ConfigurationError, EpisodesSpent
@@ -21,8 +21,24 @@ from errors import ConfigurationError, EpisodesSpent
 TEST = "test"
 
 
+@dataclass(frozen=True)
+class Lender:
+    """Another home of the same seed, whose episodes of the bare base are copied into a round instead of being played
+    again."""
+
+    store: Store
+    round_id: str
+
+    def lend(self, ids: Sequence[str], to: Store) -> None:
+        """Copy those of `ids` that are stored here and not there."""
+        owed = self.store.stored_ids(set(ids) - to.stored_ids(ids))
+        for row in self.store.trajectories(None, with_blobs=True, id=list(owed), adapter_id=None):
+            to.add_trajectories([replace(row, round_id=self.round_id)])
+
+
 class Account:
-    """A method's account in the store of a seed. `reserve` is what a training has to leave for what follows it.
+    """A method's account in the store of a seed. `reserve` is what a training has to leave for what follows it; what
+    `lender` has of the episodes that are charged is taken from there.
 
     `dollars` says what language models have cost so far, in dollars; what is added while `working` is the method's.
     """
@@ -31,6 +47,7 @@ class Account:
         self.store, self.method, self.reserve = store, method, 0
         self._dollars = dollars
         self._since: tuple[float, float] | None = None
+        self.lender: Lender | None = None
 
     @classmethod
     def open(
@@ -104,6 +121,8 @@ class Account:
                 f"has; {max(0, left)} are left"
             )
         self.store.put([EpisodeChargeRow(method=self.method, trajectory_id=i, purpose=purpose) for i in new])
+        if self.lender is not None:
+            self.lender.lend(new, self.store)
         self._tick()
 
     def for_training(self, adapter: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from errors import ConfigurationError
 from settings import Settings
 from tasks.round.registry import registry_name
 
-Outcomes = Mapping[str, Sequence[float | None]]
+Outcomes = dict[str, list[float | None]]
 # What two files must share to stand in one table, and what to call it.
 SAME = {
     "target": "target",
@@ -52,13 +52,13 @@ class MethodFigures(_Part):
 
     outcomes: Outcomes
     episodes: int
-    purposes: Mapping[str, int]
+    purposes: dict[str, int]
     prompt_tokens: int
     sampled_tokens: int
     seconds: float
     dollars: float
-    notes: Sequence[str] = ()
-    capabilities: Sequence[Point] = ()
+    notes: tuple[str, ...] = ()
+    capabilities: tuple[Point, ...] = ()
 
 
 class SeedResult(_Part):
@@ -76,9 +76,9 @@ class SeedResult(_Part):
     trials: int
     command: str
     commit: str
-    machine: Mapping[str, str | int | float]
-    families: Mapping[str, str]
-    methods: Mapping[str, MethodFigures] = {}
+    machine: dict[str, str | int | float]
+    families: dict[str, str]
+    methods: dict[str, MethodFigures] = {}
 
     def with_method(self, name: str, figures: MethodFigures) -> SeedResult:
         """The result with one method more."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasks.methods.answers import Answer, first_of, play_answer, successes
-from tasks.methods.budget import TEST, Account
+from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.catalogue import METHODS
 from tasks.methods.results import (
     MethodFigures,
@@ -72,6 +72,8 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
         diagnose(run)
     context = run.context if method.changes is None else own_home(run, name, **method.changes(run.context.settings))
     account = pay(context, name, run.episodes, method.inherits)
+    if context is not run.context:
+        account.lender = Lender(run.context.store, context.round.id)
     try:
         with account.working():
             answer = method.make(run, context, account)

@@ -1,8 +1,8 @@
 """One seed of a comparison, opened: its round, its diagnosis, and the homes of methods that need a round of their own.
 
 The seed's own home holds TRACE's round. Every method that shares something with it (the diagnosis, TRACE's
-environments or adapters) works there; one that changes a stage has a home of its own beside it, into which the
-episodes of the bare base are copied, so that they are played once.
+environments or adapters) works there; one that changes a stage has a home of its own beside it, into which
+episodes of the bare base are copied as they are asked for, so that they are played once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from db import RoundState
 from errors import ConfigurationError
 from settings import Settings
 from tasks.contrast import contrast
-from tasks.methods.budget import Account
+from tasks.methods.budget import Account, Lender
 from tasks.rollout import rollout
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
@@ -85,20 +85,14 @@ def solved_at_diagnosis(context: Context) -> pd.DataFrame:
 
 
 def own_home(run: SeedRun, method: str, **changes: Any) -> Context:
-    """A round in a home of the method's own, with other settings where `changes` has them. The bare base's episodes
-    of the seed are copied there, and what was charged for the diagnosis."""
+    """A round in a home of the method's own, with other settings where `changes` has them. It begins with the seed's
+    diagnosis, on an account with what that has cost."""
     here = run.context
     context = open_round(
         here.settings.model_copy(update={"home": here.settings.folder / method, **changes}), base=here.base
     )
-    frame = here.store.trajectory_frame(
-        None, columns=["id"], adapter_id=None, error_boundary=None, policy_id=here.policy.identity().id
-    )
-    known = context.store.stored_ids(frame["id"])
-    owed = [i for i in frame["id"] if i not in known]
-    for row in here.store.trajectories(None, with_blobs=True, id=owed):
-        context.store.add_trajectories([replace(row, round_id=context.round.id)])
     account = pay(context, DIAGNOSIS, run.episodes, ())
+    account.lender = Lender(here.store, context.round.id)
     account.admit(here.result(RolloutResult).trajectories, DIAGNOSIS)
     original = Account(here.store, DIAGNOSIS).row
     context.store.put([replace(account.row, seconds=original.seconds, dollars=original.dollars)], replace=True)

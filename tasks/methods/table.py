@@ -54,8 +54,8 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A comparison: its rows in the order in which methods were run, success by family and method, and by number of nested
-    capabilities (with how many seeds have that many)."""
+    """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
+    nested capabilities (with how many seeds have that many)."""
 
     target: str
     data_hash: str
