@@ -13,6 +13,7 @@ from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, singl
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
 from tasks.methods.examples import examples
+from tasks.methods.gepa import gepa
 from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
 from tasks.methods.trained import grpo_target, mixed
@@ -59,6 +60,7 @@ METHODS: Mapping[str, Method] = {
     "base": Method("the bare base", _bare, ()),
     "noop": Method("doing nothing", _noop, ()),
     "examples": Method("the base with worked examples of its own successes", examples),
+    "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter alone", single, ("trace",), ("trace",)),
