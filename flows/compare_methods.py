@@ -16,12 +16,12 @@ from pydantic import BaseModel
 from db import open_store
 from flows.improve import code_version, stages
 from settings import Settings, load_settings, writable_folder
+from tasks.comparison.results import path_of
+from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
-from tasks.methods.results import path_of
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import SeedRun, close_round, open_round
-from tasks.methods.tracking import log_method
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
 from tasks.round.registry import open_registry

@@ -28,7 +28,7 @@ def compare_methods(
     goes on."""
     from errors import ConfigurationError
     from settings import load_settings
-    from tasks.methods.seeds import check_seed, fresh_seeds, used_seeds
+    from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
 
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home, budget=budget)
     if not render:
@@ -51,10 +51,10 @@ def compare_methods(
 
         flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)))
         flow.compare_methods(parameters(flow))
-    from tasks.methods.page import lines
-    from tasks.methods.page import render as page_of
-    from tasks.methods.results import read_results
-    from tasks.methods.table import table_of
+    from tasks.comparison.page import lines
+    from tasks.comparison.page import render as page_of
+    from tasks.comparison.results import read_results
+    from tasks.comparison.table import table_of
     from tasks.round.registry import registry_name
 
     results = read_results(out, settings.target)

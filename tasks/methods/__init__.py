@@ -1,1 +1,1 @@
-"""It compares TRACE with every cheaper way at equal cost: an account of episodes for each method, a file a seed."""
+"""It makes methods compete at equal cost: what each makes, and the one account of episodes that each pays from."""

@@ -10,6 +10,7 @@ import pandas as pd
 from environments.contract import TargetTask
 from models.scripted import NoopPolicy
 from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
+from tasks.methods.budget import Account
 from tasks.methods.prompts import Prompting, prompted
 from tasks.round.context import Context
 from tasks.round.rollouts import episodes_for, outcomes
@@ -23,7 +24,7 @@ class Answer:
     answers a task, by its family (the others are left to the base). `prompting` changes the base's prompt. `noop` does
     nothing. `notes` say what a reader of the figures has to know. `nested` are the lineup's capabilities in the order
     in which they count. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that it
-    used and that no account has.
+    used and that no account has. `account` is the one in that home, where it is not the method's own.
     """
 
     context: Context
@@ -34,6 +35,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
     shared_seconds: float = 0.0
+    account: Account | None = None
 
 
 def one_adapter(context: Context, name: str, adapter: str) -> Answer:

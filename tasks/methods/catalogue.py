@@ -16,6 +16,8 @@ from tasks.methods.examples import examples
 from tasks.methods.gepa import gepa
 from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
+from tasks.methods.trace_gepa import NAME as TRACE_GEPA
+from tasks.methods.trace_gepa import trace_gepa
 from tasks.methods.trained import grpo_target, mixed
 from tasks.round.context import Context
 
@@ -70,6 +72,7 @@ METHODS: Mapping[str, Method] = {
     "trace-oracle-route": Method(
         "ceiling: TRACE's adapters, routed by the truth", oracle_route, ("trace",), ("trace",)
     ),
+    TRACE_GEPA: Method("GEPA's prompt first, then TRACE", trace_gepa, trains=True, package="gepa"),
     "placebo-capabilities": Method(
         "TRACE on capabilities that were not selected", placebo_capabilities, changes=_unchanged, trains=True
     ),

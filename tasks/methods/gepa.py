@@ -18,6 +18,7 @@ from environments.contract import TargetTask
 from tasks.methods.answers import Answer, play_answer
 from tasks.methods.budget import Account
 from tasks.methods.examples import fits, worked_examples
+from tasks.methods.prompts import Prompting
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
 from tasks.methods.seed_run import SeedRun, solved_at_diagnosis
 from tasks.round.context import Context
@@ -33,15 +34,21 @@ BATCH = 3
 
 def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """The prompt with the highest success on the validation tasks that GEPA saw."""
+    prompting, notes = evolve(context, account.episodes)
+    return Answer(context, prompting=prompting, notes=notes)
+
+
+def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]:
+    """The best prompt within `episodes`, the diagnosis among them, and what has to be said of it."""
     from gepa import optimize
 
     proposer = proposer_of(context)
     reflects = context.settings.analyst.model if proposer.rewrite else SCRIPTED
     validation = spread(context.tasks("validation"), VALIDATED)
-    # What is the same whenever it is asked: on its own episodes of an earlier process GEPA spends its calls again.
-    calls = account.episodes - len(context.result(RolloutResult).trajectories) - 2 * BATCH - len(validation)
+    # What is the same whenever it is asked: a run that is begun again spends its calls again, on stored episodes.
+    calls = episodes - len(context.result(RolloutResult).trajectories) - 2 * BATCH - len(validation)
     if calls < len(validation):
-        return Answer(context, notes=("the budget does not pay for one candidate, so the bare base answers",))
+        return Prompting(), ("the budget does not pay for one candidate prompt: it stays as it is",)
     found = optimize(
         seed_candidate={INSTRUCTIONS: proposer.original, EXAMPLES: ""},
         trainset=list(context.tasks("diagnosis")),
@@ -58,7 +65,7 @@ def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
         f"{found.num_candidates} candidates in {found.total_metric_calls} calls; {len(best.examples)} examples, "
         f"instructions {'changed' if best.wording[0] != best.wording[1] else 'as they were'}"
     )
-    return Answer(context, prompting=best, notes=(f"reflection by {reflects}", told))
+    return best, (f"reflection by {reflects}", told)
 
 
 def proposer_of(context: Context) -> Proposer:

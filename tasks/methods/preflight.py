@@ -8,8 +8,8 @@ from pathlib import Path
 from environments.contract import Drawable, Target
 from errors import ConfigurationError
 from settings import Settings, load_settings
+from tasks.comparison.results import read_result, settings_hash
 from tasks.methods.catalogue import METHODS
-from tasks.methods.results import read_result, settings_hash
 from tasks.methods.trace import choosing_episodes, least_episodes
 from tasks.round.registry import registry_name
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tasks.methods.answers import Answer, first_of, play_answer, successes
-from tasks.methods.budget import TEST, Account, Lender
-from tasks.methods.catalogue import METHODS
-from tasks.methods.results import (
+from tasks.comparison.results import (
     MethodFigures,
     Point,
     SeedResult,
@@ -23,6 +21,9 @@ from tasks.methods.results import (
     settings_hash,
     write_result,
 )
+from tasks.methods.answers import Answer, first_of, play_answer, successes
+from tasks.methods.budget import TEST, Account, Lender
+from tasks.methods.catalogue import METHODS
 from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
 
 logger = logging.getLogger("trace")
@@ -74,18 +75,20 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
     account = pay(context, name, run.episodes, method.inherits)
     if context is not run.context:
         account.lender = Lender(run.context.store, context.round.id)
+    opened = [context]
     try:
         with account.working():
             answer = method.make(run, context, account)
+        opened.append(answer.context)
         return measured(answer, account)
     finally:
-        if context is not run.context:
-            close_round(context)
+        for own in {id(c): c for c in opened if c is not run.context}.values():
+            close_round(own)
 
 
 def measured(answer: Answer, account: Account) -> MethodFigures:
     """Play the test split, which no budget pays for, and add up what the method used."""
-    context = answer.context
+    context, paying = answer.context, answer.account or account
     tasks, trials = context.tasks("test"), context.settings.evaluation.trials
 
     def outcomes_of(what: Answer, title: str) -> dict[str, list[float | None]]:
@@ -97,13 +100,13 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         for k in range(len(answer.nested) + 1)
         if answer.nested
     ]
-    paid = [i for i, purpose in account.charged().items() if purpose != TEST]
+    paid = [i for i, purpose in paying.charged().items() if purpose != TEST]
     used = context.store.trajectory_frame(None, id=paid, columns=["prompt_tokens", "sampled_tokens"])
-    rows = account.rows
+    rows = account.rows if answer.account is None else [*account.rows, replace(answer.account.row, seconds=0.0)]
     return MethodFigures(
         outcomes=outcomes,
         episodes=len(paid),
-        purposes=account.counts(),
+        purposes=paying.counts(),
         prompt_tokens=int(used["prompt_tokens"].sum()),
         sampled_tokens=int(used["sampled_tokens"].sum()),
         seconds=round(sum(row.seconds for row in rows) + answer.shared_seconds, 1),

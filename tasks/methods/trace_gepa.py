@@ -7,13 +7,14 @@ its adapters are trained behind it. It has a home of its own, where the account 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 from environments.contract import Target
 from tasks.methods.answers import Answer
 from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.gepa import evolve
 from tasks.methods.prompts import PromptedEnvironment, Prompting
-from tasks.methods.seed_run import SeedRun, find_lacking, open_round, pay
+from tasks.methods.seed_run import SeedRun, close_round, find_lacking, open_round, pay
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context
@@ -23,24 +24,25 @@ NAME = "trace+gepa"
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
     """TRACE on the prompt that GEPA found."""
-    prompting, told = evolve(context, account, run.episodes // 2)
+    prompting, told = evolve(context, run.episodes // 2)
     home = context.settings.folder / "trace-gepa"
     target = behind(context.target, prompting)
     own = open_round(context.settings.model_copy(update={"home": home}), base=context.base, target=target)
-    whole = pay(own, NAME, run.episodes, ())
-    whole.lender = Lender(context.store, own.round.id)
-    for i, purpose in account.charged().items():
-        if purpose != TEST:
-            whole.admit([i], purpose)
-    whole.lender = None  # the target's own episodes are others behind this prompt
-    with whole.working():
-        rollout.do(own)
-        find_lacking(own)
-        answer = play_round(run, own, whole)
-    # The seconds and dollars until here are those of the account in the seed's home.
-    return Answer(
-        own, answer.lineup, notes=(*told, *answer.notes), nested=answer.nested, account=whole, before=account
-    )
+    try:
+        whole = pay(own, NAME, run.episodes, ())
+        whole.lender = Lender(context.store, own.round.id)
+        paid = account.charged()
+        for purpose in sorted(set(paid.values()) - {TEST}):
+            whole.admit([i for i, known in paid.items() if known == purpose], purpose)
+        whole.lender = None  # the target's own episodes are others behind this prompt
+        with whole.working():
+            rollout.do(own)
+            find_lacking(own)
+            answer = play_round(run, own, whole)
+        return replace(answer, notes=(*told, *answer.notes), account=whole)
+    except BaseException:
+        close_round(own)
+        raise
 
 
 def behind(target: Target, prompting: Prompting) -> Target:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from db import MethodAccountRow, Store, open_store
+from tasks.comparison.results import SeedResult, read_result
+from tasks.comparison.tracking import metrics_of
 from tasks.methods import run as running
 from tasks.methods.budget import TEST, Account
 from tasks.methods.catalogue import METHODS
-from tasks.methods.results import SeedResult, read_result
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import DIAGNOSIS, SeedRun, close_round
-from tasks.methods.tracking import metrics_of
 from tests.tasks.methods.letters_target import SIZE
 from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
 

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from errors import ConfigurationError
+from tasks.comparison.results import Outcomes, SeedResult, check_same
 from tasks.measuring.statistics import Floats, holm
-from tasks.methods.results import Outcomes, SeedResult, check_same
 
 REFERENCE = "trace"
 DRAWS, SEED = 4_000, 20_260_404

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from models.adapters.registry import Registry
-from tasks.methods.results import SeedResult
+from tasks.comparison.results import SeedResult
 
 
 def log_method(registry: Registry, result: SeedResult, name: str) -> None:
@@ -17,7 +17,9 @@ def log_method(registry: Registry, result: SeedResult, name: str) -> None:
         "data_hash": result.data_hash,
         "commit": result.commit,
     }
-    run = registry.start_run(f"compare/{result.settings}/{result.budget}/seed-{result.seed}/{name}", tags)
+    run = registry.start_run(
+        f"compare/{result.settings}/{result.budget}/seed-{result.seed}/{name.replace('+', '-')}", tags
+    )
     registry.log_steps(run, {0: metrics_of(result, name)})
     registry.log_report(run, figures.model_dump_json(indent=1), f"{name}.json")
     registry.end_run(run)

@@ -7,8 +7,8 @@ from string import ascii_uppercase
 
 from markupsafe import Markup
 
-from tasks.methods.results import SeedResult
-from tasks.methods.table import Table
+from tasks.comparison.results import SeedResult
+from tasks.comparison.table import Table
 from tasks.reporting.charts import curve_chart, heat_chart
 from tasks.reporting.page import environment
 
