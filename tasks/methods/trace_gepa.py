@@ -34,7 +34,8 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
         paid = account.charged()
         for purpose in sorted(set(paid.values()) - {TEST}):
             whole.admit([i for i, known in paid.items() if known == purpose], purpose)
-        whole.lender = None  # the target's own episodes are others behind this prompt
+        if not prompting.is_none:
+            whole.lender = None  # the base's episodes are others behind this prompt
         with whole.working():
             rollout.do(own)
             find_lacking(own)
