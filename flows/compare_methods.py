@@ -39,6 +39,7 @@ class CompareParameters(BaseModel):
     budget: int
     seeds: list[int]
     methods: list[str] = []
+    points: int = 0
     out: Path
 
 
@@ -63,7 +64,7 @@ def compare_methods(params: CompareParameters) -> list[str]:
     written = []
     for seed in params.seeds:
         context = open_round(seed_settings(settings, seed, params.budget))
-        run = SeedRun(context, params.budget, play_round)
+        run = SeedRun(context, params.budget, play_round, params.points)
         path = path_of(params.out, settings.target, seed)
         try:
             head = head_of(run, command_of(settings, seed, params.budget, names), code_version())

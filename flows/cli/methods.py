@@ -17,6 +17,7 @@ def compare_methods(
     budget: Annotated[int | None, typer.Option(min=1, help="Episodes of every method, whoever asks for them.")] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between; all without it.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds; base, examples, grpo-target, trace.")] = False,
+    curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Only draw table and page, from the files alone.")] = False,
     profile: Annotated[str | None, typer.Option(help="laptop, gpu or smoke.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
@@ -46,7 +47,7 @@ def compare_methods(
             given = names or (list(flow.QUICK) if quick else [])  # type: ignore[attr-defined]
             return flow.CompareParameters(  # type: ignore[attr-defined]
                 target=target, profile=profile, base_model=base_model, home=home, budget=budget, seeds=wanted,
-                methods=given, out=out,
+                methods=given, out=out, points=curve,
             )  # fmt: skip
 
         flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)))

@@ -42,6 +42,9 @@ def lines(table: Table) -> list[str]:
     if table.capabilities:
         nested = ", ".join(f"{count}: {100 * rate:.1f} % ({seeds})" for count, rate, seeds in table.capabilities)
         found += ["", f"TRACE by number of capabilities (seeds): {nested}"]
+    for name, points in table.curves.items():
+        shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
+        found.append(f"{name} by episodes: {', '.join(shown)}")
     return found
 
 
@@ -58,4 +61,5 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     return template.render(
         t=table, results=results, letters=ascii_uppercase, heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
+        curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},
     )  # fmt: skip

@@ -39,7 +39,7 @@ class _Part(BaseModel):
 
 
 class Point(_Part):
-    """A point of a curve: outcomes on test with `count` capabilities."""
+    """A point of a curve: outcomes on test with `count` capabilities, or after `count` episodes."""
 
     count: int
     outcomes: Outcomes
@@ -48,7 +48,9 @@ class Point(_Part):
 class MethodFigures(_Part):
     """What a method came to with one seed. `outcomes` are 1 or 0 by test task and trial (null: lost to the
     infrastructure). `episodes` are those that its budget paid for, by `purposes`, the test split's beside them; tokens,
-    seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all."""
+    seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all;
+    `rollouts` are checkpoints of one training.
+    """
 
     outcomes: Outcomes
     episodes: int
@@ -59,6 +61,7 @@ class MethodFigures(_Part):
     dollars: float
     notes: tuple[str, ...] = ()
     capabilities: tuple[Point, ...] = ()
+    rollouts: tuple[Point, ...] = ()
 
 
 class SeedResult(_Part):

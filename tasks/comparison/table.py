@@ -55,7 +55,8 @@ class MethodRow:
 @dataclass(frozen=True)
 class Table:
     """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
-    nested capabilities (with how many seeds have that many)."""
+    nested capabilities (with how many seeds have that many). `curves` have the success of a method's checkpoints
+    by episodes of its budget."""
 
     target: str
     data_hash: str
@@ -65,6 +66,7 @@ class Table:
     rows: tuple[MethodRow, ...]
     families: dict[str, dict[str, float]]
     capabilities: tuple[tuple[int, float, int], ...]
+    curves: dict[str, tuple[tuple[float, float], ...]]
 
 
 def table_of(results: Sequence[SeedResult], draws: int = DRAWS) -> Table:
@@ -103,8 +105,28 @@ def table_of(results: Sequence[SeedResult], draws: int = DRAWS) -> Table:
     }
     seeds = tuple(r.seed for r in results)
     return Table(
-        first.target, first.data_hash, seeds, first.budget, len(tasks), tuple(rows), families, _nested(results, tasks)
+        target=first.target,
+        data_hash=first.data_hash,
+        seeds=seeds,
+        budget=first.budget,
+        tasks=len(tasks),
+        rows=tuple(rows),
+        families=families,
+        capabilities=_nested(results, tasks),
+        curves=_curves(results, tasks),
     )
+
+
+def _curves(results: Sequence[SeedResult], tasks: Sequence[str]) -> dict[str, tuple[tuple[float, float], ...]]:
+    """Mean episodes and success of each method's checkpoints, by their place in the training."""
+    found: dict[str, tuple[tuple[float, float], ...]] = {}
+    for name in dict.fromkeys(n for r in results for n, m in r.methods.items() if m.rollouts):
+        points = [r.methods[name].rollouts for r in results if name in r.methods and r.methods[name].rollouts]
+        found[name] = tuple(
+            (fmean(p.count for p in at), fmean(_mean(np.array(_by_task(p.outcomes, tasks))) for p in at))
+            for at in ([p[k] for p in points if k < len(p)] for k in range(max(map(len, points))))
+        )
+    return found
 
 
 def _rates(result: SeedResult, name: str, tasks: Sequence[str]) -> list[float]:

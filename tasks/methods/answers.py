@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pandas as pd
 
 from environments.contract import TargetTask
+from models.adapters.files import adapter_digest
+from models.adapters.loading import load_folder
 from models.scripted import NoopPolicy
 from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
 from tasks.methods.budget import Account
 from tasks.methods.prompts import Prompting, prompted
 from tasks.round.context import Context
 from tasks.round.rollouts import episodes_for, outcomes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a training after `episodes` of its method's budget, in a folder as PEFT writes it."""
+
+    episodes: int
+    adapter: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,7 @@ class Answer:
     nothing. `notes` say what a reader of the figures has to know. `nested` are the lineup's capabilities in the order
     in which they count. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that it
     used and that no account has. `account` is the one in that home, where it is not the method's own.
+    `checkpoints` are of the training, for the curve over episodes.
     """
 
     context: Context
@@ -36,6 +49,7 @@ class Answer:
     nested: tuple[str, ...] = ()
     shared_seconds: float = 0.0
     account: Account | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 def one_adapter(context: Context, name: str, adapter: str) -> Answer:
@@ -67,6 +81,20 @@ def play_answer(answer: Answer, tasks: Sequence[TargetTask], trials: int, what: 
         else:
             ids += play_lineup(context, BARE_BASE, mine, trials, seed, what, "evaluation").ids
     return ids
+
+
+def play_checkpoint(answer: Answer, checkpoint: Checkpoint, tasks: Sequence[TargetTask], trials: int) -> list[str]:
+    """Trajectory ids of every task answered by the weights of a checkpoint."""
+    context = answer.context
+    name = load_folder(
+        context.policy, checkpoint.folder, "checkpoint", context.round.id, adapter_digest(checkpoint.folder)
+    )
+    try:
+        ground = replace(context.ground("evaluation"), adapter_id=checkpoint.adapter)
+        episodes = episodes_for(tasks, trials, context.settings.seed, name)
+        return context.engine.play(ground, episodes, f"test after {checkpoint.episodes} episodes")
+    finally:
+        context.policy.unload_adapter(name)
 
 
 def first_of(answer: Answer, count: int) -> Answer:

@@ -21,7 +21,7 @@ from tasks.comparison.results import (
     settings_hash,
     write_result,
 )
-from tasks.methods.answers import Answer, first_of, play_answer, successes
+from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, successes
 from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.catalogue import METHODS
 from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
@@ -100,6 +100,10 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         for k in range(len(answer.nested) + 1)
         if answer.nested
     ]
+    rollouts = [
+        Point(count=c.episodes, outcomes=successes(answer, play_checkpoint(answer, c, tasks, trials)))
+        for c in answer.checkpoints
+    ]
     paid = [i for i, purpose in paying.charged().items() if purpose != TEST]
     used = context.store.trajectory_frame(None, id=paid, columns=["prompt_tokens", "sampled_tokens"])
     rows = account.rows if answer.account is None else [*account.rows, replace(answer.account.row, seconds=0.0)]
@@ -113,4 +117,5 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         dollars=round(sum(row.dollars for row in rows), 6),
         notes=answer.notes,
         capabilities=nested,
+        rollouts=rollouts,
     )

@@ -31,11 +31,13 @@ KEPT_OPEN = "kept open for the comparison of methods"
 
 @dataclass(frozen=True)
 class SeedRun:
-    """A seed's own round, the budget of every method in episodes, and what plays a round's stages up to the gate."""
+    """A seed's own round, the budget of every method in episodes, and what plays a round's stages up to the gate.
+    `points` of a training's checkpoints are measured for the curve over episodes, 0 none."""
 
     context: Context
     episodes: int
     play_round: Callable[[Context], None]
+    points: int = 0
 
 
 def open_round(settings: Settings, **shared: Any) -> Context:

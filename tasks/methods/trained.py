@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from db import StageRow
+from db import StageRow, TrainingStepRow
 from environments.contract import Action, Environment, Message, Observation, Score, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from errors import TrainingError
-from tasks.methods.answers import Answer, one_adapter
+from models.training.checkpoints import weights_by_step
+from tasks.methods.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.budget import Account
 from tasks.methods.seed_run import SeedRun
 from tasks.methods.trace import choosing_episodes
@@ -124,7 +125,7 @@ class _Dispatching:
 def grpo_target(run: SeedRun, context: Context, account: Account) -> Answer:
     """GRPO on the target itself."""
     practice = TargetPractice(context.target, context.tasks("diagnosis"), context.tasks("validation"))
-    return _trained(context, account, "grpo-target", practice)
+    return _trained(run, account, "grpo-target", practice)
 
 
 def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -141,18 +142,19 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     account.admit([i for i, purpose in trace.charged().items() if purpose == "calibration"], "calibration")
     stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if _makes_environments(s.name)]
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
-    answer = _trained(context, account, "mixed", Mixture(parts))
+    answer = _trained(run, account, "mixed", Mixture(parts))
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
     seconds = sum(s.seconds or 0.0 for s in stages)
-    return Answer(context, answer.lineup, answer.families, notes=notes, shared_seconds=seconds)
+    return replace(answer, notes=notes, shared_seconds=seconds)
 
 
 def _makes_environments(stage: str) -> bool:
     return stage.partition(":")[0] in ("contrast", "select", "synthesize", "calibrate")
 
 
-def _trained(context: Context, account: Account, name: str, environment: TrainingEnvironment) -> Answer:
+def _trained(run: SeedRun, account: Account, name: str, environment: TrainingEnvironment) -> Answer:
     """One adapter, trained with all that the account leaves; the bare base where nothing could be learnt."""
+    context = run.context
     identity = adapter_id(context.round.id, name)
     account.reserve = choosing_episodes(context.settings)
     train = context.settings.train
@@ -165,11 +167,30 @@ def _trained(context: Context, account: Account, name: str, environment: Trainin
     except TrainingError as problem:
         return Answer(context, notes=(f"nothing was learnt, so the bare base answers: {problem}",))
     context.registry.end_run(trained.run)
-    notes = _notes(trained)
+    notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)
+    kept = checkpoints if len(checkpoints) <= run.points else _at_equal_distances(checkpoints, run.points)
     if not trained.chosen:
-        return Answer(context, notes=(*notes, "no checkpoint is better than the bare base, which answers"))
-    answer = one_adapter(context, name, trained.adapter)
-    return Answer(context, answer.lineup, answer.families, notes=notes)
+        notes = (*notes, "no checkpoint is better than the bare base, which answers")
+        return Answer(context, notes=notes, checkpoints=kept)
+    return replace(one_adapter(context, name, trained.adapter), notes=notes, checkpoints=kept)
+
+
+def _checkpoints(context: Context, account: Account, course: Course, steps: int) -> tuple[Checkpoint, ...]:
+    """The weights after each step, with the episodes of the whole budget that had been played by then."""
+    before = sum(purpose in ("diagnosis", "calibration") for purpose in account.charged().values())
+    rows = sorted(context.store.rows(TrainingStepRow, adapter_id=course.adapter), key=lambda row: row.step)
+    folders = weights_by_step(course.folder, steps)
+    return tuple(
+        Checkpoint(before + int(row.metrics["played"]), course.adapter, folders[row.step])
+        for row in rows
+        if row.step <= steps
+    )
+
+
+def _at_equal_distances(checkpoints: Sequence[Checkpoint], most: int) -> tuple[Checkpoint, ...]:
+    """At most `most`, the last among them."""
+    count = len(checkpoints)
+    return tuple(checkpoints[(i + 1) * count // most - 1] for i in range(most))
 
 
 def _notes(trained: TrainResult) -> tuple[str, ...]:

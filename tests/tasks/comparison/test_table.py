@@ -96,10 +96,12 @@ def test_families_and_nested_capabilities() -> None:
 
 
 def test_text_and_page_are_made_of_the_files_alone() -> None:
-    results = [
-        seed_result(s, {"base": figures(4, notes=("<b>plain</b>",)), "trace": figures(12, capabilities=nested(4, 12))})
-        for s in (7, 8)
-    ]
+    methods = {
+        "base": figures(4, notes=("<b>plain</b>",)),
+        "mixed": figures(9, rollouts=nested(4, 9)),
+        "trace": figures(12, capabilities=nested(4, 12)),
+    }
+    results = [seed_result(s, methods) for s in (7, 8)]
     table = table_of(results)
     text = "\n".join(lines(table))
     for said in (
@@ -111,10 +113,11 @@ def test_text_and_page_are_made_of_the_files_alone() -> None:
         "-33.3",
         "cancel",
         "0: 16.7 % (2), 1: 50.0 %",
+        "mixed by episodes: 0: 16.7 %, 1: 37.5 %",
     ):
         assert said in text, said
     page = render(table, results)
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
     assert "&lt;b&gt;plain&lt;/b&gt;" in page
     assert "<script" not in page
     assert all(f"Seed {s}" in page for s in (7, 8))

@@ -46,7 +46,7 @@ def seed_run(folder: Path, model: Any, seed: int = 7, budget: int = BUDGET) -> S
         seed_settings(small_settings(folder / "home"), seed, budget),
         base=BaseModel(policy, renderer, policy.identity()),
     )
-    return SeedRun(context, budget, play_round)
+    return SeedRun(context, budget, play_round, points=2)
 
 
 def without_prefect(patch: pytest.MonkeyPatch) -> None:

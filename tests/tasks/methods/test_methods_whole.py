@@ -77,6 +77,12 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
         assert result.methods[name].outcomes != result.methods["base"].outcomes
         assert result.methods[name].seconds >= result.methods["trace"].seconds
     assert result.methods["mixed"].purposes["calibration"] == result.methods["trace"].purposes["calibration"]
+    for name in ("grpo-target", "mixed"):
+        figures = result.methods[name]
+        counts = [point.count for point in figures.rollouts]
+        assert len(counts) == 2
+        assert SIZE < counts[0] < counts[1] <= figures.episodes
+        assert all(set(point.outcomes) == tasks for point in figures.rollouts)
     # Every episode that is stored was charged, in every home; and the diagnosis was played once.
     for store in stores_of(run):
         assert ids(store, "trajectory_id AS id FROM episode_charges") == ids(store, "id FROM trajectories")
