@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.contract import (
-    Action,
     Environment,
     Message,
-    Observation,
     Prompt,
-    Score,
-    TargetTask,
     ToolCall,
     content_hash,
 )
+from environments.wrapping import WrappedEnvironment
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.target_prompt import first_opening
@@ -35,43 +32,28 @@ class Prompting:
         """Hash of everything that it changes."""
         return content_hash([self.wording, [[m.as_dict() for m in example] for example in self.examples]])
 
+    def of(self, instructions: str, examples: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
+        """The target's instructions and examples as they are shown instead."""
+        old, new = self.wording
+        worked = (message for example in self.examples for message in example)
+        return instructions.replace(old, new) if old else instructions, (*examples, *worked)
+
     @property
     def is_none(self) -> bool:
         """Whether the prompt stays as the target has it."""
         return self.wording[0] == self.wording[1] and not self.examples
 
 
-class PromptedEnvironment:
+class PromptedEnvironment(WrappedEnvironment):
     """An environment of the target behind another prompt. Everything else stays the target's."""
 
     def __init__(self, inner: Environment, prompting: Prompting) -> None:
-        self.inner, self.prompting, self.max_steps = inner, prompting, inner.max_steps
-        self._take_over()
+        self.prompting = prompting
+        super().__init__(inner)
 
-    def _take_over(self) -> None:
-        """What the inner environment offers; some decide it at `reset`."""
-        old, new = self.prompting.wording
-        self.tools: Sequence[Mapping[str, Any]] = self.inner.tools
-        self.instructions: str = self.inner.instructions.replace(old, new) if old else self.inner.instructions
-        worked = [message for example in self.prompting.examples for message in example]
-        self.examples: Sequence[Message] = (*self.inner.examples, *worked)
-
-    def reset(self, task: TargetTask) -> Observation:
-        observation = self.inner.reset(task)
-        self._take_over()
-        return observation
-
-    def step(self, action: Action) -> Observation:
-        return self.inner.step(action)
-
-    def score(self) -> Score:
-        return self.inner.score()
-
-    def oracle(self) -> Action | None:
-        return self.inner.oracle()
-
-    def close(self) -> None:
-        self.inner.close()
+    def take_over(self) -> None:
+        super().take_over()
+        self.instructions, self.examples = self.prompting.of(self.inner.instructions, self.inner.examples)
 
 
 def prompted(context: Context, prompting: Prompting, purpose: str) -> Playground:
@@ -106,9 +88,6 @@ def opening_tokens(context: Context, prompting: Prompting) -> int:
     """How many tokens stand before the agent's first turn of the target's first task. Raises `ConfigurationError` for
     examples whose turns cannot follow one another."""
     prompt, first = first_opening(context.target)
-    old, new = prompting.wording
-    worked = [message for example in prompting.examples for message in example]
-    shown = Prompt(
-        prompt.instructions.replace(old, new) if old else prompt.instructions, prompt.tools, (*prompt.examples, *worked)
-    )
+    instructions, shown_examples = prompting.of(prompt.instructions, prompt.examples)
+    shown = Prompt(instructions, prompt.tools, shown_examples)
     return len(context.base.renderer.start(shown, first).ids)

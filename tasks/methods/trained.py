@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from db import StageRow, TrainingStepRow
-from environments.contract import Action, Environment, Message, Observation, Score, Target, TargetTask, content_hash
+from environments.contract import Environment, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
+from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
 from tasks.methods.answers import Answer, Checkpoint, one_adapter
@@ -89,37 +89,17 @@ class Mixture:
         return _Dispatching(self._of)
 
 
-class _Dispatching:
+class _Dispatching(WrappedEnvironment):
     """The environment of whichever part a task was drawn from, from `reset` on."""
 
     def __init__(self, of: Mapping[str, TrainingEnvironment]) -> None:
-        self._of, self._inner = of, next(iter(of.values())).environment()
-        self._take_over()
-
-    def _take_over(self) -> None:
-        inner = self._inner
-        self.tools: Sequence[Mapping[str, Any]] = inner.tools
-        self.instructions, self.max_steps = inner.instructions, inner.max_steps
-        self.examples: Sequence[Message] = inner.examples
+        self._of = of
+        super().__init__(next(iter(of.values())).environment())
 
     def reset(self, task: TargetTask) -> Observation:
-        self._inner.close()
-        self._inner = self._of[task.id].environment()
-        observation = self._inner.reset(task)
-        self._take_over()
-        return observation
-
-    def step(self, action: Action) -> Observation:
-        return self._inner.step(action)
-
-    def score(self) -> Score:
-        return self._inner.score()
-
-    def oracle(self) -> Action | None:
-        return self._inner.oracle()
-
-    def close(self) -> None:
-        self._inner.close()
+        self.close()
+        self.inner = self._of[task.id].environment()
+        return super().reset(task)
 
 
 def grpo_target(run: SeedRun, context: Context, account: Account) -> Answer:
