@@ -11,6 +11,7 @@ from settings import Settings, load_settings
 from tasks.comparison.results import read_result, settings_hash
 from tasks.methods.catalogue import METHODS
 from tasks.methods.trace import choosing_episodes, least_episodes
+from tasks.methods.trace_gepa import NAME as TRACE_GEPA
 from tasks.round.registry import registry_name
 
 
@@ -30,8 +31,10 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
     diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
     group = settings.train.groups * settings.train.group_size
     least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
-    if any(METHODS[name].inherits != () and name != "grpo-target" for name in training):
+    if set(training) - {"grpo-target"}:  # the others practise and prove as a round does
         least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
+    if TRACE_GEPA in training:  # half of it is the prompt's
+        least *= 2
     if settings.budget < least:
         raise ConfigurationError(
             f"a budget of {settings.budget} episodes cannot fill a batch of {settings.train.groups} groups x "

@@ -75,6 +75,9 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     with pytest.raises(ConfigurationError, match="for grpo-target after diagnosis"):
         check(diagnosis + group + choosing_episodes(settings) - 1, "grpo-target")
     check(1, "base", "noop", "examples")
+    check(2 * least, "trace", "trace+gepa")
+    with pytest.raises(ConfigurationError, match=f"at least {2 * least}"):
+        check(2 * least - 1, "trace", "trace+gepa")
 
 
 def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
