@@ -165,7 +165,7 @@ def test_a_candidate_that_was_not_compared_with_the_live_release_is_refused(home
 
 
 def test_another_base_or_other_data_begin_a_new_lineage(home: Home) -> None:
-    first = home.promoted({"refund": home.member("refund")})
+    home.promoted({"refund": home.member("refund")})
     with pytest.raises(ConfigurationError, match=r"cannot be the parent.*data changed from data-1 to data-2"):
         home.candidate({"refund": home.member("refund")}, data_hash="data-2")
     second = home.promoted({"refund": home.member("refund")}, parent=None, data_hash="data-2")
