@@ -84,6 +84,12 @@ class TrainSettings(_Part):
     upper_layers: int | None = 15
     micro_batch: int = Field(24, ge=1)
     candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
+    hints: float = Field(
+        0.5,
+        ge=0,
+        le=0.5,
+        description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.hints import is_advised
 from environments.synthesized.written import WrittenEnvironment
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
@@ -22,9 +23,10 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CheckpointFigures, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
+from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import stored_environment
 
@@ -48,6 +50,7 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
         micro_batch=t.micro_batch,
+        hints=t.hints,
         seed=round_seed(s.seed, number),
     )
 
@@ -86,6 +89,9 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
     round_id = context.round.id
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     settings = training_settings(context.settings, context.round.number)
+    calibrated = context.found(CalibrateResult, capability)
+    if calibrated is None or calibrated.hinted is None:
+        settings = replace(settings, hints=0.0)
     made = context.result(SynthesizeResult, capability)
     identity = adapter_id(round_id, capability, made.versions)
     digest_of_start = adapter_digest(start) if start else ""
@@ -124,7 +130,11 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         with storing:
-            rows = [row_of(t, ground, context.origin, row_id(identity, t.episode.key)) for t in trajectories]
+            told = {True: replace(ground, group=HINT), False: ground}
+            rows = [
+                row_of(t, told[is_advised(t.episode.task)], context.origin, row_id(identity, t.episode.key))
+                for t in trajectories
+            ]
             context.store.add_trajectories(rows)
 
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))

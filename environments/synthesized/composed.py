@@ -25,6 +25,7 @@ from environments.contract import (
     content_hash,
 )
 from environments.playing import take_turns
+from environments.synthesized.hints import advice_on
 from errors import ConfigurationError
 
 # The most that an episode without success can earn. Each further version of an environment halves it: the one before
@@ -162,6 +163,10 @@ class ComposedEnvironment:
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario needs the capability; the others are there for retention."""
         return task.family in self.spec.families
+
+    def advice(self, task: TargetTask) -> str:
+        """Advice on an own scenario (`hints.py`); "" where there is none to give."""
+        return advice_on(self.target.environment(), task)
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version

@@ -169,6 +169,7 @@ def train_adapter(
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
+    rollouts.collected = list(records[-1].groups) if records else []
     ended = read_ended(output)
     if not ended and not _over(records, settings):
         try:

@@ -21,7 +21,8 @@ logger = logging.getLogger("trace.models")
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`."""
+    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
+    `hints` is the share of a group's rollouts that get advice while the policy hardly succeeds without."""
 
     steps: int = 8
     groups: int = 6
@@ -39,6 +40,7 @@ class TrainingSettings:
     micro_batch: int = 24
     solved: float = 0.95
     seed: int = 0
+    hints: float = 0.0
 
 
 @dataclass(frozen=True)
