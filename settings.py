@@ -85,6 +85,12 @@ class TrainSettings(_Part):
     micro_batch: int = Field(24, ge=1)
     shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
     candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
+    hints: float = Field(
+        0.5,
+        ge=0,
+        le=0.5,
+        description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
     )

@@ -9,6 +9,11 @@ processor time that the round used says more (on two cores it is nearly twice th
 
 Work is what the stages' clocks say of model and environment, and the loading of the model's libraries (torch and
 transformers, timed in a process of their own). Orchestration is the rest of the command's wall time.
+
+A table tells where the wall time went, by stage (`benchmarks/clocks.py`): *floor*, what the fp32 matrix products of the
+tokens that the stage computed take on this machine (`benchmarks/floor.py`, measured after the round), the rest of the
+model's time, environment, store, MLflow, and what is left (Prefect, tables and text). Its rows add up to the command's
+wall time.
 """
 
 from __future__ import annotations
@@ -21,10 +26,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.floor import Floor, measure
 from db import CapabilityRow, SelectionRow, open_store
+from models.local.work import Work
 
 LIBRARIES = "import torch, transformers; from transformers import AttentionInterface, AutoModelForCausalLM"
 
@@ -48,9 +56,11 @@ def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
     processor seconds of the round."""
     command = [sys.executable, "-m", "flows.cli.main"]
     libraries = seconds_of(LIBRARIES) - seconds_of("")
+    clocks = home.parent / f"{home.name}-clocks.json"
+    round_ = [sys.executable, "-m", "benchmarks.clocks", str(clocks), "improve"]
     used, (stolen, ticks) = resource.getrusage(resource.RUSAGE_CHILDREN), processors()
     began = time.monotonic()
-    subprocess.run([*command, "improve", "--seed", str(seed), "--home", str(home), "--profile", profile], check=True)
+    subprocess.run([*round_, "--seed", str(seed), "--home", str(home), "--profile", profile], check=True)
     wall = time.monotonic() - began
     now_used, (now_stolen, now) = resource.getrusage(resource.RUSAGE_CHILDREN), processors()
     cpu = now_used.ru_utime + now_used.ru_stime - used.ru_utime - used.ru_stime
@@ -59,7 +69,42 @@ def run(seed: int, home: Path, profile: str) -> dict[str, Any]:
     )
     figures: dict[str, Any] = json.loads(shown.stdout)
     steal = (now_stolen - stolen) / (now - ticks)
-    return figures | {"wall": wall, "libraries": libraries, "steal": steal, "cpu": cpu}
+    times = json.loads(clocks.read_text())
+    return figures | {"wall": wall, "libraries": libraries, "steal": steal, "cpu": cpu, "clocks": times}
+
+
+def fp32_floor() -> Floor:
+    """The floor of the embedded model on this machine, with its rows in flight (some seconds)."""
+    import torch
+    from transformers import AutoConfig
+
+    from models.local.base import embedded_folder
+
+    return measure(AutoConfig.from_pretrained(embedded_folder()), torch.float32)
+
+
+def where(wall: float, clocks: Mapping[str, Any], floor: Floor) -> tuple[list[str], float]:
+    """The table stage x part as lines, in seconds, and the wall time as a multiple of the floor of all work."""
+    parts = ("floor", "other model", "environment", "store", "MLflow", "rest")
+    rows: dict[str, list[float]] = {}
+    for stage in clocks["stages"]:
+        least = floor.seconds(Work(**stage["work"]))
+        known = [least, stage["model"] - least, stage["environment"], stage["store"], stage["mlflow"]]
+        row = rows.setdefault(stage["name"].split(":")[0], [0.0] * len(parts))
+        rows[stage["name"].split(":")[0]] = [
+            a + b for a, b in zip(row, [*known, stage["seconds"] - sum(known)], strict=True)
+        ]
+    first, last = clocks["stages"][0], clocks["stages"][-1]
+    ended = last["began"] + last["seconds"]
+    inside = sum(map(sum, rows.values()))
+    outside = {"start": first["began"], "between stages": ended - first["began"] - inside, "end": wall - ended}
+    lines = [f"  {'seconds':<15}" + "".join(f"{part:>13}" for part in (*parts, "sum"))]
+    lines += [f"  {name:<15}" + "".join(f"{x:13.1f}" for x in (*row, sum(row))) for name, row in rows.items()]
+    lines += [f"  {name:<15}{'':65}{x:13.1f}{x:13.1f}" for name, x in outside.items()]
+    total = [sum(column) for column in zip(*rows.values(), strict=True)]
+    total[-1] += sum(outside.values())
+    lines.append(f"  {'sum':<15}" + "".join(f"{x:13.1f}" for x in (*total, sum(total))))
+    return lines, wall / total[0]
 
 
 def stored(home: Path) -> tuple[list[str], set[str]]:
@@ -131,6 +176,9 @@ def main() -> None:
             for c in figures["capabilities"]:
                 if c["verdict"] not in ("not-selected", "over-budget"):
                     print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
+            lines, multiple = where(figures["wall"], figures["clocks"], fp32_floor())
+            print("\n".join(lines))
+            print(f"  {multiple:.2f} times the fp32 floor of its work")
             stolen, cpu = 100 * figures["steal"], figures["cpu"] / 60
             print(f"  stolen by other machines: {stolen:.0f} % of the processors; used: {cpu:.1f} processor minutes")
             for name, reached, figure in requirements(figures):

@@ -18,12 +18,16 @@ from dataclasses import replace
 from typing import Any
 
 from environments.contract import SPLITS, Action, Environment, TargetTask, ToolCall
+from environments.targets.bfcl.single.target import SingleTurnEnvironment
 from environments.targets.catalogue import load_target
 from environments.targets.reference_check import no_op, oracle, play, validate
 
 GROUPS = {
     "tau2": ("tau2:airline", "tau2:retail", "tau2:telecom"),
-    "bfcl": ("bfcl:base", "bfcl:long_context", "bfcl:miss_func", "bfcl:miss_param"),
+    "bfcl": (
+        *("bfcl:base", "bfcl:long_context", "bfcl:miss_func", "bfcl:miss_param"),
+        *("bfcl:single", "bfcl:single:live"),
+    ),
     "agentdojo": ("agentdojo:workspace", "agentdojo:travel", "agentdojo:banking", "agentdojo:slack"),
     "toolsandbox": ("toolsandbox",),
     "augmented": ("toolsandbox:augmented",),
@@ -54,6 +58,8 @@ def _last_write(environment: Any, task: TargetTask) -> list[Any] | None:
     if task.id.startswith("multi_turn"):
         last = [(turn, len(calls) - 1) for turn, calls in enumerate(environment._gold) if calls]
         return [list(last[-1])] if last else None
+    if isinstance(environment, SingleTurnEnvironment):
+        return [len(task.payload["reference"]) - 1] if task.payload["reference"] else None
     if hasattr(environment, "_milestones"):
         from environments.targets.toolsandbox.oracle import is_spoken
 

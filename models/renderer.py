@@ -48,7 +48,8 @@ class CompactCalls:
     """`name(first, second)`: a handful of tokens a call, for small models. One call a turn.
 
     Arguments stand in the order of the tool's parameters; the last one takes all the rest. Values take the type that
-    the schema names where they can. A turn that is not wholly a call is a message.
+    the schema names where they can. A turn that is not wholly a call is a message, and so is every turn where no tool
+    is offered: a target may ask for an answer that looks like a call.
     """
 
     name = "compact"
@@ -67,7 +68,7 @@ class CompactCalls:
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
         """The action that a turn's text stands for. Too few values leave the last parameters out."""
         text = text.strip()
-        match = CALL.fullmatch(text)
+        match = CALL.fullmatch(text) if tools else None
         if match is None:
             return Action(content=text) if text else Action(malformed="(nothing)")
         name, inner = match.groups()
@@ -86,7 +87,9 @@ class JsonCalls:
     name = "json"
 
     def system(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Instructions, then one schema per line."""
+        """Instructions, then one schema per line; without tools the instructions alone."""
+        if not tools:
+            return instructions
         lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
         how = 'To call a tool, answer <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.'
         return f"{instructions}\n\nTools:\n{lines}\n\n{how}"

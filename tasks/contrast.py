@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from db import CapabilityRow, LabelRow, row_id
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
+from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.round.context import Context
 from tasks.round.results import ContrastResult, RolloutResult
@@ -34,32 +34,8 @@ def _contrast_by_checks(context: Context, frame: pd.DataFrame) -> ContrastResult
     checks = store.check_frame(None, id=list(frame["trajectory_id"]))
     candidates = discover_candidates(checks, frame)
     known = {c.name for c in candidates}
-    store.put(
-        [
-            CapabilityRow(
-                id=row_id(round_id, c.name),
-                round_id=round_id,
-                name=c.name,
-                definition=c.definition,
-                analyst="checks",
-                examples={"failed": list(c.failed_examples), "passed": list(c.passed_examples)},
-            )
-            for c in candidates
-        ],
-    )
+    store_candidates(store, round_id, "checks", candidates)
     labels = bootstrap_labels(checks, frame, context.settings.selection.runs, context.seed)
     labels = labels[labels["capability"].isin(known)]
-    store.put(
-        [
-            LabelRow(
-                round_id=round_id,
-                run=int(r.run),
-                trajectory_id=r.trajectory_id,
-                capability_id=row_id(round_id, r.capability),
-                label=r.label,
-                weight=int(r.weight),
-            )
-            for r in labels.itertuples()
-        ],
-    )
+    store_labels(store, round_id, labels)
     return ContrastResult(analyst="checks", candidates=sorted(known), labels=len(labels))

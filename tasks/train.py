@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
+from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
@@ -20,9 +21,10 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CheckpointFigures, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
+from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 
@@ -47,6 +49,7 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
         micro_batch=t.micro_batch,
+        hints=t.hints,
         seed=round_seed(s.seed, number),
     )
 
@@ -82,26 +85,29 @@ def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
 @dataclass(frozen=True)
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
-    in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings. What is
-    not trained for one capability (a mixture, the target itself) has no ids of capability and environment."""
+    in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
+    `hinted`: with advice. What is not trained for one capability (a mixture, the target itself) has no ids of
+    capability and environment."""
 
     name: str
     environment: TrainingEnvironment
     adapter: str
     folder: Path
     steps: int | None = None
+    hinted: bool = False
     capability_id: str | None = None
     environment_id: str | None = None
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
     """Train the capability's adapter on its environment; see `train_on`."""
-    made = context.result(SynthesizeResult, capability)
+    made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
     course = Course(
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter_id(context.round.id, capability, made.versions),
         folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
+        hinted=calibrated is not None and calibrated.hinted is not None,
         capability_id=row_id(context.round.id, capability),
         environment_id=made.environment,
     )
@@ -113,6 +119,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     checkpoints. Whatever was done before the process died is not done again."""
     round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
+    if not course.hinted:
+        settings = replace(settings, hints=0.0)
     if course.steps is not None:
         settings = replace(settings, steps=course.steps)
     if context.budget is not None:
@@ -153,7 +161,11 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         with storing:
-            rows = [row_of(t, ground, context.origin, row_id(identity, t.episode.key)) for t in trajectories]
+            told = {True: replace(ground, group=HINT), False: ground}
+            rows = [
+                row_of(t, told[is_advised(t.episode.task)], context.origin, row_id(identity, t.episode.key))
+                for t in trajectories
+            ]
             context.store.add_trajectories(rows)
             # Charged after they are stored: `for_training` takes the stored ones for this training's own.
             if context.budget is not None:
@@ -202,18 +214,11 @@ def _choose(
 
     The last is taken as it is where there is no other, and where its environment taught the wrong thing.
     """
-    settings, rollout = context.settings, context.settings.rollout
+    settings = context.settings
     steps = candidates(result.records, settings.train.candidates) if result.records else []
     if len(steps) < 2 or result.verdict:
         return Choice(result.last, ())
-    ground = Playground(
-        environment.environment,
-        environment.spec.id,
-        "evaluation",
-        rollout.temperature,
-        rollout.max_tokens,
-        identity,
-    )
+    ground = context.training_ground(environment.spec.id, environment.environment, identity)
     capability, number = environment.spec.capability, context.round.number
     own, retention = fresh_scenarios(environment, settings.train.choosing, number)
     played = {}

@@ -23,6 +23,7 @@ from environments.contract import (
     content_hash,
 )
 from environments.playing import take_turns
+from environments.synthesized.hints import advice_on
 from environments.wrapping import WrappedEnvironment
 from errors import ConfigurationError
 
@@ -72,13 +73,15 @@ class DenseEnvironment(WrappedEnvironment):
         return Score(self.near_miss * self._nearness(score), False, score.checks, score.metrics)
 
     def _nearness(self, score: Score) -> float:
-        """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly."""
+        """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly. Where the
+        reference makes no call and nothing is to be told, the answer is a text that only the target can judge: the
+        target's own reward."""
         reference = self._reference_calls()
         parts = [call_credit(reference, self._calls)] if reference else []
         told = [c.passed for c in score.checks if c.required and c.name.startswith("told:")]
         if told:
             parts.append(sum(told) / len(told))
-        return min(0.98, sum(parts) / len(parts)) if parts else 0.0
+        return min(0.98, sum(parts) / len(parts) if parts else score.reward)
 
     def _reference_calls(self) -> list[ToolCall]:
         environment = self._reference_environment
@@ -144,6 +147,10 @@ class ComposedEnvironment:
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario needs the capability; the others are there for retention."""
         return task.family in self.spec.families
+
+    def advice(self, task: TargetTask) -> str:
+        """Advice on an own scenario (`hints.py`); "" where there is none to give."""
+        return advice_on(self.target.environment(), task)
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version

@@ -15,6 +15,7 @@ from typing import Any
 from environments.contract import SPLITS, Drawable, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl.single import target as bfcl_single
 from environments.targets.third_party.adapter import TargetInfo, user_name
 from environments.targets.third_party.simulated_user import UserModel
 from errors import TargetError
@@ -47,6 +48,10 @@ def _bfcl(category: str, user: str | None, user_model: UserModel | None) -> Any:
     return bfcl.BfclTarget(category)
 
 
+def _bfcl_single(live: bool, user: str | None, user_model: UserModel | None) -> Any:
+    return bfcl_single.live_target() if live else bfcl_single.SingleTarget()
+
+
 def _agentdojo(suite: str, attacked: bool, user: str | None, user_model: UserModel | None) -> Any:
     return agentdojo.AgentDojoTarget(suite, attacked)
 
@@ -58,6 +63,7 @@ def _builders() -> dict[str, Builder]:
     builders |= {"toolsandbox": partial(_toolsandbox, "base")}
     builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
     builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in bfcl.CATEGORIES}
+    builders |= {bfcl_single.NAME: partial(_bfcl_single, False), bfcl_single.LIVE_NAME: partial(_bfcl_single, True)}
     builders |= {f"agentdojo:{suite}": partial(_agentdojo, suite, False) for suite in agentdojo.SUITES}
     builders |= {f"agentdojo:{suite}:attacked": partial(_agentdojo, suite, True) for suite in agentdojo.SUITES}
     return builders
@@ -148,6 +154,7 @@ def describe_targets(user: str | None = None) -> list[TargetInfo]:
     """One line per target that `load_target` knows by name, with the simulated user called `user` where it has one;
     never fails because something is absent."""
     lines = [_describe_loaded("shop", partial(load_target, "shop"))]
-    lines += tau2.describe(user) + toolsandbox.describe(user) + bfcl.describe() + agentdojo.describe()
+    lines += tau2.describe(user) + toolsandbox.describe(user)
+    lines += bfcl.describe() + bfcl_single.describe() + agentdojo.describe()
     lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]
     return lines

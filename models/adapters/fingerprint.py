@@ -126,7 +126,8 @@ def prove(policy: Scorer, expected: Fingerprint, adapter: str, still: bool = Fal
     if not found.base_apart <= BASE_APART:
         raise AdapterError(
             f"{adapter!r} is for another base: the server's base differs from the registered one by "
-            f"{found.base_apart:.2f} nats a token (at most {BASE_APART}); serve the base it was trained on"
+            f"{found.base_apart:.2f} nats a token (at most {BASE_APART}); serve the base it was trained on, "
+            "and with vLLM's CPU build install its plugin (docs/3-platform.md)"
         )
     if not still and not found.moved > LEAST_MOVE:
         raise AdapterError(

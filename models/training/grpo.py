@@ -171,6 +171,7 @@ def train_adapter(
     records = resume[1] if resume else []
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
     rollouts.played = int(records[-1].metrics.get("played", 0)) if records else 0
+    rollouts.collected = list(records[-1].groups) if records else []
     ended = read_ended(output)
     if not ended and not _over(records, settings):
         try:

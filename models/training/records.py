@@ -24,7 +24,8 @@ class TrainingSettings:
     """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
 
     `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
-    out at random: a placebo, from which nothing about the task can be learnt."""
+    out at random: a placebo, from which nothing about the task can be learnt. `hints` is the share of a group's
+    rollouts that get advice while the policy hardly succeeds without."""
 
     steps: int = 8
     groups: int = 6
@@ -44,6 +45,7 @@ class TrainingSettings:
     seed: int = 0
     most_episodes: int | None = None
     shuffled: bool = False
+    hints: float = 0.0
 
 
 @dataclass(frozen=True)

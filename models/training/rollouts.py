@@ -9,15 +9,17 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from environments.contract import Environment, TargetTask
+from environments.contract import Environment, Prompt, TargetTask
+from environments.synthesized.hints import ADVICE, Advised, advised, is_advised, unadvised, with_advice
 from errors import TrainingError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
-from models.renderer import Renderer
+from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.records import GroupFigures, TrainingSettings
@@ -27,6 +29,8 @@ logger = logging.getLogger("trace.models")
 
 # Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+# Success on own scenarios, without advice, from which a step gives none.
+UNHINTED = 0.3
 
 
 def scenario_seed(seed: int, step: int, place: int) -> int:
@@ -60,10 +64,11 @@ def dealt_out(advantages_GK: torch.Tensor, seed: int) -> torch.Tensor:
 
 class ScenarioSource(Protocol):
     """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
-    the others are there for retention."""
+    the others are there for retention; `advice` is what a policy may be told of an own one ("" for nothing)."""
 
     def scenario(self, seed: int) -> TargetTask: ...
     def own(self, task: TargetTask) -> bool: ...
+    def advice(self, task: TargetTask) -> str: ...
     def environment(self) -> Environment: ...
 
 
@@ -82,7 +87,8 @@ class OutOfEpisodes(Exception):
 class Rollouts:
     """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
 
-    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once.
+    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once, and
+    before the first step what the last step of an earlier process came to. Rollouts with advice are in no figure.
     `played` counts the episodes of all steps.
     """
 
@@ -100,6 +106,7 @@ class Rollouts:
         self.on_trajectories = on_trajectories
         self.shared = 0
         self.advantages_R = torch.zeros(0)
+        self.hinted_R = torch.zeros(0, dtype=torch.bool)
         self.collected: list[GroupFigures] = []
         self.dropped = 0
         self.missing = 0
@@ -141,6 +148,7 @@ class Rollouts:
         kept: list[list[Trajectory]] = []
         spare: list[list[Trajectory]] = []
         lost = ""
+        hinted = self._hinted()
         self.collected = []
         began = time.perf_counter()
         for collection in range(s.collections):
@@ -150,12 +158,12 @@ class Rollouts:
                 break
             tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
-                Episode(f"{step}/{collection}/{g}/{k}", task, s.seed * 100_003 + step, k, self.adapter)
+                Episode(f"{step}/{collection}/{g}/{k}", told, s.seed * 100_003 + step, k, self.adapter)
                 for g, task in enumerate(tasks)
-                for k in range(s.group_size)
+                for k, told in enumerate(self._told(task, hinted))
             ]
             player = Player(
-                self.environments.environment,
+                lambda: Advised(self.environments.environment()),
                 self.actor.policy,
                 self.renderer,
                 Sampling(s.temperature, s.max_tokens),
@@ -171,6 +179,7 @@ class Rollouts:
                 )
             self.played += len(ordered)
             self.on_trajectories(step, ordered)
+            ordered = [self._unhinted(t) if t.score and is_advised(t.episode.task) else t for t in ordered]
             for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 self._count(group, task)
@@ -202,9 +211,39 @@ class Rollouts:
         most = self.settings.most_episodes
         return most is None or self.played + episodes <= most
 
+    def _hinted(self) -> int:
+        """How many rollouts of a group get advice in a step, by what the step before came to without."""
+        own = [g for g in self.collected if g.own]
+        wins, episodes = sum(g.successes for g in own), sum(g.episodes for g in own)
+        return 0 if episodes and wins / episodes >= UNHINTED else round(self.settings.hints * self.settings.group_size)
+
+    def _told(self, task: TargetTask, hinted: int) -> list[TargetTask]:
+        """The task for each rollout of a group: the last `hinted` of an own scenario come with advice."""
+        plain = [task] * self.settings.group_size
+        advice = self.environments.advice(task) if hinted and self.environments.own(task) else ""
+        return [*plain[hinted:], *[advised(task, advice)] * hinted] if advice else plain
+
+    def _unhinted(self, played: Trajectory) -> Trajectory:
+        """A rollout that was played with advice as if it had been played without: the same turns behind the prompt that
+        the scenario has by itself."""
+        task, environment = played.episode.task, self.environments.environment()
+        first = environment.reset(unadvised(task)).messages
+        prompt = Prompt.of(environment)
+        environment.close()
+        plain = self.renderer.start(prompt, first)
+        shown = len(self.renderer.start(prompt, with_advice(first, task.payload[ADVICE])).ids)
+        was = played.conversation
+        conversation = Conversation(
+            [*plain.ids, *was.ids[shown:]],
+            [*plain.sampled, *was.sampled[shown:]],
+            [*plain.logprobs, *was.logprobs[shown:]],
+            plain.shared,
+        )
+        return replace(played, conversation=conversation)
+
     def _count(self, group: list[Trajectory], task: TargetTask) -> None:
-        """Add what a group came to; episodes without a score are in no figure."""
-        scores = [t.score for t in group if t.score]
+        """Add what a group came to; episodes without a score, and those with advice, are in no figure."""
+        scores = [t.score for t in group if t.score and not is_advised(t.episode.task)]
         if scores:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
             self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward))
@@ -240,6 +279,10 @@ class Rollouts:
             advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
         self.advantages_R[: len(trajectories)] = advantages_GK.flatten()
+        # A rollout with advice teaches by its success alone: the policy would not have made its mistakes.
+        self.hinted_R = torch.zeros(rows, dtype=torch.bool, device=rewards_GK.device)
+        self.hinted_R[: len(trajectories)] = torch.tensor([is_advised(t.episode.task) for t in trajectories])
+        self.advantages_R[self.hinted_R & (self.advantages_R < 0)] = 0.0
         # Retention scenarios may come with other instructions than the capability's own.
         shared = min(t.conversation.shared for t in trajectories)
         self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])

@@ -107,9 +107,10 @@ def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
 
 
 def expand(name: str) -> list[str]:
-    """The targets that a name stands for: itself, or every domain of a benchmark (`tau2`, `bfcl`, `agentdojo`)."""
+    """The targets that a name stands for: itself, or every domain of a benchmark (`tau2`, `bfcl`, `agentdojo`), without
+    its variants (`...:attacked`, `bfcl:single:live`)."""
     known = builtin_names()
-    domains = [k for k in known if k.startswith(f"{name}:") and not k.endswith(":attacked")]
+    domains = [k for k in known if k.startswith(f"{name}:") and k.count(":") == 1]
     return [name] if name in known or not domains else domains
 
 

@@ -54,6 +54,9 @@ class TargetPractice:
     def own(self, task: TargetTask) -> bool:
         return True
 
+    def advice(self, task: TargetTask) -> str:
+        return ""  # plain GRPO has none
+
     def environment(self) -> Environment:
         return DenseEnvironment(self.target.environment(), self.target.environment(), NEAR_MISS)
 
@@ -84,6 +87,9 @@ class Mixture:
 
     def own(self, task: TargetTask) -> bool:
         return True
+
+    def advice(self, task: TargetTask) -> str:
+        return ""  # what a mixture is hinted at is not calibrated
 
     def environment(self) -> Environment:
         return _Dispatching(self._of)

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from db import CapabilityRow, LabelRow, Store, row_id
+from db import CapabilityRow, Store
 from errors import LabelError, ProviderError
 from models.providers.analyst import Analyst
 from settings import Settings
 from tasks.mining.agreement import agreement
-from tasks.mining.labelling import Labelling, MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
+from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
 from tasks.round.results import ContrastResult, StoredRound
@@ -83,8 +84,9 @@ class LlmAnalyst:
                 f"({labelling.refused[0][1]}); run again: what was answered is kept",
                 transient=True,
             )
-        self._store_candidates(candidates)
-        self._store_labels(labelling)
+        store, round_id = self.stored.store, self.stored.round.id
+        store_candidates(store, round_id, NAME, candidates, {c.name: c.request_hash for c in candidates})
+        store_labels(store, round_id, labelling.labels)
         kappa, by_capability = agreement(labelling.labels)
         result = ContrastResult(
             analyst=NAME,
@@ -119,43 +121,6 @@ class LlmAnalyst:
             if not fit.trainable:
                 unfit[selection.name] = f"No environment could train it ({note})"
         return unfit
-
-    def _store_candidates(self, candidates: Sequence[MinedCapability]) -> None:
-        round_id = self.stored.round.id
-        self.stored.store.put(
-            [
-                CapabilityRow(
-                    id=row_id(round_id, c.name),
-                    round_id=round_id,
-                    name=c.name,
-                    definition=c.definition,
-                    analyst=NAME,
-                    examples={
-                        "failed": list(c.failed_examples),
-                        "passed": list(c.passed_examples),
-                        "request": c.request_hash,
-                    },
-                )
-                for c in candidates
-            ]
-        )
-
-    def _store_labels(self, labelling: Labelling) -> None:
-        round_id = self.stored.round.id
-        self.stored.store.put(
-            [
-                LabelRow(
-                    round_id=round_id,
-                    run=int(r.run),
-                    trajectory_id=r.trajectory_id,
-                    capability_id=row_id(round_id, r.capability),
-                    label=r.label,
-                    weight=int(r.weight),
-                    request_hash=r.request_hash,
-                )
-                for r in labelling.labels.itertuples()
-            ]
-        )
 
 
 def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None:

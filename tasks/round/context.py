@@ -5,13 +5,13 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
-from environments.contract import Draw, Drawable, Target, TargetTask
+from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
@@ -125,6 +125,11 @@ class Context:
         """The target's own environment at the evaluation temperature."""
         rollout = self.settings.rollout
         return Playground(self.target.environment, self.round.target, purpose, rollout.temperature, rollout.max_tokens)
+
+    def training_ground(self, name: str, make: Callable[[], Environment], adapter_id: str) -> Playground:
+        """A training environment at the evaluation temperature, for episodes that measure an adapter."""
+        of_target = self.ground("evaluation")
+        return replace(of_target, make=make, environment=name, adapter_id=adapter_id)
 
     @cached_property
     def probe(self) -> Conversation:

@@ -13,7 +13,7 @@ from contextlib import closing
 from pydantic import BaseModel
 
 from db import ReplyRow, Store, open_store
-from environments.contract import Target
+from environments.contract import SPLITS, Target
 from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
 from errors import ConfigurationError, ProviderError
@@ -158,11 +158,22 @@ def check_without_loading(settings: Settings) -> None:
         _check_settings(settings)
 
 
+def check_tasks(target: Target) -> None:
+    """Refuse a target that a round cannot learn anything from: `ConfigurationError`."""
+    if not target.tasks("diagnosis"):
+        counts = ", ".join(f"{split} {len(target.tasks(split))}" for split in SPLITS)
+        raise ConfigurationError(
+            f"target {target.name!r} has no diagnosis task ({counts}), so a round has nothing to learn from; it can be "
+            "evaluated (trace-agent evaluate), or take another target"
+        )
+
+
 def check_by_loading(settings: Settings) -> None:
     """The second part of `preflight`: the target itself, the base model's configuration, a language model's answer.
     Targets, LiteLLM and transformers take seconds to import."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
+        check_tasks(target)
         check_base_config(settings.base_model)
         check_user(settings, target)
         check_analyst(settings, target, store)

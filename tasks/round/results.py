@@ -99,7 +99,8 @@ class SynthesizeResult(StageResult):
 
 class CalibrateResult(StageResult):
     """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
-    `mastered` when it may not because every sample succeeded."""
+    `mastered` when it may not because every sample succeeded. `hinted` is success with advice, where it never succeeded
+    without (None: that was not tried), and training gives advice too."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -113,6 +114,7 @@ class CalibrateResult(StageResult):
     low: float
     high: float
     mastered: bool = False
+    hinted: float | None = None
 
     @property
     def goes_on(self) -> bool:

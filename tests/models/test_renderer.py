@@ -182,10 +182,18 @@ def test_compact_turns_that_are_no_calls() -> None:
     assert CompactCalls().read("  ", TOOLS).malformed == "(nothing)"
 
 
+@pytest.mark.parametrize("text", ['f(a=5, b="x")', "f(a=1); g(b=(2, 3))"])
+def test_without_tools_a_turn_that_looks_like_a_call_is_a_message(text: str) -> None:
+    action = CompactCalls().read(f" {text}\n", ())
+    assert (action.content, action.tool_calls, action.malformed) == (text, (), "")
+    assert CompactCalls().read("", ()).malformed == "(nothing)"
+
+
 def test_signatures_are_added_only_where_they_are_missing() -> None:
     shown = "Calls: refund(order, amount) move(order, address) person()"
     assert CompactCalls().system(shown, TOOLS) == shown
     assert "refund(order, amount)" in CompactCalls().system("Be short.", TOOLS)
+    assert JsonCalls().system("Be short.", ()) == "Be short."
 
 
 @pytest.mark.parametrize(

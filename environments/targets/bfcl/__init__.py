@@ -1,1 +1,1 @@
-"""The Berkeley Function-Calling Leaderboard's multi-turn tasks as targets, from the package bfcl-eval."""
+"""The Berkeley Function-Calling Leaderboard as targets: conversations here, questions with one answer in `single/`."""

@@ -15,10 +15,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall, content_hash
+from environments.targets.bfcl.package import INSTALL, LICENCE, VERSION, bfcl_folder, read_lines
 from environments.targets.bfcl.services import Services, parse_call
 from environments.targets.third_party.adapter import (
     TargetInfo,
@@ -26,17 +26,13 @@ from environments.targets.third_party.adapter import (
     error_result,
     folder_hash,
     of_split,
-    package_folder,
     seed_of,
     split_all,
     split_counts,
 )
 from errors import EnvironmentFault, TargetError
 
-VERSION = "2026.3.23"
-LICENCE = "Apache-2.0"
 CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
-INSTALL = f"run `make install-targets` (pip install mpmath; pip install --no-deps bfcl-eval=={VERSION})"
 ADAPTER_VERSION = 1
 # BFCL ends an entry as failed when a turn takes more than 20 steps.
 TURN_STEPS = 20
@@ -48,19 +44,6 @@ INSTRUCTIONS = (
     "is missing, say so instead of calling."
 )
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
-
-
-def _folder() -> Path:
-    return package_folder("bfcl_eval", "bfcl-eval", VERSION, INSTALL)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except OSError as error:
-        raise TargetError(f"cannot read {path}: {error}; {INSTALL}") from error
-    except ValueError as error:
-        raise TargetError(f"{path} is damaged: {error}; {INSTALL}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +62,10 @@ def load_category(name: str) -> Category:
     """Read a category's files; imports nothing of BFCL. Raises TargetError when they are absent or damaged."""
     if name not in CATEGORIES:
         raise TargetError(f"BFCL category {name!r} does not exist; the categories are {', '.join(CATEGORIES)}")
-    data, file = _folder() / "data", f"BFCL_v4_multi_turn_{name}.json"
+    data, file = bfcl_folder() / "data", f"BFCL_v4_multi_turn_{name}.json"
     try:
-        entries = {item["id"]: item for item in _lines(data / file)}
-        gold = {item["id"]: item["ground_truth"] for item in _lines(data / "possible_answer" / file)}
+        entries = {item["id"]: item for item in read_lines(data / file)}
+        gold = {item["id"]: item["ground_truth"] for item in read_lines(data / "possible_answer" / file)}
         for key, item in entries.items():
             if len(item["question"]) != len(gold[key]):
                 raise TargetError(
@@ -90,7 +73,7 @@ def load_category(name: str) -> Category:
                 )
     except (KeyError, TypeError) as error:
         raise TargetError(f"{data / file} is damaged: {error!r} is missing; {INSTALL}") from error
-    code = folder_hash(_folder() / "eval_checker" / "multi_turn_eval", ["*.py"])
+    code = folder_hash(bfcl_folder() / "eval_checker" / "multi_turn_eval", ["*.py"])
     docs = folder_hash(data / "multi_turn_func_doc", ["*.json"])
     files = folder_hash(data, [file])
     parts = ["bfcl-eval", VERSION, ADAPTER_VERSION, name, files, docs, code, INSTRUCTIONS]
@@ -102,7 +85,7 @@ def _docs(service: str) -> tuple[dict[str, Any], ...]:
     """A service's functions as OpenAI schemas."""
     from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING
 
-    listed = _lines(_folder() / "data" / "multi_turn_func_doc" / MULTI_TURN_FUNC_DOC_FILE_MAPPING[service])
+    listed = read_lines(bfcl_folder() / "data" / "multi_turn_func_doc" / MULTI_TURN_FUNC_DOC_FILE_MAPPING[service])
     return tuple(
         {
             "type": "function",

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Action, Environment, ToolCall
-from environments.synthesized.composed import NEAR_MISS, ComposedEnvironment, CompositionSpec, call_credit
+from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, ToolCall
+from environments.synthesized.composed import (
+    NEAR_MISS,
+    ComposedEnvironment,
+    CompositionSpec,
+    DenseEnvironment,
+    call_credit,
+)
 from environments.targets.shop.target import target
 from environments.validation.checks import Limits, validate_environment
 from errors import ConfigurationError
@@ -127,6 +133,37 @@ def test_near_misses_are_ordered() -> None:
     assert reward() == reward(made("find", order=right["order"])) == 0.0
     assert 0.0 < almost < NEAR_MISS
     assert reward(made("refund", **right)) == 1.0
+
+
+class _Answers:
+    """A target whose answers are text: it alone knows how near one came."""
+
+    tools, instructions, examples, max_steps = (), "", (), 1
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.said = ""
+        return Observation((Message("user", "How many?"),))
+
+    def step(self, action: Action) -> Observation:
+        self.said = action.content
+        return Observation((), done=True)
+
+    def score(self) -> Score:
+        return Score({"12": 1.0, "13": 0.4}.get(self.said, 0.0), self.said == "12")
+
+    def oracle(self) -> Action | None:
+        return None if self.said else Action(content="12")
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("text", "reward"), [("12", 1.0), ("13", 0.4 * NEAR_MISS), ("x", 0.0)])
+def test_a_near_miss_of_an_answer_in_text_is_the_targets_own(text: str, reward: float) -> None:
+    environment = DenseEnvironment(_Answers(), _Answers())
+    environment.reset(TargetTask("a", "generated", "", 0))
+    environment.step(Action(content=text))
+    assert environment.score().reward == pytest.approx(reward)
 
 
 def test_validation_and_red_team_accept_it() -> None:

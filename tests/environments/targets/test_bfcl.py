@@ -11,6 +11,7 @@ import pytest
 
 from environments.contract import SPLITS, Action, TargetTask, ToolCall
 from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl.package import bfcl_folder
 from environments.targets.bfcl.target import CATEGORIES, BfclTarget, describe, load_category
 from environments.targets.reference_check import no_op, oracle, play, validate
 from errors import TargetError
@@ -106,9 +107,9 @@ def test_damaged_or_foreign_data_is_refused(tmp_path: Path, monkeypatch: pytest.
         BfclTarget("composite")
     with pytest.raises(TargetError, match="nope"):
         BfclTarget("base").environment().reset(TargetTask("nope", "test", "", 0, {"id": "nope"}))
-    shutil.copytree(bfcl._folder() / "data", tmp_path / "data")
+    shutil.copytree(bfcl_folder() / "data", tmp_path / "data")
     (tmp_path / "data" / "BFCL_v4_multi_turn_base.json").write_text('{"id": "x"')
-    monkeypatch.setattr(bfcl, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(bfcl, "bfcl_folder", lambda: tmp_path)
     load_category.cache_clear()
     with pytest.raises(TargetError, match="damaged"):
         load_category("base")

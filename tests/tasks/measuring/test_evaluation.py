@@ -216,6 +216,9 @@ def test_names_of_policies_and_targets() -> None:
     assert parse_policy("vllm:http://h:8000/v1#base").api_base == "http://h:8000/v1"
     assert expand("tau2") == ["tau2:airline", "tau2:retail", "tau2:telecom"]
     assert expand("toolsandbox") == ["toolsandbox"]
+    assert expand("agentdojo") == [f"agentdojo:{suite}" for suite in ("workspace", "travel", "banking", "slack")]
+    assert expand("bfcl")[-1] == "bfcl:single"  # the live categories are a report of their own
+    assert expand("bfcl:single") == ["bfcl:single"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
 from tasks.round.analyst import analyst_settings
-from tasks.round.preflight import check_analyst, least_calls, preflight
+from tasks.round.preflight import check_analyst, check_tasks, least_calls, preflight
 from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
@@ -35,6 +35,14 @@ def with_model(api_base: str = "http://127.0.0.1:9/v1", **analyst: Any) -> Setti
 def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store) -> None:
     check_analyst(load_settings(), target(), store)
     assert store.rows(SpendRow) == []
+
+
+def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = target()
+    check_tasks(shop)
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [object()] * (split == "test"))
+    with pytest.raises(ConfigurationError, match=r"'shop' has no diagnosis task \(diagnosis 0, validation 0, test 1\)"):
+        check_tasks(shop)
 
 
 @pytest.mark.parametrize("part", ["analyst", "synthesizer"])

@@ -1,0 +1,80 @@
+"""Loading the base model where the machine offers less: it works, slower, and says why."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.local import base
+from models.local.base import embedded_folder, slow_because
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that the model was converted into, without the half minute that it takes."""
+    places: list[Path] = []
+
+    def convert(folder: Path) -> None:
+        (folder / "complete").write_text("made")
+        places.append(folder)
+
+    monkeypatch.setattr(base, "_convert", convert)
+    return places
+
+
+def test_the_model_is_converted_once_and_kept(tmp_path: Path, converted: list[Path]) -> None:
+    first = embedded_folder(str(tmp_path / "cache"))
+    assert first == embedded_folder(str(tmp_path / "cache"))
+    assert (first / "complete").is_file()
+    assert len(converted) == 1
+    assert list((tmp_path / "cache").iterdir()) == [first]  # nothing half made stays
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_done_without(
+    tmp_path: Path, converted: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")  # no folder can be made below it, not even by root
+    cache = str(tmp_path / "file" / "cache")
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        first = embedded_folder(cache)
+    assert "every start converts it anew" in caplog.text
+    assert "TRACE_CACHE" in caplog.text
+    assert (first / "complete").is_file()
+    assert embedded_folder(cache) == first
+    assert converted == [first]  # once a process
+
+
+def test_one_that_was_half_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(base, "_convert", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        embedded_folder(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "capability", "words"),
+    [
+        ({0, 1}, 2, "AVX512", []),
+        ({0}, 1, "AVX512", ["one core"]),
+        ({0, 1, 2, 3}, 2, "AVX512", ["torch uses 2 of 4 cores (OMP_NUM_THREADS is 2)"]),
+        ({0, 1}, 2, "AVX2", ["no AVX-512"]),
+        ({0}, 1, "DEFAULT", ["one core", "no AVX-512"]),
+    ],
+)
+def test_what_makes_a_machine_slower_is_named(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], threads: int, capability: str, words: list[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    monkeypatch.setattr(base, "_cores", lambda: len(cores))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    found = slow_because()
+    assert len(found) == len(words)
+    assert all(word in reason for word, reason in zip(words, found, strict=True))
