@@ -15,6 +15,7 @@ from environments.contract import (
     Action,
     Environment,
     Generators,
+    Message,
     Observation,
     Score,
     Target,
@@ -23,7 +24,7 @@ from environments.contract import (
     content_hash,
 )
 from environments.playing import take_turns
-from environments.synthesized.hints import advice_on
+from environments.synthesized.hints import solved
 from environments.wrapping import WrappedEnvironment
 from errors import ConfigurationError
 
@@ -148,9 +149,10 @@ class ComposedEnvironment:
         """Whether a scenario needs the capability; the others are there for retention."""
         return task.family in self.spec.families
 
-    def advice(self, task: TargetTask) -> str:
-        """Advice on an own scenario (`hints.py`); "" where there is none to give."""
-        return advice_on(self.target.environment(), task)
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        """How another scenario of the same family is solved (`hints.py`): the same one for all of the family's."""
+        rng = random.Random(f"{self.spec.id}:advice:{task.family}")
+        return solved(self.target.environment(), self.generators.generate(task.family, rng.randrange(10**9)))
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version

@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from environments.contract import Environment, Prompt, TargetTask
-from environments.synthesized.hints import ADVICE, Advised, advised, is_advised, unadvised, with_advice
+from environments.contract import Environment, Message, Prompt, TargetTask
+from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
 from errors import TrainingError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
@@ -64,11 +64,11 @@ def dealt_out(advantages_GK: torch.Tensor, seed: int) -> torch.Tensor:
 
 class ScenarioSource(Protocol):
     """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
-    the others are there for retention; `advice` is what a policy may be told of an own one ("" for nothing)."""
+    the others are there for retention; `advice` is a worked example that an own one may be shown with."""
 
     def scenario(self, seed: int) -> TargetTask: ...
     def own(self, task: TargetTask) -> bool: ...
-    def advice(self, task: TargetTask) -> str: ...
+    def advice(self, task: TargetTask) -> Sequence[Message]: ...
     def environment(self) -> Environment: ...
 
 
@@ -220,7 +220,7 @@ class Rollouts:
     def _told(self, task: TargetTask, hinted: int) -> list[TargetTask]:
         """The task for each rollout of a group: the last `hinted` of an own scenario come with advice."""
         plain = [task] * self.settings.group_size
-        advice = self.environments.advice(task) if hinted and self.environments.own(task) else ""
+        advice = self.environments.advice(task) if hinted and self.environments.own(task) else ()
         return [*plain[hinted:], *[advised(task, advice)] * hinted] if advice else plain
 
     def _unhinted(self, played: Trajectory) -> Trajectory:
@@ -231,7 +231,7 @@ class Rollouts:
         prompt = Prompt.of(environment)
         environment.close()
         plain = self.renderer.start(prompt, first)
-        shown = len(self.renderer.start(prompt, with_advice(first, task.payload[ADVICE])).ids)
+        shown = len(self.renderer.start(with_advice(prompt, task), first).ids)
         was = played.conversation
         conversation = Conversation(
             [*plain.ids, *was.ids[shown:]],

@@ -49,11 +49,12 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
     calls = episodes - len(context.result(RolloutResult).trajectories) - 2 * BATCH - len(validation)
     if calls < len(validation):
         return Prompting(), ("the budget does not pay for one candidate prompt: it stays as it is",)
-    found = optimize(
+    adapter: Any = Rollouts(context, proposer)  # GEPA's protocol is generic in what it hands back unseen
+    found: Any = optimize(
         seed_candidate={INSTRUCTIONS: proposer.original, EXAMPLES: ""},
         trainset=list(context.tasks("diagnosis")),
         valset=validation,
-        adapter=Rollouts(context, proposer),
+        adapter=adapter,
         max_metric_calls=calls,
         reflection_minibatch_size=BATCH,
         track_best_outputs=False,

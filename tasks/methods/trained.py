@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from db import StageRow, TrainingStepRow
-from environments.contract import Environment, Observation, Target, TargetTask, content_hash
+from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
@@ -54,8 +54,8 @@ class TargetPractice:
     def own(self, task: TargetTask) -> bool:
         return True
 
-    def advice(self, task: TargetTask) -> str:
-        return ""  # plain GRPO has none
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return ()  # plain GRPO has none
 
     def environment(self) -> Environment:
         return DenseEnvironment(self.target.environment(), self.target.environment(), NEAR_MISS)
@@ -88,8 +88,8 @@ class Mixture:
     def own(self, task: TargetTask) -> bool:
         return True
 
-    def advice(self, task: TargetTask) -> str:
-        return ""  # what a mixture is hinted at is not calibrated
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return ()  # a mixture is not calibrated
 
     def environment(self) -> Environment:
         return _Dispatching(self._of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,13 @@ from models.training.trl_trainer import EpisodeGRPO
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
 HINTED = replace(SMALL, hints=0.5, collections=1)
-ADVICE = "Advice: be short."
+ADVICE = (Message("user", "seed 0"), Message("assistant", "Short."))
 
 
 class Advising(Source):
-    """Advises on every scenario, and counts how often it is asked."""
+    """Advises on every scenario."""
 
-    def advice(self, task: TargetTask) -> str:
+    def advice(self, task: TargetTask) -> Sequence[Message]:
         return ADVICE
 
 
@@ -44,7 +45,6 @@ def test_half_of_a_group_is_advised_and_learns_behind_the_plain_prompt(tiny_mode
     assert [is_advised(t.episode.task) for t in learnt] == [False, False, True, True] * 2
     for was, now in zip(played, learnt, strict=True):
         shown = is_advised(was.episode.task)
-        assert was.messages[0].content.endswith(ADVICE) == shown
         first = [Message("user", f"seed {was.episode.task.seed}")]
         plain = renderer.start(Prompt.of(Toy()), first).ids
         assert now.conversation.ids[: len(plain)] == plain

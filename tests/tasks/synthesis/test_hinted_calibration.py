@@ -27,7 +27,7 @@ class Follower:
         return PolicyIdentity("follower", str(self.one_in), "", "", "")
 
     def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
-        told = any("Advice: call coupon(order, code)." in m.content for m in messages)
+        told = any(call.name == "coupon" for m in environment.examples for call in m.tool_calls)
         order = next((w.strip(".") for w in messages[0].content.split() if w.strip(".").isdigit()), "0")
         right = environment.oracle() if told and int(order) % self.one_in == 0 else None
         return right or Action(content="Hello.")
