@@ -14,7 +14,7 @@ MLFLOW_PORT ?= 5000
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install improve ui test bench check format install-targets install-toolsandbox install-vllm clean
+.PHONY: help install improve compare ui test bench check format install-targets install-toolsandbox install-vllm clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  make %-20s %s\n' "$$name" "$$text"; done
@@ -38,6 +38,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 improve: install ## Run one round: make improve ARGS="--target shop --budget 2400"
 	@$(BIN)/trace-agent improve $(ARGS)
 	@report=$$(ls -t "$(TRACE_HOME)"/*/report.html 2>/dev/null | head -n 1); test -z "$$report" || echo "Newest report: $$report"
+
+compare: install ## TRACE against cheaper ways at equal cost: make compare ARGS="--target shop --seeds 5 --budget 4000"
+	@$(BIN)/trace-agent compare-methods $(ARGS)
 
 ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ctrl-C
 	@test -f "$(TRACE_HOME)/mlflow.db" || { echo "error: '$(TRACE_HOME)' holds no mlflow.db; run 'make improve' first, or name the folder with TRACE_HOME=" >&2; exit 1; }

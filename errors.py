@@ -66,6 +66,10 @@ class BudgetExceeded(TraceError, RuntimeError):
     boundary = "budget"
 
 
+class EpisodesSpent(BudgetExceeded):
+    """The next episodes would pass what a method may play; raised before the first of them."""
+
+
 class StoreError(TraceError, OSError):
     """The database does not answer, cannot be written, or holds something impossible."""
 

@@ -83,7 +83,14 @@ class TrainSettings(_Part):
     temperature: float = Field(0.7, gt=0)
     upper_layers: int | None = 15
     micro_batch: int = Field(24, ge=1)
+    shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
     candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
+    hints: float = Field(
+        0.5,
+        ge=0,
+        le=0.5,
+        description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
     )
@@ -298,6 +305,8 @@ class Settings(MachineSettings):
         )
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
+        if not self.train.shuffled:  # what rounds were before there was a placebo
+            del given["train"]["shuffled"]
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
         # same settings.
         if self.target_user == SCRIPTED_USER:

@@ -53,6 +53,20 @@ def move_schema(url: URL, revision: str) -> None:
         engine.dispose()
 
 
+def known_revisions() -> list[str]:
+    """The revisions of the schema that this program knows, newest first."""
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(alembic_config(URL.create("sqlite")))
+    return [entry.revision for entry in script.walk_revisions()]
+
+
+def stored_revision(engines: Engines) -> str | None:
+    """The revision of a database's schema as it stands, without bringing it to the newest; None for an empty one."""
+    with speaking(engines.url), engines.read.connect() as connection:
+        return _version(connection)
+
+
 def alembic_config(url: URL) -> Config:
     """Alembic's configuration for this package's migrations, without a file."""
     from alembic.config import Config

@@ -7,9 +7,7 @@ The order is all that is here, and it stands here alone; each stage is a task th
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,13 @@ from errors import (
     AdapterError,
     ConfigurationError,
     EnvironmentFault,
+    EpisodesSpent,
     SandboxError,
     TargetError,
     TraceError,
     TrainingError,
 )
+from flows.code_version import code_version
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
@@ -38,7 +38,7 @@ from tasks.report import report
 from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
 from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
-from tasks.round.stage import forget, open_context
+from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
@@ -73,17 +73,6 @@ class RoundOutcome(BaseModel):
     promoted: list[str] = []
     reason: str = ""
     checked: list[str] = []
-
-
-def code_version() -> str:
-    """The package's version, with the commit where there is a checkout."""
-    folder = Path(__file__).resolve().parent
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=True, timeout=5
-        )
-        return f"{version('trace-agent')}+{commit.stdout.strip()}"
-    return version("trace-agent")
 
 
 @contextlib.contextmanager
@@ -186,7 +175,8 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     """Each stage of the round up to `last`, as it is done: its name, and its results by capability ("": the round's).
 
     Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
-    those that are still wanted go through each stage together, and where one falls out the next takes its place.
+    those that are still wanted go through each stage together, and where one falls out the next takes its place. One
+    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too.
     """
     round_id, most = context.round.id, context.settings.selection.most
     for stage in FIND:
@@ -197,7 +187,7 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
-            results: dict[str, StageResult] = {c: practice(round_id, c) for c in batch}
+            results: dict[str, StageResult] = {c: _paid_for(practice, round_id, c) for c in batch}
             if practice.name == train.name:
                 results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
             yield practice.name, results
@@ -213,13 +203,22 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
             return
 
 
+def _paid_for(practice: Stage[[str], Any], round_id: str, capability: str) -> StageResult:
+    """A capability's result of a stage; skipped where the budget of episodes does not pay for it."""
+    try:
+        result: StageResult = practice(round_id, capability)
+    except EpisodesSpent as problem:
+        return StageResult(skipped=str(problem))
+    return result
+
+
 def _trained_at_last(context: Context, capability: str, result: StageResult) -> StageResult:
     """The last result of a capability's training, of which `result` is the first. An environment whose reward taught
     the wrong thing goes back for another version, which is checked, calibrated and trained on in its turn (method,
     section 4)."""
     while isinstance(result, TrainResult) and result.misspecified and withdraw(context, capability, result.verdict):
         for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
-            result = practice(context.round.id, capability)
+            result = _paid_for(practice, context.round.id, capability)
             if not result.goes_on:
                 break
     return result

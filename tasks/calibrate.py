@@ -39,4 +39,7 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
         description=f"How the policy does in the environment made for {capability}",
         markdown=f"**{capability}**: {reason}\n\n" + "\n".join(f"- {k}: {v:.3f}" for k, v in figures.items()),
     )
-    return CalibrateResult(accepted=accepted, reason=reason, mastered=figures["all_success"] == 1.0, **figures)
+    hinted = measured.detail.get("hinted")
+    return CalibrateResult(
+        accepted=accepted, reason=reason, mastered=figures["all_success"] == 1.0, hinted=hinted, **figures
+    )

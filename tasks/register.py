@@ -36,7 +36,7 @@ def register(context: Context, capability: str) -> RegisterResult:
     with context.model:
         proof = fingerprint_on(context.policy, context.probe, name)
     moved = proof.largest_move
-    ground = context.training_ground(environment, identity)
+    ground = context.training_ground(environment.spec.id, environment.environment, identity)
     first = FRESH_SEED + seed_offset(context.round.number)
     fresh = [environment.own_scenario(first + i) for i in range(context.settings.evaluation.fresh)]
     champion = champion_of(context, capability)

@@ -29,6 +29,7 @@ from tasks.round.results import ChallengeResult, RolloutResult, RouteResult, Sto
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import first_opening
+from tasks.synthesis.calibration import HINT
 
 logger = logging.getLogger("trace")
 
@@ -125,7 +126,8 @@ def _classes(context: Context, members: Mapping[str, str]) -> dict[str, str]:
     left = dict.fromkeys(members, EXAMPLES_PER_CAPABILITY)
     for capability, row in lineage:
         frame = context.store.trajectory_frame(row.round_id, adapter_id=row.id)
-        frame = frame[frame["environment"] != context.round.target]
+        # What was shown advice opens as no task does.
+        frame = frame[(frame["environment"] != context.round.target) & (frame["group_id"] != HINT)]
         # A family that several adapters are about is of the one that solved the task.
         own = {family: c for c, other in lineage for family in about[other.id] if c == capability}
         taken = practised(frame, owners | own, left[capability])

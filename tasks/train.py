@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
-from environments.synthesized.composed import ComposedEnvironment
-from environments.synthesized.written import WrittenEnvironment
+from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
@@ -22,11 +21,12 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CheckpointFigures, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
+from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
-from tasks.synthesis.environments import stored_environment
+from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 
 logger = logging.getLogger("trace")
 
@@ -44,10 +44,12 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         alpha=t.alpha,
         learning_rate=t.learning_rate,
         schedule=t.schedule,
+        shuffled=t.shuffled,
         temperature=t.temperature,
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
         micro_batch=t.micro_batch,
+        hints=t.hints,
         seed=round_seed(s.seed, number),
     )
 
@@ -80,22 +82,57 @@ def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Course:
+    """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
+    in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
+    `hinted`: with advice. What is not trained for one capability (a mixture, the target itself) has no ids of
+    capability and environment."""
+
+    name: str
+    environment: TrainingEnvironment
+    adapter: str
+    folder: Path
+    steps: int | None = None
+    hinted: bool = False
+    capability_id: str | None = None
+    environment_id: str | None = None
+
+
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
-    """Train the capability's adapter from the weights in `start` (an adapter's folder) or from zero, and choose among
-    its checkpoints. Whatever was done before the process died is not done again."""
-    round_id = context.round.id
-    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    """Train the capability's adapter on its environment; see `train_on`."""
+    made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
+    course = Course(
+        name=capability,
+        environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
+        adapter=adapter_id(context.round.id, capability, made.versions),
+        folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
+        hinted=calibrated is not None and calibrated.hinted is not None,
+        capability_id=row_id(context.round.id, capability),
+        environment_id=made.environment,
+    )
+    return train_on(context, course, start)
+
+
+def train_on(context: Context, course: Course, start: Path | None = None) -> TrainResult:
+    """Train an adapter from the weights in `start` (an adapter's folder) or from zero, and choose among its
+    checkpoints. Whatever was done before the process died is not done again."""
+    round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
-    made = context.result(SynthesizeResult, capability)
-    identity = adapter_id(round_id, capability, made.versions)
+    if not course.hinted:
+        settings = replace(settings, hints=0.0)
+    if course.steps is not None:
+        settings = replace(settings, steps=course.steps)
+    if context.budget is not None:
+        settings = replace(settings, most_episodes=context.budget.for_training(identity))
     digest_of_start = adapter_digest(start) if start else ""
     context.store.put(
         [
             AdapterRow(
                 id=identity,
                 round_id=round_id,
-                capability_id=row_id(round_id, capability),
-                environment_id=made.environment,
+                capability_id=course.capability_id,
+                environment_id=course.environment_id,
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
@@ -103,7 +140,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
             )
         ],
     )
-    output = context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}")
+    output = course.folder
     ground = Playground(
         environment.environment,
         environment.spec.id,
@@ -112,7 +149,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
         settings.max_tokens,
         identity,
     )
-    run = context.registry.start_run(f"{round_id}-{capability}", {"round": round_id, "capability": capability})
+    run = context.registry.start_run(f"{round_id}-{course.name}", {"round": round_id, "capability": course.name})
 
     storing = Stopwatch()
 
@@ -124,12 +161,19 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
         with storing:
-            rows = [row_of(t, ground, context.origin, row_id(identity, t.episode.key)) for t in trajectories]
+            told = {True: replace(ground, group=HINT), False: ground}
+            rows = [
+                row_of(t, told[is_advised(t.episode.task)], context.origin, row_id(identity, t.episode.key))
+                for t in trajectories
+            ]
             context.store.add_trajectories(rows)
+            # Charged after they are stored: `for_training` takes the stored ones for this training's own.
+            if context.budget is not None:
+                context.budget.admit([row.id for row in rows], ground.purpose)
 
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
-    with Stopwatch() as training, Meter(f"train {capability}", settings.steps, "steps", done) as meter:
-        actor = context.backend.actor(context.probe.ids, f"{capability}@{round_id}")
+    with Stopwatch() as training, Meter(f"train {course.name}", settings.steps, "steps", done) as meter:
+        actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
         result = train_adapter(
             environment, actor, context.base.renderer, settings, output, on_step, on_trajectories, start
         )
@@ -162,7 +206,7 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
 def _choose(
     context: Context,
     identity: str,
-    environment: ComposedEnvironment | WrittenEnvironment,
+    environment: TrainingEnvironment,
     result: TrainingResult,
     warm: bool,
 ) -> Choice:
@@ -174,7 +218,7 @@ def _choose(
     steps = candidates(result.records, settings.train.candidates) if result.records else []
     if len(steps) < 2 or result.verdict:
         return Choice(result.last, ())
-    ground = context.training_ground(environment, identity)
+    ground = context.training_ground(environment.spec.id, environment.environment, identity)
     capability, number = environment.spec.capability, context.round.number
     own, retention = fresh_scenarios(environment, settings.train.choosing, number)
     played = {}

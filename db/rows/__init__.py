@@ -4,6 +4,7 @@ from db.rows.adapters import AdapterRow, EvaluationRow, RouteRow, TrainingStepRo
 from db.rows.capabilities import CalibrationRow, CapabilityRow, EnvironmentRow, LabelRow, SelectionRow
 from db.rows.contract import Row, row_from, values_of
 from db.rows.conversations import ConversationRow, ReplyRow
+from db.rows.methods import EpisodeChargeRow, MethodAccountRow
 from db.rows.releases import BarredRow, DrawnTaskRow, GatePlanRow, LookRow, ReleaseRow
 from db.rows.rounds import Round, SpendRow, StageRow
 from db.rows.trajectories import CheckRow, StepRow, TrajectoryRow, Written
@@ -30,6 +31,8 @@ SMALL_TABLES: tuple[type[Row], ...] = (
     LookRow,
     DrawnTaskRow,
     GatePlanRow,
+    MethodAccountRow,
+    EpisodeChargeRow,
 )
 
 __all__ = [
@@ -42,10 +45,12 @@ __all__ = [
     "ConversationRow",
     "DrawnTaskRow",
     "EnvironmentRow",
+    "EpisodeChargeRow",
     "EvaluationRow",
     "GatePlanRow",
     "LabelRow",
     "LookRow",
+    "MethodAccountRow",
     "ReleaseRow",
     "ReplyRow",
     "Round",

@@ -8,9 +8,8 @@ target's: near misses earn a little, and what is wrong or superfluous costs as m
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from environments.contract import (
     Action,
@@ -25,6 +24,8 @@ from environments.contract import (
     content_hash,
 )
 from environments.playing import take_turns
+from environments.synthesized.hints import solved
+from environments.wrapping import WrappedEnvironment
 from errors import ConfigurationError
 
 # The most that an episode without success can earn. Each further version of an environment halves it: the one before
@@ -50,36 +51,21 @@ class CompositionSpec:
         return content_hash(asdict(self))
 
 
-class DenseEnvironment:
+class DenseEnvironment(WrappedEnvironment):
     """An environment of the target with the denser reward. Success stays the target's."""
 
     def __init__(self, inner: Environment, reference: Environment, near_miss: float = NEAR_MISS) -> None:
-        self.inner, self._reference_environment, self.near_miss = inner, reference, near_miss
-        self.max_steps = inner.max_steps
-        self._take_over()
+        super().__init__(inner)
+        self._reference_environment, self.near_miss = reference, near_miss
 
     def reset(self, task: TargetTask) -> Observation:
         self._calls: list[ToolCall] = []
         self._task = task
-        observation = self.inner.reset(task)
-        self._take_over()
-        return observation
-
-    def _take_over(self) -> None:
-        """What the inner environment offers; some decide it at `reset`."""
-        self.tools: Sequence[Mapping[str, Any]] = self.inner.tools
-        self.instructions: str = self.inner.instructions
-        self.examples: Sequence[Message] = self.inner.examples
+        return super().reset(task)
 
     def step(self, action: Action) -> Observation:
         self._calls.extend(action.tool_calls)
-        return self.inner.step(action)
-
-    def oracle(self) -> Action | None:
-        return self.inner.oracle()
-
-    def close(self) -> None:
-        self.inner.close()
+        return super().step(action)
 
     def score(self) -> Score:
         score = self.inner.score()
@@ -162,6 +148,11 @@ class ComposedEnvironment:
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario needs the capability; the others are there for retention."""
         return task.family in self.spec.families
+
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        """How another scenario of the same family is solved (`hints.py`): the same one for all of the family's."""
+        rng = random.Random(f"{self.spec.id}:advice:{task.family}")
+        return solved(self.target.environment(), self.generators.generate(task.family, rng.randrange(10**9)))
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version

@@ -103,6 +103,10 @@ class WrittenEnvironment:
         """Whether a scenario is the module's; the others are the target's, and there for retention."""
         return "code_hash" in task.payload
 
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        """None: a module's scenarios show nothing of how they are solved."""
+        return ()
+
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
         return TargetLike(self)

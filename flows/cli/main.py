@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.housekeeping import add_housekeeping
+from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
@@ -72,29 +74,6 @@ def _store(home: Path | None) -> tuple[Any, Any]:
     return settings, open_store(settings.database_url)
 
 
-def _ready(settings: Any, stage: str = "") -> Any:
-    """The module of the flows, when all that can be checked is right: what is light before anything else, the rest
-    while Prefect's server starts. The server is stopped when something is refused. `stage` is a stage to look up."""
-    from flows.cli.early_server import start_early
-    from flows.cli.loading import loading
-    from tasks.round.preflight import check_by_loading, check_without_loading
-
-    check_without_loading(settings)
-    server = start_early()
-    try:
-        with loading():
-            check_by_loading(settings)
-            import flows.improve as flow
-
-        if stage:
-            flow.check_name(stage)
-        server.wait()
-    except BaseException:
-        server.stop()
-        raise
-    return flow
-
-
 def _print(value: Any, as_json: bool, text: str) -> None:
     typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
 
@@ -118,7 +97,7 @@ def improve(
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
-    flow = _ready(settings)
+    flow = ready(settings, "flows.improve")
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(
         target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home, fresh=fresh
@@ -250,7 +229,7 @@ def stage(
     from settings import load_settings
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
-    flow = _ready(settings, stage=name)
+    flow = ready(settings, "flows.improve", lambda module: module.check_name(name))
     result = flow.until(
         name,
         flow.ImproveParameters(
@@ -263,6 +242,7 @@ def stage(
 add_commands(app)
 add_releases(app)
 add_serving(app)
+add_housekeeping(app)
 
 
 def main() -> None:

@@ -10,11 +10,12 @@ import typer
 
 from flows.cli.compare import compare
 from flows.cli.evaluate import evaluate
+from flows.cli.methods import compare_methods
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (evaluate, compare, select, play, validate):
+    for command in (evaluate, compare, compare_methods, select, play, validate):
         app.command()(command)
 
 

@@ -1,7 +1,8 @@
 """Several adapters as one: their weighted sum, as an adapter of its own that is registered and served like any other.
 
 PEFT's `add_weighted_adapter` with `combination_type="cat"` is exactly the weighted sum of the deltas; its rank is the
-sum of the ranks. Servers with a lower limit of rank get the closest adapter of that rank ("svd").
+sum of the ranks. Servers with a lower limit of rank get the closest adapter of that rank ("svd"). "ties_svd" merges the
+deltas by TIES (Yadav et al., 2023, arXiv 2306.01708) and gives the closest adapter of the parts' own rank.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from models.adapters.files import CONFIG, export_adapter, order_config
 
 # Weights are rounded to quarters: so few blends are possible that every one in demand can be published beforehand.
 QUARTERS = 4
+# Share of the largest changes that TIES keeps of each adapter: its paper's value.
+TIES_DENSITY = 0.2
 
 
 def blend_name(weights: Mapping[str, float]) -> str:
@@ -40,8 +43,9 @@ def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
     return {name: quarters for name, quarters in parts.items() if quarters}
 
 
-def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0) -> Path:
-    """Write the weighted sum of adapters to `destination` (which must not exist) and return it.
+def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0, ties: bool = False) -> Path:
+    """Write the weighted sum of adapters to `destination` (which must not exist) and return it; with `ties` what TIES
+    makes of them.
 
     `model` is the plain transformers model that they were trained on; it comes back as it was. `folders` gives each
     adapter's weight; `most_rank` 0 keeps the sum exact. Raises `AdapterError` for fewer than one adapter or a weight
@@ -58,10 +62,13 @@ def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_ran
     try:
         for name, folder in zip(names[1:], others, strict=True):
             wrapped.load_adapter(str(folder), adapter_name=name)
-        rank = sum(json.loads((folder / CONFIG).read_text("utf-8"))["r"] for folder in folders)
+        ranks = [int(json.loads((folder / CONFIG).read_text("utf-8"))["r"]) for folder in folders]
+        rank = sum(ranks)
         how: dict[str, Any] = {"combination_type": "cat"}
         if 0 < most_rank < rank:
             how = {"combination_type": "svd", "svd_rank": most_rank}
+        if ties:
+            how = {"combination_type": "ties_svd", "svd_rank": max(ranks), "density": TIES_DENSITY}
         wrapped.add_weighted_adapter(names, list(folders.values()), "blend", **how)
         with tempfile.TemporaryDirectory() as scratch:
             wrapped.save_pretrained(scratch, selected_adapters=["blend"])

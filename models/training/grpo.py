@@ -61,7 +61,7 @@ from models.training.records import (
     misspecified,
     solved,
 )
-from models.training.rollouts import NothingToLearn, Rollouts, ScenarioSource
+from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO
 
 
@@ -93,6 +93,7 @@ class _Steps(TrainerCallback):
                 "entropy": float(logs.get("entropy") or 0.0),
                 "sampler_ratio": float(logs.get("sampler_ratio") or 1.0),
                 "sampler_ratio_worst": self.rollouts.worst_ratio,
+                "played": float(self.rollouts.played),
             },
         )
         self.began = time.perf_counter()
@@ -127,8 +128,8 @@ class TrainingResult:
 
     `ending` says why no further step was made: "steps" (all were), "solved" (the capability's own scenarios, two steps
     running), "mastered" (every episode on them a success, so nothing is left to learn from), "nothing more to learn:
-    ..." or "misspecified". `verdict` is empty unless the adapter must not be used. `environment_seconds` are of this
-    process's rollouts.
+    ...", "misspecified", or "budget" (`most_episodes` do not pay for another step). `verdict` is empty unless the
+    adapter must not be used. `environment_seconds` are of this process's rollouts.
     """
 
     weights: Mapping[int, Path]
@@ -169,12 +170,17 @@ def train_adapter(
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
+    rollouts.played = int(records[-1].metrics.get("played", 0)) if records else 0
+    rollouts.collected = list(records[-1].groups) if records else []
     ended = read_ended(output)
     if not ended and not _over(records, settings):
         try:
             _train(rollouts, output, _Steps(rollouts, on_step, records), resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
+            write_ended(output, ended)
+        except OutOfEpisodes:
+            ended = Ended("budget", _verdict(records, settings))
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")

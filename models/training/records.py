@@ -21,7 +21,11 @@ logger = logging.getLogger("trace.models")
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`."""
+    """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
+
+    `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
+    out at random: a placebo, from which nothing about the task can be learnt. `hints` is the share of a group's
+    rollouts that get advice while the policy hardly succeeds without."""
 
     steps: int = 8
     groups: int = 6
@@ -39,6 +43,9 @@ class TrainingSettings:
     micro_batch: int = 24
     solved: float = 0.95
     seed: int = 0
+    most_episodes: int | None = None
+    shuffled: bool = False
+    hints: float = 0.0
 
 
 @dataclass(frozen=True)

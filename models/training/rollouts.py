@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from environments.contract import Environment, TargetTask
+from environments.contract import Environment, Message, Prompt, TargetTask
+from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
 from errors import TrainingError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
-from models.renderer import Renderer
+from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.records import GroupFigures, TrainingSettings
@@ -27,6 +29,8 @@ logger = logging.getLogger("trace.models")
 
 # Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+# Success on own scenarios, without advice, from which a step gives none.
+UNHINTED = 0.3
 
 
 def scenario_seed(seed: int, step: int, place: int) -> int:
@@ -51,12 +55,20 @@ def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
     return centred_GK / (std_G1 + 1e-4)
 
 
+def dealt_out(advantages_GK: torch.Tensor, seed: int) -> torch.Tensor:
+    """The advantages of each group, (G, K), among its own rollouts in an order that `seed` decides."""
+    draws = torch.Generator().manual_seed(seed)
+    order_GK = torch.stack([torch.randperm(len(row), generator=draws) for row in advantages_GK])
+    return advantages_GK.gather(1, order_GK.to(advantages_GK.device))
+
+
 class ScenarioSource(Protocol):
     """What training draws from: a synthesized environment. `own` says of a scenario whether it needs the capability;
-    the others are there for retention."""
+    the others are there for retention; `advice` is a worked example that an own one may be shown with."""
 
     def scenario(self, seed: int) -> TargetTask: ...
     def own(self, task: TargetTask) -> bool: ...
+    def advice(self, task: TargetTask) -> Sequence[Message]: ...
     def environment(self) -> Environment: ...
 
 
@@ -68,10 +80,16 @@ class NothingToLearn(Exception):
         self.mastered = mastered
 
 
+class OutOfEpisodes(Exception):
+    """The next collection would pass `TrainingSettings.most_episodes`."""
+
+
 class Rollouts:
     """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
 
-    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once.
+    `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once, and
+    before the first step what the last step of an earlier process came to. Rollouts with advice are in no figure.
+    `played` counts the episodes of all steps.
     """
 
     def __init__(
@@ -88,9 +106,11 @@ class Rollouts:
         self.on_trajectories = on_trajectories
         self.shared = 0
         self.advantages_R = torch.zeros(0)
+        self.hinted_R = torch.zeros(0, dtype=torch.bool)
         self.collected: list[GroupFigures] = []
         self.dropped = 0
         self.missing = 0
+        self.played = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
 
@@ -121,24 +141,29 @@ class Rollouts:
         Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
-        Raises `NothingToLearn` when all rewards are equal, a transient `TrainingError` when every group lost an
-        episode, and a lasting one when the adapter has come apart.
+        Raises `NothingToLearn` when all rewards are equal, `OutOfEpisodes` when no informative group can be paid for, a
+        transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
         """
         s = self.settings
         kept: list[list[Trajectory]] = []
         spare: list[list[Trajectory]] = []
         lost = ""
+        hinted = self._hinted()
         self.collected = []
         began = time.perf_counter()
         for collection in range(s.collections):
+            if not self._can_pay((s.groups - len(kept)) * s.group_size):
+                if not kept:
+                    raise OutOfEpisodes(f"{self.played} of at most {s.most_episodes} episodes are played")
+                break
             tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
-                Episode(f"{step}/{collection}/{g}/{k}", task, s.seed * 100_003 + step, k, self.adapter)
+                Episode(f"{step}/{collection}/{g}/{k}", told, s.seed * 100_003 + step, k, self.adapter)
                 for g, task in enumerate(tasks)
-                for k in range(s.group_size)
+                for k, told in enumerate(self._told(task, hinted))
             ]
             player = Player(
-                self.environments.environment,
+                lambda: Advised(self.environments.environment()),
                 self.actor.policy,
                 self.renderer,
                 Sampling(s.temperature, s.max_tokens),
@@ -152,7 +177,9 @@ class Rollouts:
                     f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning "
                     "rate and start this adapter again"
                 )
+            self.played += len(ordered)
             self.on_trajectories(step, ordered)
+            ordered = [self._unhinted(t) if t.score and is_advised(t.episode.task) else t for t in ordered]
             for g, task in enumerate(tasks):
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 self._count(group, task)
@@ -180,9 +207,43 @@ class Rollouts:
         self.seconds = time.perf_counter() - began
         return [t for group in kept for t in group]
 
+    def _can_pay(self, episodes: int) -> bool:
+        most = self.settings.most_episodes
+        return most is None or self.played + episodes <= most
+
+    def _hinted(self) -> int:
+        """How many rollouts of a group get advice in a step, by what the step before came to without."""
+        own = [g for g in self.collected if g.own]
+        wins, episodes = sum(g.successes for g in own), sum(g.episodes for g in own)
+        return 0 if episodes and wins / episodes >= UNHINTED else round(self.settings.hints * self.settings.group_size)
+
+    def _told(self, task: TargetTask, hinted: int) -> list[TargetTask]:
+        """The task for each rollout of a group: the last `hinted` of an own scenario come with advice."""
+        plain = [task] * self.settings.group_size
+        advice = self.environments.advice(task) if hinted and self.environments.own(task) else ()
+        return [*plain[hinted:], *[advised(task, advice)] * hinted] if advice else plain
+
+    def _unhinted(self, played: Trajectory) -> Trajectory:
+        """A rollout that was played with advice as if it had been played without: the same turns behind the prompt that
+        the scenario has by itself."""
+        task, environment = played.episode.task, self.environments.environment()
+        first = environment.reset(unadvised(task)).messages
+        prompt = Prompt.of(environment)
+        environment.close()
+        plain = self.renderer.start(prompt, first)
+        shown = len(self.renderer.start(with_advice(prompt, task), first).ids)
+        was = played.conversation
+        conversation = Conversation(
+            [*plain.ids, *was.ids[shown:]],
+            [*plain.sampled, *was.sampled[shown:]],
+            [*plain.logprobs, *was.logprobs[shown:]],
+            plain.shared,
+        )
+        return replace(played, conversation=conversation)
+
     def _count(self, group: list[Trajectory], task: TargetTask) -> None:
-        """Add what a group came to; episodes without a score are in no figure."""
-        scores = [t.score for t in group if t.score]
+        """Add what a group came to; episodes without a score, and those with advice, are in no figure."""
+        scores = [t.score for t in group if t.score and not is_advised(t.episode.task)]
         if scores:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
             self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward))
@@ -213,9 +274,15 @@ class Rollouts:
         trajectories = self.collect(step)
         rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
         rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
-        rewards_GK = rewards_GK.view(-1, self.settings.group_size)
+        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size))
+        if self.settings.shuffled:
+            advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
-        self.advantages_R[: len(trajectories)] = group_advantages(rewards_GK).flatten()
+        self.advantages_R[: len(trajectories)] = advantages_GK.flatten()
+        # A rollout with advice teaches by its success alone: the policy would not have made its mistakes.
+        self.hinted_R = torch.zeros(rows, dtype=torch.bool, device=rewards_GK.device)
+        self.hinted_R[: len(trajectories)] = torch.tensor([is_advised(t.episode.task) for t in trajectories])
+        self.advantages_R[self.hinted_R & (self.advantages_R < 0)] = 0.0
         # Retention scenarios may come with other instructions than the capability's own.
         shared = min(t.conversation.shared for t in trajectories)
         self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])

@@ -19,11 +19,13 @@ NO_ADVANTAGE = 1e-4
 
 class StepSource(Protocol):
     """What the trainer asks of the rollouts: TRL's rollout function, the number of ids that all rows of the step begin
-    with, the advantage of each row of the last rollout, where the largest ratio of sampler to trainer is kept, and the
-    sampler's decoder on the trained model (None when another process samples)."""
+    with, the advantage of each row of the last rollout and whether it was sampled behind another prompt (a hint), where
+    the largest ratio of sampler to trainer is kept, and the sampler's decoder on the trained model (None when another
+    process samples)."""
 
     shared: int
     advantages_R: torch.Tensor
+    hinted_R: torch.Tensor
     worst_ratio: float
 
     @property
@@ -53,6 +55,7 @@ class EpisodeGRPO(GRPOTrainer):
         # TRL compares with its own detached pass; the sampler's figures make ratio and clipping mean what they say.
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
         output["advantages"] = self.source.advantages_R
+        output["hinted"] = self.source.hinted_R
         return output
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -73,16 +76,19 @@ class EpisodeGRPO(GRPOTrainer):
             for name, value in inputs.items()
         }
         self._mask_RT = inputs["completion_mask"] * inputs["tool_mask"]
+        self._old_RT, self._hinted_R = inputs["old_per_token_logps"], inputs["hinted"]
         loss = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
             raise TrainingError(
                 f"the loss is {loss.item()} at step {self.state.global_step}; "
                 "lower the learning rate and start this adapter again"
             )
-        gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * self._mask_RT
-        tokens = self._mask_RT.sum().clamp(min=1)
-        self._metrics["train"]["logprob_gap"].append((gap_RT.abs().sum() / tokens).item())
-        self._metrics["train"]["sampler_ratio"].append(((gap_RT.exp() * self._mask_RT).sum() / tokens).item())
+        # What was sampled behind a hint says nothing of whether sampler and trainer agree.
+        mask_RT = self._mask_RT * ~self._hinted_R[:, None]
+        gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
+        if tokens := int(mask_RT.sum()):
+            self._metrics["train"]["logprob_gap"].append((gap_RT.abs().sum() / tokens).item())
+            self._metrics["train"]["sampler_ratio"].append(((gap_RT.exp() * mask_RT).sum() / tokens).item())
         self.source.worst_ratio = max(self.source.worst_ratio, gap_RT.abs().max().clamp(max=20).exp().item())
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
             self._kl_step = self.state.global_step
@@ -136,4 +142,7 @@ class EpisodeGRPO(GRPOTrainer):
             logprobs_RT = logprobs_RT.index_put((torch.full_like(at_S, i), at_S), logprobs_S)
             entropies_RT[i, at_S] = entropies_S
         self._logprobs_RT = logprobs_RT.detach()
+        if torch.is_grad_enabled():
+            # The sampler saw a hint, the trainer does not: a ratio of the two would all but remove what is to learn.
+            self._old_RT.copy_(torch.where(self._hinted_R[:, None], self._logprobs_RT, self._old_RT))
         return logprobs_RT, entropies_RT, None

@@ -34,11 +34,9 @@ from tasks.releases.lookup import (
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
 
 __all__ = [
-    "allow",
     "barred",
     "check_files",
     "heal",
-    "incumbent",
     "live_release",
     "member_adapters",
     "new_candidate",
@@ -55,18 +53,6 @@ logger = logging.getLogger("trace")
 
 # States from which `rollback` may bring a release back: it was live once.
 WAS_LIVE = (ReleaseState.RETIRED, ReleaseState.ROLLED_BACK)
-
-
-def incumbent(
-    store: Store, target: str, base: str, base_revision: str, data_hash: str
-) -> tuple[ReleaseRow | None, str]:
-    """The release that a round goes on from and its candidate is compared with, and "". None where nothing is live, or
-    where the live release stands on another base or other data: a new lineage begins then, and the text says why."""
-    live = live_release(store, target)
-    why = "" if live is None else apart(live, base, base_revision, data_hash)
-    if live is None or not why:
-        return live, ""
-    return None, f"release {live.number} is not comparable: {why}; this round begins a new lineage from the bare base"
 
 
 def new_candidate(
@@ -185,14 +171,6 @@ def rollback(store: Store, registry: Registry, target: str, to: int | None = Non
         moves.swap(connection, target, live, back, (ReleaseState.ROLLED_BACK, said))
     publish(store, registry, target)
     return None if back is None else stored_release(store, back.id)
-
-
-def allow(store: Store, target: str, release: ReleaseRow) -> list[str]:
-    """Lift the bars on a release's adapters; the capabilities whose adapter was barred."""
-    if release.target != target:
-        raise ConfigurationError(f"release {release.number} is of target {release.target!r}, not of {target!r}")
-    with store.transaction() as connection:
-        return moves.allow_adapters(connection, release)
 
 
 def heal(store: Store, registry: Registry, target: str) -> None:

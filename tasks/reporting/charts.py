@@ -256,6 +256,48 @@ def share_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     return _svg(height, title, "; ".join(f"{name}: {text}" for name, _, text in rows), parts)
 
 
+def heat_chart(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
+    """Rates by row (family) and column (method) as shaded cells with the rate in percent; a cell without a rate is
+    empty. Columns are lettered; the page says which is which."""
+    top, tall = 30, 30.0
+    cell = min(64.0, (WIDTH - _LABEL - 12) / max(1, len(columns)))
+    x0, height = _LABEL + 8, top + tall * len(rows) + 10
+    parts = [_text(x0 + cell * (j + 0.5), top - 8, chr(65 + j), "axis middle", n) for j, n in enumerate(columns)]
+    for i, (name, rates) in enumerate(rows.items()):
+        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, _short(name), "name end", name))
+        for j, column in enumerate(columns):
+            x, y = x0 + cell * j + 1, top + tall * i + 1
+            box = f'x="{x:.1f}" y="{y:.1f}" width="{cell - 2:.1f}" height="{tall - 2:.1f}" rx="3"'
+            parts.append(f'<rect class="cell" {box}/>')
+            rate = rates.get(column)
+            if rate is not None and rate == rate:
+                parts.append(f'<rect class="routed bar" style="opacity:{0.05 + 0.7 * rate:.2f}" {box}/>')
+                parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, f"{100 * rate:.0f}", "middle"))
+    said = "; ".join(
+        f"{name}: " + ", ".join(f"{c} {percent(r)}" for c, r in rates.items() if r == r) for name, rates in rows.items()
+    )
+    return _svg(height, "Success by family and method", said, parts)
+
+
+def curve_chart(title: str, axis: str, points: Sequence[tuple[float, float]]) -> str:
+    """Success rates (second of each pair) over a number (the first, which `axis` names), joined in order."""
+    height, x0, x1, y0, y1 = 216, 50, WIDTH - 62, 172, 14
+    first, last = points[0][0], points[-1][0]
+    parts, placed = [], []
+    for value in (0, 0.25, 0.5, 0.75, 1):
+        y = y0 + (y1 - y0) * value
+        parts.append(f'<line class="grid" x1="{x0}" x2="{x1}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(x0 - 8, y + 4, f"{100 * value:.0f} %", "axis end"))
+    for number, rate in points:
+        x, y = x0 + (x1 - x0) * (number - first) / ((last - first) or 1), y0 + (y1 - y0) * rate
+        placed.append(f"{x:.1f},{y:.1f}")
+        parts.append(_text(x, y0 + 20, f"{number:g}", "axis middle"))
+        parts.append(f'<circle class="routed dot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
+    parts.append(f'<polyline class="routed curve" points="{" ".join(placed)}"/>')
+    parts.append(_text((x0 + x1) / 2, y0 + 38, axis, "axis middle"))
+    return _svg(height, title, "; ".join(f"{n:g}: {percent(r)}" for n, r in points), parts)
+
+
 def _svg(height: float, title: str, description: str, parts: Sequence[str]) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}. {escape(description)}">'

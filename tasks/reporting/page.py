@@ -30,7 +30,7 @@ def render(figures: RoundFigures) -> str:
         "tokens": charts.share_chart("Tokens by stage", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
     }
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             f=figures,
@@ -58,7 +58,8 @@ def _order(figures: RoundFigures, name: str) -> int:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates of this folder, escaped, with the filters that say figures in words."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,

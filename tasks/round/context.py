@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
-from environments.contract import Draw, Drawable, Target, TargetTask
-from environments.synthesized.composed import ComposedEnvironment
-from environments.synthesized.written import WrittenEnvironment
+from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from models.adapters.registry import Registry
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
@@ -29,7 +27,7 @@ from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
-from tasks.round.rollouts import WITHIN_BUDGET, RoundEngine, round_seed
+from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
 
 
@@ -46,13 +44,14 @@ R = TypeVar("R", bound=StageResult)
 @dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
-    wall time is orchestration."""
+    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them."""
 
     settings: Settings
     store: Store
     round: Round
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
+    budget: EpisodeBudget | None = None
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -105,7 +104,7 @@ class Context:
         """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
         return self.backend.policy
 
-    @cached_property
+    @property
     def engine(self) -> RoundEngine:
         """Plays the round's own policy."""
         return self.engine_of(self.policy)
@@ -115,7 +114,7 @@ class Context:
         renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
         rows = 2 * self.settings.rollout.rows
         engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
-        return RoundEngine(engine, self.model, self.environment)
+        return RoundEngine(engine, self.model, self.environment, self.budget)
 
     @property
     def origin(self) -> Origin:
@@ -127,10 +126,10 @@ class Context:
         rollout = self.settings.rollout
         return Playground(self.target.environment, self.round.target, purpose, rollout.temperature, rollout.max_tokens)
 
-    def training_ground(self, environment: ComposedEnvironment | WrittenEnvironment, adapter_id: str) -> Playground:
+    def training_ground(self, name: str, make: Callable[[], Environment], adapter_id: str) -> Playground:
         """A training environment at the evaluation temperature, for episodes that measure an adapter."""
         of_target = self.ground("evaluation")
-        return replace(of_target, make=environment.environment, environment=environment.spec.id, adapter_id=adapter_id)
+        return replace(of_target, make=make, environment=name, adapter_id=adapter_id)
 
     @cached_property
     def probe(self) -> Conversation:

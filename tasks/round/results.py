@@ -99,7 +99,8 @@ class SynthesizeResult(StageResult):
 
 class CalibrateResult(StageResult):
     """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
-    `mastered` when it may not because every sample succeeded."""
+    `mastered` when it may not because every sample succeeded. `hinted` is success with advice, where it never succeeded
+    without (None: that was not tried), and training gives advice too."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -113,6 +114,7 @@ class CalibrateResult(StageResult):
     low: float
     high: float
     mastered: bool = False
+    hinted: float | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -170,6 +172,8 @@ class TrainResult(StageResult):
         """Why the adapter is not used; "" where it is."""
         if self.verdict or self.chosen:
             return self.verdict
+        if self.ending == "budget" and not self.steps:
+            return "the budget of episodes did not pay for a first step"
         if self.steps:
             return "every checkpoint is worse on fresh seeds than what training began from"
         return "mastered: every episode of the first step succeeded, so there is nothing to train"

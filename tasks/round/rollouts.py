@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pandas as pd
 
@@ -29,6 +30,18 @@ def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: s
     return [Episode("", task, seed, trial, adapter) for task in tasks for trial in range(trials)]
 
 
+class EpisodeBudget(Protocol):
+    """Who pays for a round's episodes where methods are compared at equal cost (`tasks/methods/budget.py`)."""
+
+    def admit(self, ids: Sequence[str], purpose: str) -> None:
+        """Charge trajectories by id, each once. Raises `EpisodesSpent`, and charges none, when they are too many."""
+        ...
+
+    def for_training(self, adapter: str) -> int:
+        """The most episodes that the training of an adapter may play in all; the same whenever it is asked."""
+        ...
+
+
 @dataclass(frozen=True)
 class RoundEngine:
     """Plays the episodes of a round under its cap on spending, and adds the seconds that they took to the round's."""
@@ -36,17 +49,26 @@ class RoundEngine:
     engine: Engine
     model: Stopwatch
     environment: Stopwatch
+    budget: EpisodeBudget | None = None
 
     def play(self, ground: Playground, episodes: Sequence[Episode], what: str = "") -> list[str]:
         """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`.
 
-        Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept."""
+        Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept; and
+        `EpisodesSpent` before any is played that the budget does not pay for."""
+        if self.budget is not None and episodes:
+            self.budget.admit(self.engine.ids(ground, episodes), purpose_of(ground, episodes))
         run = self.engine.play(ground, episodes, what)
         self.environment.seconds += run.environment_seconds
         self.model.seconds += run.model_seconds
         if run.stopped:
             raise BudgetExceeded(run.stopped)
         return run.ids
+
+
+def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:
+    """What episodes are charged for: those of the test split are measured, whoever plays them."""
+    return "test" if all(e.task.split == "test" for e in episodes) else ground.purpose
 
 
 def outcomes(store: Store, ids: Sequence[str]) -> pd.DataFrame:

@@ -4,13 +4,15 @@ synthesized environment, and whether that may train."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from db import CalibrationRow, row_id
 from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.hints import Advised, advised
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
 from errors import EnvironmentFault
@@ -28,6 +30,11 @@ FRESH_SEED = 5_000_000
 CHOOSING_SEED = 5_050_000
 # Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
 ROUND_SEEDS = 100_000
+# Success with advice from which a capability that is never shown without may be trained with hints: of four rollouts
+# of a group, one in three groups has a success to learn from.
+HINTED = 0.1
+# What the trajectories of episodes with advice are grouped by.
+HINT = "hinted"
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
 
 
@@ -38,8 +45,9 @@ def seed_offset(number: int) -> int:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured (see `calibration_figures`), the decision and its reason, success by family, and the worst, the
-    median and the best episode (JSON-able, for whoever must make the environment better)."""
+    """What was measured (see `calibration_figures`), the decision and its reason, success by family, success with
+    advice where there was none without (None: not tried), and the worst, the median and the best episode (JSON-able,
+    for who must make the environment better)."""
 
     figures: Mapping[str, float]
     accepted: bool
@@ -48,6 +56,7 @@ class Calibration:
     samples: int
     policy_id: str
     families: Mapping[str, float]
+    hinted: float | None = None
     exhibits: tuple[Mapping[str, Any], ...] = ()
 
     def row(self, environment_id: str) -> CalibrationRow:
@@ -61,7 +70,10 @@ class Calibration:
             **{name: self.figures[name] for name in FIGURES},
             accepted=self.accepted,
             reason=self.reason,
-            detail={"families": dict(self.families)},
+            detail={
+                "families": dict(self.families),
+                **({} if self.hinted is None else {"hinted": self.hinted}),
+            },
         )
 
 
@@ -86,9 +98,10 @@ def measure(
     """Play a policy `samples` times on each of `seeds` scenarios of round `number`, and judge the figures.
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
-    on from there. Raises `EnvironmentFault` when no episode ended.
+    on from there. Where it never succeeds it plays once more with advice (`environments/synthesized/hints.py`). Raises
+    `EnvironmentFault` when no episode ended.
     """
-    s, store = settings.calibration, engine.engine.store
+    s = settings.calibration
     tasks = [environment.own_scenario(CALIBRATION_SEED - seed_offset(number) - i) for i in range(s.seeds)]
     ground = Playground(
         environment.environment,
@@ -99,19 +112,52 @@ def measure(
     )
     seed = round_seed(settings.seed, number)
     episodes = [Episode("", t, seed, k, adapter) for t in tasks for k in range(s.samples)]
-    ids = engine.play(ground, episodes, f"calibrate {environment.spec.capability}")
-    frame = outcomes(store, ids)
-    if frame.empty:
-        first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
-        raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
+    frame = _played(engine, ground, episodes, f"calibrate {environment.spec.capability}")
     rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
     wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
     figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
     accepted, reason = judge(figures, s.model_dump())
     families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
+    hinted = None
+    if not accepted and not figures["success_rate"] and settings.train.hints:
+        hinted = _with_advice(engine, ground, environment, episodes)
+    if hinted is not None:
+        accepted = hinted >= HINTED
+        found = f"with advice {100 * hinted:.0f} % of the episodes succeed"
+        reason = (
+            f"accepted with hints: {found}, without none ({reason})"
+            if accepted
+            else f"{reason}; {found}, at least {100 * HINTED:.0f} % are needed to train with hints"
+        )
     played = engine.engine.policy.identity(adapter).id
-    shown = typical_episodes(store, frame)
-    return Calibration(figures, accepted, reason, len(tasks), s.samples, played, families, shown)
+    shown = typical_episodes(engine.engine.store, frame)
+    return Calibration(figures, accepted, reason, len(tasks), s.samples, played, families, hinted, shown)
+
+
+def _played(engine: RoundEngine, ground: Playground, episodes: list[Episode], what: str) -> pd.DataFrame:
+    """Outcomes of calibration episodes. Raises `EnvironmentFault` when all were lost."""
+    ids, store = engine.play(ground, episodes, what), engine.engine.store
+    frame = outcomes(store, ids)
+    if frame.empty:
+        first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
+        raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
+    return frame
+
+
+def _with_advice(
+    engine: RoundEngine,
+    ground: Playground,
+    environment: ComposedEnvironment | WrittenEnvironment,
+    episodes: list[Episode],
+) -> float | None:
+    """Success on the same scenarios when the policy is advised; None where there is no advice to give."""
+    advice = {e.task.id: environment.advice(e.task) for e in episodes}
+    told = [replace(e, task=advised(e.task, advice[e.task.id])) for e in episodes if advice[e.task.id]]
+    if not told:
+        return None
+    shown = replace(ground, make=lambda: Advised(environment.environment()), scope=f"{ground.where}|{HINT}", group=HINT)
+    frame = _played(engine, shown, told, f"calibrate {environment.spec.capability} with advice")
+    return float(frame["success"].mean())
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from environments.contract import TargetTask
-from environments.synthesized.composed import ComposedEnvironment
-from environments.synthesized.written import WrittenEnvironment
 from errors import EnvironmentFault
 from models.episodes import Episode
 from models.training.records import GroupFigures, StepRecord
@@ -22,6 +20,7 @@ from tasks.round.engine import Playground
 from tasks.round.results import CheckpointFigures
 from tasks.round.rollouts import RoundEngine, outcomes
 from tasks.synthesis.calibration import CHOOSING_SEED, seed_offset
+from tasks.synthesis.environments import TrainingEnvironment
 
 # Scenarios drawn for each retention scenario that is wanted.
 DRAWS = 20
@@ -50,12 +49,12 @@ def candidates(records: Sequence[StepRecord], most: int) -> list[int]:
 
 
 def fresh_scenarios(
-    environment: ComposedEnvironment | WrittenEnvironment, count: int, number: int
+    environment: TrainingEnvironment, count: int, number: int
 ) -> tuple[list[TargetTask], list[TargetTask]]:
     """`count` of the capability's own scenarios and half as many for retention (fewer where there are fewer, none
-    where training has none), for round `number` alone. Training draws from seeds that are not negative."""
+    where training has none), each once, for round `number` alone. Training draws from seeds that are not negative."""
     first = CHOOSING_SEED + seed_offset(number)
-    own = [environment.own_scenario(first + i) for i in range(count)]
+    own = {task.id: task for task in (environment.own_scenario(first + i) for i in range(count))}
     wanted = (count + 1) // 2 if environment.spec.retention_share else 0
     retention: dict[str, TargetTask] = {}
     for i in range(DRAWS * wanted):
@@ -64,7 +63,7 @@ def fresh_scenarios(
         task = environment.scenario(-first - i)
         if not environment.own(task):
             retention[task.id] = task
-    return own, list(retention.values())
+    return list(own.values()), list(retention.values())
 
 
 def play_checkpoint(

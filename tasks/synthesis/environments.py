@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from db import EnvironmentRow, Round, Store, row_id
-from environments.contract import Generators, Target
+from environments.contract import Environment, Generators, Message, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
 from tasks.synthesis.llm_synthesizer import accepted_environment
 
 # Success of the base from which a family counts as mastered: nothing to train there, much to forget.
 MASTERED = 0.5
+
+
+class TrainingSpec(Protocol):
+    """What a training has to know of its environment beside the scenarios: who it is, and what it is for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def capability(self) -> str: ...
+    @property
+    def retention_share(self) -> float: ...
+
+
+class TrainingEnvironment(Protocol):
+    """What an adapter is trained on: scenarios by seed, and environments to play them in. `own_scenario` gives those
+    that need the capability, on seeds of their own; `own` tells them from retention scenarios; `advice` is a
+    worked example that one may be shown with (none: nothing to show)."""
+
+    @property
+    def spec(self) -> TrainingSpec: ...
+    def scenario(self, seed: int) -> TargetTask: ...
+    def own_scenario(self, seed: int) -> TargetTask: ...
+    def own(self, task: TargetTask) -> bool: ...
+    def advice(self, task: TargetTask) -> Sequence[Message]: ...
+    def environment(self) -> Environment: ...
 
 
 class Keeper(Protocol):

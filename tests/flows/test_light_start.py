@@ -45,12 +45,20 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
             {"TRACE_POLICY__BACKEND": "vllm", "TRACE_POLICY__API_KEY_ENV": "NO_SUCH_KEY"},
             "NO_SUCH_KEY, which is not set",
         ),
+        (
+            ("compare-methods", "--seed", "3", "--budget", "900", "--used-seeds", "used.toml"),
+            {},
+            "seed 3 was used for x",
+        ),
+        (("compare-methods", "--seed", "4", "--used-seeds", "used.toml"), {}, "no budget is given"),
+        (("compare-methods", "--budget", "900"), {}, "name it with --used-seeds"),
     ],
 )
 def test_a_refusal_imports_nothing_heavy(
     tmp_path: Path, arguments: tuple[str, ...], environment: dict[str, str], said: str
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "used.toml").write_text('[[used]]\nseeds = [3]\nfor = "x"\n')
     # The files of the embedded model are not the matter here.
     made = tmp_path / "cache" / "smollm2-135m-b179c9523d0e"
     made.mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flows.improve as flow
-from errors import ConfigurationError
+from errors import ConfigurationError, EpisodesSpent
 from settings import load_settings
 from tasks.round.context import Context
 from tasks.round.results import SelectResult, StageResult, TrainResult
@@ -118,6 +118,23 @@ def test_an_environment_is_not_sent_back_for_ever(
     monkeypatch.setattr(Recorded, "__call__", result)
     monkeypatch.setattr(flow, "withdraw", lambda context, capability, why: False)
     assert calls("register", "a")[3:] == ["synthesize:a", "calibrate:a", "train:a"]
+
+
+def test_a_capability_that_the_budget_does_not_pay_for_falls_out(
+    calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded.__call__
+
+    def result(self: Recorded, round_id: str, capability: str = "") -> Any:
+        found = recorded(self, round_id, capability)
+        if (self.name, capability) in (("train", "a"), ("calibrate", "b")):
+            raise EpisodesSpent("9 more episodes would pass the budget")
+        return found
+
+    monkeypatch.setattr(Recorded, "__call__", result)
+    made = calls("report", "a b c")
+    assert [c for c in made if c.startswith(("train", "register"))] == ["train:a", "train:c", "register:c"]
+    assert made[-6:] == PROVEN
 
 
 def test_training_ends_before_anything_is_proven_when_all_fell_out(calls: Callable[..., list[str]]) -> None:

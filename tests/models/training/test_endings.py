@@ -16,14 +16,15 @@ from safetensors.torch import load_file
 from environments.contract import Action, Observation, Score, TargetTask
 from errors import AdapterError, TrainingError
 from models.adapters.files import CONFIG, WEIGHTS, adapter_digest
+from models.episodes import Trajectory
 from models.training.actors import LocalActor
 from models.training.checkpoints import COMPLETE, keep_weights, last_whole_checkpoint
 from models.training.grpo import TrainingResult, train_adapter
 from models.training.records import GroupFigures, StepRecord, TrainingSettings
-from models.training.rollouts import SEEDS, SPARE_SEEDS, Rollouts, scenario_seed
+from models.training.rollouts import SEEDS, SPARE_SEEDS, OutOfEpisodes, Rollouts, dealt_out, scenario_seed
 from settings import load_settings
 from tasks.train import training_settings
-from tests.models.training.test_grpo import SMALL, Source, Toy
+from tests.models.training.test_grpo import SMALL, Half, Source, Toy
 
 
 def step_of(task: TargetTask) -> int:
@@ -297,3 +298,62 @@ def test_what_is_kept_replaces_what_was_cut_off(tiny_model: Any, tmp_path: Path)
 
 def names(folder: Path) -> Sequence[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_training_stops_where_its_episodes_end_and_goes_on_to_the_same_end(tiny_model: Any, tmp_path: Path) -> None:
+    """Two groups of four a step: 20 episodes pay for two steps, with or without a process that died between."""
+    policy, renderer = tiny_model
+    settings = replace(SMALL, steps=5, collections=1, most_episodes=20)
+    played: list[str] = []
+
+    def count(step: int, trajectories: list[Trajectory]) -> None:
+        played.extend(t.episode.key for t in trajectories)
+
+    def train(folder: str, most: int | None) -> TrainingResult:
+        given = replace(settings, most_episodes=most)
+        return train_adapter(Source(), LocalActor(policy), renderer, given, tmp_path / folder, lambda _: None, count)
+
+    whole = train("whole", 20)
+    assert (whole.ending, whole.verdict, whole.last, len(played)) == ("budget", "", 2, 16)
+    assert [r.metrics["played"] for r in whole.records] == [8, 16]
+    train("cut", 8)
+    (tmp_path / "cut" / "ended.json").unlink()
+    again = train("cut", 20)
+    assert (again.ending, again.last, len(played)) == ("budget", 2, 32)
+    assert adapter_digest(again.folder) == adapter_digest(whole.folder)
+    assert train("whole", 20).ending == "budget", "and it stays ended"
+    nothing = train("poor", 7)
+    assert (nothing.ending, nothing.last, len(played)) == ("budget", 0, 32)
+
+
+def test_a_redraw_that_cannot_be_paid_leaves_the_step_what_it_has(tiny_model: Any, tmp_path: Path) -> None:
+    """One of two groups is informative: the second collection would replace the other."""
+    policy, renderer = tiny_model
+    settings = replace(SMALL, steps=1, collections=2, most_episodes=11)
+    rollouts = Rollouts(Source(Half), LocalActor(policy), renderer, settings, lambda *given: None)
+    rollouts.adapter = None  # type: ignore[assignment]  # the base itself
+    assert len(rollouts.collect(0)) == 8
+    assert (rollouts.played, rollouts.dropped) == (8, 1)
+    with pytest.raises(OutOfEpisodes, match="8 of at most 11"):
+        rollouts.collect(1)
+
+
+def test_advantages_that_are_dealt_out_keep_their_values_and_lose_their_rollouts() -> None:
+    advantages_GK = torch.arange(24.0).view(3, 8)
+    dealt_GK = dealt_out(advantages_GK, 5)
+    assert torch.equal(dealt_GK.sort(dim=1).values, advantages_GK), "each group keeps its own"
+    assert not torch.equal(dealt_GK, advantages_GK)
+    assert torch.equal(dealt_GK, dealt_out(advantages_GK, 5))
+    assert not torch.equal(dealt_GK, dealt_out(advantages_GK, 6))
+
+
+def test_a_shuffled_training_learns_from_dealt_out_advantages(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    made: dict[Any, Any] = {}
+    for shuffled in (False, True):
+        steps: list[StepRecord] = []
+        settings = replace(SMALL, steps=1, shuffled=shuffled)
+        output = tmp_path / str(shuffled)
+        made[shuffled] = train_adapter(Source(), LocalActor(policy), renderer, settings, output, steps.append).folder
+        assert steps[0].reward == pytest.approx(made.setdefault("reward", steps[0].reward)), "figures are true"
+    assert adapter_digest(made[True]) != adapter_digest(made[False])

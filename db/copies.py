@@ -1,0 +1,72 @@
+"""Copies of SQLite files that other processes write to, and what revision of a schema such a file has."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from errors import StoreError
+
+_WAIT_SECONDS = 30.0
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite URL (absolute); None for another kind of database."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        return None
+    return Path(parsed.database).resolve()
+
+
+def copy_sqlite(source: Path, destination: Path) -> None:
+    """One moment of a SQLite file, as a file of its own; writers go on meanwhile (SQLite's backup).
+
+    The copy is in one step: taken page by page it begins again whenever somebody writes, and under a round it would
+    not end. Raises `StoreError` for a file that is damaged or cannot be read, and for a full disk.
+    """
+    with _speaking(source), _opened(source) as before, closing(sqlite3.connect(destination)) as after:
+        before.backup(after)
+        after.execute("PRAGMA journal_mode=DELETE")  # the copy is one file, without -wal and -shm beside it
+        found = after.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(f"{source} is damaged ({found}); restore an earlier backup, then back that up")
+
+
+def problem_of_sqlite(file: Path) -> str:
+    """What SQLite finds wrong with a file, "" for nothing."""
+    try:
+        with _opened(file) as opened:
+            found = str(opened.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.Error as problem:
+        return str(problem)
+    return "" if found == "ok" else found
+
+
+def sqlite_revision(file: Path, table: str) -> str:
+    """The schema's revision in a SQLite file, from Alembic's `table`; "" where it has none. Raises `StoreError`."""
+    with _speaking(file), _opened(file) as opened:
+        known = opened.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
+        found = opened.execute(f'SELECT version_num FROM "{table}"').fetchone() if known else None
+    return "" if found is None else str(found[0])
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write and makes no file."""
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_WAIT_SECONDS)) as opened:
+        yield opened
+
+
+@contextmanager
+def _speaking(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as problem:
+        raise StoreError(
+            f"{file} cannot be copied or read ({problem}); free space if the disk is full, else see whether it is the "
+            "database that it should be: 'trace-agent doctor'"
+        ) from problem

@@ -1,0 +1,89 @@
+"""Commands that keep a home: copies of it, putting one back anywhere, a check of everything around it,
+and removing what nothing needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+
+
+def add_housekeeping(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (backup, restore, doctor, clean):
+        app.command()(command)
+
+
+def backup(file: Annotated[Path, typer.Argument(help="The archive to write.")], home: Home = None) -> None:
+    """Store, registry, artifacts and rounds of a home in one archive, also while a round runs."""
+    from flows.code_version import code_version
+    from settings import load_settings
+    from tasks.housekeeping.backup import make_backup
+
+    made = make_backup(load_settings(home=home), file, code_version())
+    typer.echo(
+        f"{file}: {made.rounds} rounds, {len(made.members)} files, {made.bytes / 1e6:.1f} MB (database schema "
+        f"{made.revision})"
+    )
+    if made.left_out:
+        typer.echo(
+            f"left out, as links or because they were being written or removed: {', '.join(made.left_out)}", err=True
+        )
+    if made.not_copied:
+        typer.echo(f"not copied, as no part of a home: {', '.join(made.not_copied)}", err=True)
+    typer.echo(f"put it back with 'trace-agent restore {file} --home FOLDER'")
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="An archive that 'trace-agent backup' wrote.")], home: Home = None
+) -> None:
+    """Put a backup into an empty folder, here or on another machine: the home can be moved."""
+    from settings import load_settings
+    from tasks.housekeeping.restore import restore_backup
+
+    settings = load_settings(home=home)
+    made = restore_backup(file, settings)
+    typer.echo(
+        f"{settings.folder}: {made.rounds} rounds, {len(made.members)} files, as they were in {made.home} at "
+        f"{made.made_at:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+def doctor(
+    home: Home = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+) -> None:
+    """Look at versions, disk, GPU, servers, clock, model, database and releases; exit 1 when something is wrong."""
+    from dataclasses import asdict
+
+    from settings import load_settings
+    from tasks.housekeeping.doctor import examine, lines
+
+    findings = examine(load_settings(home=home, profile=profile))
+    typer.echo(json.dumps([asdict(f) for f in findings], indent=1) if as_json else "\n".join(lines(findings)))
+    if any(f.level == "fault" for f in findings):
+        raise typer.Exit(1)
+
+
+def clean(
+    older_than: Annotated[int, typer.Option("--older-than", min=1, help="Days since it was done with.")],
+    keep: Annotated[
+        float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    home: Home = None,
+) -> None:
+    """Remove what no release, report or label needs: checkpoints of finished rounds, copies that are fetched again."""
+    from settings import load_settings
+    from tasks.housekeeping.retention import removals, remove
+
+    chosen = removals(load_settings(home=home), older_than, keep)
+    for removal in chosen:
+        typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.path}  ({removal.what})")
+    freed = sum(removal.bytes for removal in chosen) if dry_run else remove(chosen)
+    typer.echo(f"{len(chosen)} of them, {freed / 1e9:.3f} GB {'would be freed' if dry_run else 'freed'}")

@@ -1,0 +1,65 @@
+"""A comparison as text and as one self-contained HTML page, both from the seeds' files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+
+from markupsafe import Markup
+
+from tasks.comparison.results import SeedResult
+from tasks.comparison.table import Table
+from tasks.reporting.charts import curve_chart, heat_chart
+from tasks.reporting.page import environment
+
+
+def lines(table: Table) -> list[str]:
+    """The comparison as text: the methods, then success by family."""
+    width = max(len(row.name) for row in table.rows) + 2
+    over = "seeds and tasks" if len(table.seeds) > 1 else "tasks alone (one seed)"
+    found = [
+        f"{table.target}, data {table.data_hash}: {table.tasks} test tasks, seeds {', '.join(map(str, table.seeds))}, "
+        f"budget {table.budget} episodes; 95 % intervals over {over}, p after Holm",
+        f"{'method':<{width}} {'seeds':>5} {'success':>8}  {'interval':<15} {'- trace':>8}  {'interval':<17} {'p':>7} "
+        f"{'episodes':>9} {'tokens':>10} {'seconds':>8} {'dollars':>8}",
+    ]
+    for row in table.rows:
+        d = row.difference
+        apart = f"{d.points:>+8.1f}  {_span(d.low, d.high, '+'):<17} {d.p:>7.4f}" if d else f"{'':>8}  {'':<17} {'':>7}"
+        found.append(
+            f"{row.name:<{width}} {row.seeds:>5} {100 * row.success:>6.1f} %  "
+            f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
+            f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
+        )
+    names = [row.name for row in table.rows]
+    broad = max(6, *(len(f) for f in table.families))
+    letters = dict(zip(ascii_uppercase, names, strict=False))
+    found += ["", "by family, %: " + ", ".join(f"{letter} {name}" for letter, name in letters.items())]
+    found.append(f"{'':<{broad}} " + " ".join(f"{letter:>4}" for letter in letters))
+    for family, rates in table.families.items():
+        shown = [f"{100 * rates[name]:>4.0f}" if rates[name] == rates[name] else f"{'':>4}" for name in names]
+        found.append(f"{family:<{broad}} " + " ".join(shown))
+    if table.capabilities:
+        nested = ", ".join(f"{count}: {100 * rate:.1f} % ({seeds})" for count, rate, seeds in table.capabilities)
+        found += ["", f"TRACE by number of capabilities (seeds): {nested}"]
+    for name, points in table.curves.items():
+        shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
+        found.append(f"{name} by episodes: {', '.join(shown)}")
+    return found
+
+
+def _span(low: float, high: float, sign: str = "") -> str:
+    return f"[{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def render(table: Table, results: Sequence[SeedResult]) -> str:
+    """The page as text (UTF-8 when written)."""
+    names = [row.name for row in table.rows]
+    points = [(float(count), rate) for count, rate, _ in table.capabilities]
+    curve = curve_chart("TRACE by number of capabilities", "capabilities", points) if points else ""
+    template = environment().get_template("methods.html.j2")
+    return template.render(
+        t=table, results=results, letters=ascii_uppercase, heat=Markup(heat_chart(table.families, names)),
+        curve=Markup(curve),
+        curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},
+    )  # fmt: skip

@@ -1,0 +1,161 @@
+"""The file that each seed of a comparison leaves: figures by task, and what makes them comparable with another seed's.
+
+JSON, written whole or not at all, read back as the same type. Tables and plots are made of these files alone, so seeds
+can be run one at a time and elsewhere. Nothing in a file names a machine, a user or a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from environments.contract import content_hash
+from errors import ConfigurationError
+from settings import Settings
+from tasks.round.registry import registry_name
+
+Outcomes = dict[str, list[float | None]]
+# What two files must share to stand in one table, and what to call it.
+SAME = {
+    "target": "target",
+    "data_hash": "data hash",
+    "budget": "budget",
+    "base": "base model",
+    "settings": "settings",
+    "trials": "number of trials",
+    "families": "list of test tasks",
+}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Point(_Part):
+    """A point of a curve: outcomes on test with `count` capabilities, or after `count` episodes."""
+
+    count: int
+    outcomes: Outcomes
+
+
+class MethodFigures(_Part):
+    """What a method came to with one seed. `outcomes` are 1 or 0 by test task and trial (null: lost to the
+    infrastructure). `episodes` are those that its budget paid for, by `purposes`, the test split's beside them; tokens,
+    seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all;
+    `rollouts` are checkpoints of one training.
+    """
+
+    outcomes: Outcomes
+    episodes: int
+    purposes: dict[str, int]
+    prompt_tokens: int
+    sampled_tokens: int
+    seconds: float
+    dollars: float
+    notes: tuple[str, ...] = ()
+    capabilities: tuple[Point, ...] = ()
+    rollouts: tuple[Point, ...] = ()
+
+
+class SeedResult(_Part):
+    """A seed of a comparison. `settings` is the hash of everything that decides the figures but the seed, `commit` the
+    version of the program, `machine` what it ran on."""
+
+    format: int = 1
+    target: str
+    data_hash: str
+    seed: int
+    budget: int
+    profile: str
+    base: str
+    settings: str
+    trials: int
+    command: str
+    commit: str
+    machine: dict[str, str | int | float]
+    families: dict[str, str]
+    methods: dict[str, MethodFigures] = {}
+
+    def with_method(self, name: str, figures: MethodFigures) -> SeedResult:
+        """The result with one method more."""
+        return self.model_copy(update={"methods": {**self.methods, name: figures}})
+
+
+def settings_hash(settings: Settings) -> str:
+    """Hash of everything that decides a comparison's figures but the seed."""
+    return content_hash({k: v for k, v in settings.identity().items() if k != "seed"})
+
+
+def machine() -> dict[str, str | int | float]:
+    """What the figures were made on, in words that name nobody."""
+    return {
+        "system": platform.system(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def path_of(folder: Path, target: str, seed: int) -> Path:
+    """Where a seed's file lies."""
+    return folder / f"{registry_name(target)}-seed-{seed}.json"
+
+
+def write_result(path: Path, result: SeedResult) -> None:
+    """Write a seed's file so that it is whole or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}")
+    part.write_text(json.dumps(result.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read_result(path: Path) -> SeedResult:
+    """A seed's file. Raises `ConfigurationError` for one that cannot be read."""
+    try:
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
+        result = SeedResult.model_validate(given)
+    except (OSError, UnicodeDecodeError, ValueError) as problem:
+        wrong = f"{problem.errors()[0]['loc']}: {problem.errors()[0]['msg']}" if isinstance(problem, ValidationError) \
+            else str(problem)  # fmt: skip
+        raise ConfigurationError(
+            f"{path} is no result of compare-methods ({wrong}); remove it, or run its seed again"
+        ) from None
+    if result.format != 1:
+        raise ConfigurationError(f"{path} has format {result.format}, this version reads 1; run its seed again")
+    return result
+
+
+def read_results(folder: Path, target: str) -> list[SeedResult]:
+    """All seeds of a target in a folder, in order. Raises `ConfigurationError` where two cannot stand in one table."""
+    paths = sorted(folder.glob(f"{registry_name(target)}-seed-*.json"))
+    found = sorted((read_result(path) for path in paths), key=lambda result: result.seed)
+    check_same(found)
+    return found
+
+
+def check_same(results: Sequence[SeedResult]) -> None:
+    """Raise `ConfigurationError` when results were made on different data, settings or budgets."""
+    for other in results[1:]:
+        for name, said in SAME.items():
+            one, two = getattr(results[0], name), getattr(other, name)
+            if one != two:
+                shown = "" if name == "families" else f": {one} and {two}"
+                raise ConfigurationError(
+                    f"seeds {results[0].seed} and {other.seed} of {other.target} have another {said}{shown}; they "
+                    "cannot stand in one table: keep them in folders of their own (--out)"
+                )

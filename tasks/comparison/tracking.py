@@ -1,0 +1,46 @@
+"""A comparison in MLflow: one run for each method and seed, in the target's experiment."""
+
+from __future__ import annotations
+
+from models.adapters.registry import Registry
+from tasks.comparison.results import SeedResult
+
+
+def log_method(registry: Registry, result: SeedResult, name: str) -> None:
+    """Log a method of a seed. Done again it changes nothing."""
+    figures = result.methods[name]
+    tags = {
+        "kind": "method",
+        "method": name,
+        "seed": str(result.seed),
+        "budget": str(result.budget),
+        "data_hash": result.data_hash,
+        "commit": result.commit,
+    }
+    run = registry.start_run(
+        f"compare/{result.settings}/{result.budget}/seed-{result.seed}/{name.replace('+', '-')}", tags
+    )
+    registry.log_steps(run, {0: metrics_of(result, name)})
+    registry.log_report(run, figures.model_dump_json(indent=1), f"{name}.json")
+    registry.end_run(run)
+
+
+def metrics_of(result: SeedResult, name: str) -> dict[str, float]:
+    """A method's figures as MLflow metrics: success in [0, 1], as a mean over tasks, whole and by family."""
+    figures = result.methods[name]
+    rates = {
+        t: sum(known) / len(known) for t, x in figures.outcomes.items() if (known := [v for v in x if v is not None])
+    }
+    metrics = {
+        "episodes": float(figures.episodes),
+        "prompt_tokens": float(figures.prompt_tokens),
+        "sampled_tokens": float(figures.sampled_tokens),
+        "seconds": figures.seconds,
+        "dollars": figures.dollars,
+    }
+    families = {"": list(rates.values())}
+    for task, rate in rates.items():
+        families.setdefault(result.families[task], []).append(rate)
+    return metrics | {
+        f"test/success{f'/{family}' if family else ''}": sum(x) / len(x) for family, x in families.items() if x
+    }

@@ -1,0 +1,125 @@
+"""What of a home may be removed: files by which a finished round was made, and copies that are fetched again.
+
+Never touched, whatever its age: rounds that can be gone on with, reports, figures, routers, environments, both
+databases (labels and trajectories are there), MLflow's artifacts, and the adapters of every release, as trained and as
+served. What goes is a training's checkpoints and step weights (most of a home), the trained copy of an adapter that
+no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from db import AdapterRow, ReleaseRow, Round, Store, open_store
+from db.copies import sqlite_file
+from db.values.states import is_final
+from db.values.types import utc_now
+from errors import ConfigurationError, StoreError
+from settings import Settings
+from tasks.releases.lookup import version_name
+
+TRAINING, FINAL = "training", "final"
+COPIES = ("adapters", "served")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A file or folder that nothing needs: its size in bytes, since when it is done with, and what it is."""
+
+    path: Path
+    bytes: int
+    since: datetime
+    what: str
+
+
+def removals(settings: Settings, days: int, keep_gb: float | None = None) -> list[Removal]:
+    """What is older than `days` and not needed, oldest first; with `keep_gb` only so much of it that the home takes
+    that many GB (10^9 bytes). Raises `ConfigurationError` for a folder that is no home."""
+    file = sqlite_file(settings.database_url)
+    if not settings.folder.is_dir() or (file is not None and not file.is_file()):
+        raise ConfigurationError(f"there is no home in {settings.folder}; give another --home")
+    with open_store(settings.database_url) as store:
+        found = [*_of_rounds(settings.folder, store), *_copies(settings.folder, store)]
+    before = utc_now() - timedelta(days=days)
+    old = sorted((r for r in found if r.since < before), key=lambda r: (r.since, str(r.path)))
+    if keep_gb is None:
+        return old
+    chosen, excess = [], _size(settings.folder) - keep_gb * 1e9
+    for removal in old:
+        if excess <= 0:
+            break
+        chosen.append(removal)
+        excess -= removal.bytes
+    return chosen
+
+
+def remove(chosen: list[Removal]) -> int:
+    """Remove these; the bytes that were freed. Raises `StoreError` where one cannot be removed."""
+    freed = 0
+    for removal in chosen:
+        try:
+            if removal.path.is_dir():
+                shutil.rmtree(removal.path)
+            else:
+                removal.path.unlink()
+        except OSError as problem:
+            raise StoreError(
+                f"{removal.path} cannot be removed ({problem.strerror or problem}), after {freed / 1e9:.2f} GB were "
+                "freed; make it writable, then run the command again"
+            ) from problem
+        freed += removal.bytes
+    return freed
+
+
+def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
+    """Parts of the trainings of rounds that have ended for good."""
+    needed = {member["adapter_id"] for row in store.rows(ReleaseRow) for member in row.members.values()}
+    adapters = {Path(a.path): a for a in store.rows(AdapterRow) if a.path}
+    # An adapter that is not registered has its only copy here.
+    kept = {path for path, a in adapters.items() if a.id in needed or not a.registered_version}
+    for row in store.rows(Round):
+        if not is_final(row.state):
+            continue
+        for training in _entries(home / row.id / TRAINING):
+            for part in _entries(training):
+                place = part.relative_to(home)
+                if any(path.is_relative_to(place) for path in kept) or (part.name == FINAL and place not in adapters):
+                    continue
+                what = "trained copy of an adapter in no release" if place in adapters else "checkpoints and weights"
+                yield Removal(part, _size(part), row.finished_at or row.started_at, f"round {row.number}: {what}")
+
+
+def _copies(home: Path, store: Store) -> Iterator[Removal]:
+    """Adapters that were fetched from MLflow and belong to no release; a server may still have to read the others."""
+    needed = {version_name(c, m) for row in store.rows(ReleaseRow) for c, m in row.members.items()}
+    for name in COPIES:
+        for part in _entries(home / name):
+            if part.name not in needed:
+                since = datetime.fromtimestamp(part.lstat().st_mtime, UTC)
+                yield Removal(part, _size(part), since, "fetched copy of an adapter in no release")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder of the home. A link leads elsewhere and is left alone."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if not entry.is_symlink())
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all plain files below a folder."""
+    if not path.is_dir():
+        return path.lstat().st_size
+    total = 0
+    for place, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += Path(place, name).lstat().st_size
+            except FileNotFoundError:
+                continue  # removed meanwhile
+    return total

@@ -1,0 +1,95 @@
+"""The servers that settings and environment name: each answers, or what stands in their place is whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import httpx
+
+from db.copies import problem_of_sqlite, sqlite_file, sqlite_revision
+from errors import TraceError
+from models.adapters.addresses import REVISION_TABLE, known_revisions, newest_revision
+from models.adapters.registry import without_password
+from models.vllm.server import VllmServer
+from settings import Settings
+from tasks.housekeeping.findings import Finding, fault, of_error, well
+from tasks.round.policies import open_servers
+
+_SECONDS = 5.0
+
+
+def service_findings(settings: Settings) -> Iterator[Finding]:
+    """All checks of this file."""
+    yield prefect()
+    yield mlflow(settings)
+    if settings.policy.backend == "vllm":
+        yield from vllm(settings)
+
+
+def prefect() -> Finding:
+    """The Prefect server, where one is named; else it runs inside each command."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        return well("prefect", "runs inside each command (PREFECT_API_URL is not set)")
+    do = "start it ('prefect server start'), or unset PREFECT_API_URL"
+    return _answers("prefect", f"{url.rstrip('/')}/health", do)
+
+
+def mlflow(settings: Settings) -> Finding:
+    """MLflow's server, or its SQLite file: there, whole, and of a schema that the installed MLflow opens."""
+    uri = settings.tracking_uri
+    if not uri.startswith("sqlite:"):
+        do = "start it (docs/1-running.md), or correct TRACE_TRACKING"
+        return _answers("mlflow", f"{uri.rstrip('/')}/health", do)
+    file = sqlite_file(uri)
+    assert file is not None
+    if not file.is_file():
+        return well("mlflow", f"{file} is made by the first round")
+    if problem := problem_of_sqlite(file):
+        return fault("mlflow", f"{file} is damaged: {problem}", "restore a backup ('trace-agent restore')")
+    found = sqlite_revision(file, REVISION_TABLE)
+    if found not in known_revisions():
+        return fault(
+            "mlflow",
+            f"{file} has schema {found!r}, which the installed MLflow does not know",
+            "install the MLflow that wrote it, or a newer one",
+        )
+    if found != newest_revision():
+        do = f"back up, then: mlflow db upgrade {uri}"
+        return fault("mlflow", f"{file} has schema {found!r}, the installed MLflow needs {newest_revision()!r}", do)
+    return well("mlflow", f"{file}, schema {found}")
+
+
+def vllm(settings: Settings) -> Iterator[Finding]:
+    """Each vLLM server answers under the name of the base."""
+    try:
+        servers = open_servers(settings, seconds=_SECONDS)
+    except TraceError as problem:
+        yield of_error("vllm", problem)
+        return
+    for server in servers:
+        yield _serves(server, settings.policy.model)
+        server.close()
+
+
+def _serves(server: VllmServer, model: str) -> Finding:
+    try:
+        names = server.models()
+    except TraceError as problem:
+        return of_error("vllm", problem)
+    if model in names:
+        return well("vllm", f"{server.url} serves {model}")
+    said = f"{server.url} does not serve {model!r} but {', '.join(sorted(names)) or 'nothing'}"
+    return fault("vllm", said, "set policy.model, or start the server with --served-model-name")
+
+
+def _answers(check: str, address: str, do: str) -> Finding:
+    """Whether an address answers with 200. A proxy of the environment is for the outside, and is not used."""
+    shown = without_password(address)
+    try:
+        with httpx.Client(timeout=_SECONDS, trust_env=False) as client:
+            status = client.get(address).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        return fault(check, f"{shown} does not answer ({problem or type(problem).__name__})", do)
+    return well(check, f"{shown} answers") if status == 200 else fault(check, f"{shown} answers {status}", do)

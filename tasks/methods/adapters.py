@@ -1,0 +1,97 @@
+"""Methods that take TRACE's adapters as they are: one of them, all of them as one, or all of them chosen by the truth.
+
+`single`: the adapter that does best on validation answers every task. `merge-linear` and `merge-ties`: one adapter made
+of all. `trace-oracle-route` is a ceiling: all adapters, whatever the gate said of them, chosen by the true families of
+their capabilities. Each inherits TRACE's whole account: without it there is no adapter to take.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Literal
+
+from db import AdapterRow, AdapterState
+from models.adapters.blending import blend
+from models.adapters.files import adapter_digest
+from tasks.challenge import families_of
+from tasks.measuring.lineup import Lineup
+from tasks.methods.answers import Answer, one_adapter, success_of
+from tasks.methods.budget import Account
+from tasks.methods.seed_run import SeedRun
+from tasks.round.adapters import adapter_id, own_adapter, registered
+from tasks.round.context import Context
+from tasks.round.results import ChallengeResult, RegisterResult
+
+NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"
+
+
+def single(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The adapter with the highest success on validation, alone; before the challenge, with the largest gain on fresh
+    seeds."""
+    names = registered(context.stored)
+    if not names:
+        return Answer(context, notes=(NONE_TRAINED,))
+    challenged = context.found(ChallengeResult)
+    if challenged and challenged.alone_ids:
+        worth = {c: success_of(context, challenged.alone_ids[c]) for c in names}
+    else:
+        measured = {c: context.result(RegisterResult, c) for c in names}
+        worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}
+    best = max(names, key=lambda c: worth[c])
+    answer = one_adapter(context, best, own_adapter(context.stored, best))
+    return Answer(context, answer.lineup, answer.families, notes=(f"the adapter for {best}",))
+
+
+def merge_linear(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The mean of all adapters' weight changes."""
+    return _merged(context, "linear")
+
+
+def merge_ties(run: SeedRun, context: Context, account: Account) -> Answer:
+    """TIES (Yadav et al., 2023, arXiv 2306.01708): the largest changes of each, where their signs agree."""
+    return _merged(context, "ties")
+
+
+def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
+    names = registered(context.stored)
+    if not names:
+        return Answer(context, notes=(NONE_TRAINED,))
+    if len(names) == 1:
+        answer = one_adapter(context, names[0], own_adapter(context.stored, names[0]))
+        return Answer(context, answer.lineup, answer.families, notes=("TRACE has one adapter: nothing to merge",))
+    name = f"merge-{how}"
+    identity = adapter_id(context.round.id, name)
+    if context.store.row(AdapterRow, id=identity) is None:
+        folder = context.folder / "merged" / name
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that died here
+        folder.parent.mkdir(exist_ok=True)
+        weight = 1 / len(names) if how == "linear" else 1.0
+        rows = [context.store.row(AdapterRow, id=own_adapter(context.stored, c)) for c in names]
+        parts = {context.settings.folder / row.path: weight for row in rows if row is not None}
+        blend(context.base.policy.model, parts, folder, ties=how == "ties")
+        context.store.put(
+            [
+                AdapterRow(
+                    id=identity,
+                    round_id=context.round.id,
+                    base=context.base.identity.base,
+                    base_revision=context.base.identity.revision,
+                    sha256=adapter_digest(folder),
+                    path=str(folder.relative_to(context.settings.folder)),
+                    state=AdapterState.TRAINED,
+                    config={"merged": names, "how": how},
+                )
+            ]
+        )
+    answer = one_adapter(context, name, identity)
+    return Answer(context, answer.lineup, answer.families, notes=(f"merged: {', '.join(names)}",))
+
+
+def oracle_route(run: SeedRun, context: Context, account: Account) -> Answer:
+    """All adapters, each on the families that its environment is about; of several the one selected first."""
+    names = registered(context.stored)
+    if not names:
+        return Answer(context, notes=(NONE_TRAINED,))
+    families = {f: c for c in reversed(names) for f in families_of(context, c)}
+    members = {c: own_adapter(context.stored, c) for c in names}
+    return Answer(context, Lineup(members), families, notes=(f"adapters: {', '.join(names)}",))

@@ -1,0 +1,118 @@
+"""What a method made in the end, and playing it: the one way in which every method is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pandas as pd
+
+from environments.contract import TargetTask
+from models.adapters.files import adapter_digest
+from models.adapters.loading import load_folder
+from models.scripted import NoopPolicy
+from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
+from tasks.methods.budget import Account
+from tasks.methods.prompts import Prompting, prompted
+from tasks.round.context import Context
+from tasks.round.rollouts import episodes_for, outcomes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a training after `episodes` of its method's budget, in a folder as PEFT writes it."""
+
+    episodes: int
+    adapter: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What answers the target's users if a method is believed; by default the bare base.
+
+    `lineup` has the adapters and the router. `families` decides instead of a router: which of the lineup's adapters
+    answers a task, by its family (the others are left to the base). `prompting` changes the base's prompt. `noop` does
+    nothing. `notes` say what a reader of the figures has to know. `nested` are the lineup's capabilities in the order
+    in which they count. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that it
+    used and that no account has. `account` is the one in that home, where it is not the method's own.
+    `checkpoints` are of the training, for the curve over episodes.
+    """
+
+    context: Context
+    lineup: Lineup = BARE_BASE
+    families: Mapping[str, str] | None = None
+    prompting: Prompting = field(default_factory=Prompting)
+    noop: bool = False
+    notes: tuple[str, ...] = ()
+    nested: tuple[str, ...] = ()
+    shared_seconds: float = 0.0
+    account: Account | None = None
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+
+def one_adapter(context: Context, name: str, adapter: str) -> Answer:
+    """One adapter that answers every task."""
+    families = {task.family for split in ("validation", "test") for task in context.tasks(split)}
+    return Answer(context, Lineup({name: adapter}), dict.fromkeys(families, name))
+
+
+def play_answer(answer: Answer, tasks: Sequence[TargetTask], trials: int, what: str) -> list[str]:
+    """Trajectory ids of every task played `trials` times with the seed of the settings; stored ones are not played
+    again."""
+    context, seed = answer.context, answer.context.settings.seed
+    if answer.noop:
+        engine = context.engine_of(NoopPolicy())
+        return engine.play(context.ground("evaluation"), episodes_for(tasks, 1, seed), f"no-op on {what}")
+    if not answer.prompting.is_none:
+        ground = prompted(context, answer.prompting, "evaluation")
+        return context.engine.play(ground, episodes_for(tasks, trials, seed), f"prompted base on {what}")
+    if answer.families is None:
+        return play_lineup(context, answer.lineup, tasks, trials, seed, what, "evaluation").ids
+    ids = []
+    for name in ("", *answer.lineup.members):
+        mine = [t for t in tasks if answer.families.get(t.family, "") == name]
+        if not mine:
+            continue
+        if name:
+            adapter = answer.lineup.members[name]
+            ids += play_alone(context, name, adapter, mine, trials, seed, what)
+        else:
+            ids += play_lineup(context, BARE_BASE, mine, trials, seed, what, "evaluation").ids
+    return ids
+
+
+def play_checkpoint(answer: Answer, checkpoint: Checkpoint, tasks: Sequence[TargetTask], trials: int) -> list[str]:
+    """Trajectory ids of every task answered by the weights of a checkpoint."""
+    context = answer.context
+    name = load_folder(
+        context.policy, checkpoint.folder, "checkpoint", context.round.id, adapter_digest(checkpoint.folder)
+    )
+    try:
+        ground = replace(context.ground("evaluation"), adapter_id=checkpoint.adapter)
+        episodes = episodes_for(tasks, trials, context.settings.seed, name)
+        return context.engine.play(ground, episodes, f"test after {checkpoint.episodes} episodes")
+    finally:
+        context.policy.unload_adapter(name)
+
+
+def first_of(answer: Answer, count: int) -> Answer:
+    """The answer with the first `count` of its capabilities alone: what is routed to another is left to the base."""
+    members = {name: answer.lineup.members[name] for name in answer.nested[:count]}
+    return replace(answer, lineup=replace(answer.lineup, members=members) if members else BARE_BASE)
+
+
+def successes(answer: Answer, ids: Sequence[str]) -> dict[str, list[float | None]]:
+    """Outcome of each trial by task, 1 or 0; None for an episode that was lost to the infrastructure."""
+    frame = answer.context.store.trajectory_frame(None, id=list(ids), columns=["task_id", "trial", "success"])
+    found: dict[str, list[float | None]] = {}
+    for row in frame.sort_values(["task_id", "trial"]).itertuples():
+        found.setdefault(str(row.task_id), []).append(None if pd.isna(row.success) else float(row.success))
+    return found
+
+
+def success_of(context: Context, ids: Sequence[str]) -> float:
+    """Mean over tasks of each task's success; 0 where no episode has an outcome."""
+    frame = outcomes(context.store, ids)
+    return float(frame.groupby("task")["success"].mean().mean()) if len(frame) else 0.0

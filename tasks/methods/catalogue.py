@@ -1,0 +1,107 @@
+"""The methods by name: what makes each, what it shares with others, and what it needs to be there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from errors import ConfigurationError
+from settings import Settings
+from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, single
+from tasks.methods.answers import Answer
+from tasks.methods.budget import Account
+from tasks.methods.examples import examples
+from tasks.methods.gepa import gepa
+from tasks.methods.seed_run import DIAGNOSIS, SeedRun
+from tasks.methods.trace import placebo_capabilities, trace
+from tasks.methods.trace_gepa import NAME as TRACE_GEPA
+from tasks.methods.trace_gepa import trace_gepa
+from tasks.methods.trained import grpo_target, mixed
+from tasks.round.context import Context
+
+Changes = Callable[[Settings], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to answer the target's users better. `make` may play what the account pays for.
+
+    `inherits` are accounts that count as the method's own; `needs` are methods whose work it takes, which are run
+    before it. One with a home of its own says by `changes` which of the settings are others there. `trains` is whether
+    it needs a budget that fills a group; `package` is a library that it cannot do without.
+    """
+
+    about: str
+    make: Callable[[SeedRun, Context, Account], Answer]
+    inherits: tuple[str, ...] = (DIAGNOSIS,)
+    needs: tuple[str, ...] = ()
+    changes: Changes | None = None
+    trains: bool = False
+    package: str = ""
+
+
+def _bare(run: SeedRun, context: Context, account: Account) -> Answer:
+    return Answer(context)
+
+
+def _noop(run: SeedRun, context: Context, account: Account) -> Answer:
+    return Answer(context, noop=True)
+
+
+def _unchanged(settings: Settings) -> dict[str, Any]:
+    return {}
+
+
+def _shuffled(settings: Settings) -> dict[str, Any]:
+    return {"train": settings.train.model_copy(update={"shuffled": True})}
+
+
+METHODS: Mapping[str, Method] = {
+    "base": Method("the bare base", _bare, ()),
+    "noop": Method("doing nothing", _noop, ()),
+    "examples": Method("the base with worked examples of its own successes", examples),
+    "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
+    "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
+    "trace": Method("TRACE", trace, trains=True),
+    "single": Method("TRACE's best adapter alone", single, ("trace",), ("trace",)),
+    "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),
+    "merge-linear": Method("the mean of TRACE's adapters", merge_linear, ("trace",), ("trace",)),
+    "merge-ties": Method("TRACE's adapters merged by TIES", merge_ties, ("trace",), ("trace",)),
+    "trace-oracle-route": Method(
+        "ceiling: TRACE's adapters, routed by the truth", oracle_route, ("trace",), ("trace",)
+    ),
+    TRACE_GEPA: Method("GEPA's prompt first, then TRACE", trace_gepa, trains=True, package="gepa"),
+    "placebo-capabilities": Method(
+        "TRACE on capabilities that were not selected", placebo_capabilities, changes=_unchanged, trains=True
+    ),
+    "placebo-rewards": Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
+}
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "merge": ("merge-linear", "merge-ties"),
+    "placebo": ("placebo-capabilities", "placebo-rewards"),
+}
+QUICK = ("base", "examples", "grpo-target", "trace")
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The methods of `names` (all without any) and what they need, in the order in which they are run.
+
+    Raises `ConfigurationError` for a name that is no method's, and for a method whose library is not installed."""
+    wanted = [method for name in names or METHODS for method in GROUPS.get(name, (name,))]
+    for name in wanted:
+        if name not in METHODS:
+            raise ConfigurationError(
+                f"there is no method {name!r}; choose from {', '.join(METHODS)}, or {' and '.join(GROUPS)} for both "
+                "of a kind"
+            )
+    wanted += [need for name in wanted for need in METHODS[name].needs]
+    for name in wanted:
+        package = METHODS[name].package
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigurationError(
+                f"method {name!r} needs the package {package!r}, which is not installed; "
+                f"pip install -c constraints.txt '.[{package}]', or leave it out with --methods"
+            )
+    return [name for name in METHODS if name in wanted]

@@ -1,0 +1,63 @@
+"""What has to hold before a comparison plays its first episode: one clear error for each thing that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from environments.contract import Drawable, Target
+from errors import ConfigurationError
+from settings import Settings, load_settings
+from tasks.comparison.results import read_result, settings_hash
+from tasks.methods.catalogue import METHODS
+from tasks.methods.trace import choosing_episodes, least_episodes
+from tasks.methods.trace_gepa import NAME as TRACE_GEPA
+from tasks.round.registry import registry_name
+
+
+def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
+    """The settings of a seed's home: a folder for each target, budget and kind of settings, always the embedded store
+    and registry. A comparison promotes and registers as a round does, which must never reach what answers users."""
+    given = load_settings(**{**settings.model_dump(), "seed": seed, "budget": budget, "database": "", "tracking": ""})
+    name = f"{registry_name(given.target)}-{budget}-{settings_hash(given)[:8]}"
+    return given.model_copy(update={"home": settings.folder / "compare" / name / f"seed-{seed}"})
+
+
+def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains."""
+    training = [name for name in names if METHODS[name].trains]
+    if not training:
+        return
+    diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
+    group = settings.train.groups * settings.train.group_size
+    least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
+    if set(training) - {"grpo-target"}:  # the others practise and prove as a round does
+        least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
+    if TRACE_GEPA in training:  # half of it is the prompt's
+        least *= 2
+    if settings.budget < least:
+        raise ConfigurationError(
+            f"a budget of {settings.budget} episodes cannot fill a batch of {settings.train.groups} groups x "
+            f"{settings.train.group_size} rollouts for {', '.join(training)} after diagnosis, and prove what was "
+            f"learnt; give at least {least}, or methods that do not train"
+        )
+
+
+def _played(settings: Settings, target: Target, split: str) -> int:
+    """How many tasks of a split a round plays."""
+    count = len(target.tasks(split))
+    return min(count, settings.rollout.tasks or count)
+
+
+def check_files(folder: Path, settings: Settings, target: Target) -> None:
+    """Raise `ConfigurationError` for files of the target in the folder that cannot stand in a table with what is about
+    to be played: another data hash, budget, base or settings."""
+    for path in sorted(folder.glob(f"{registry_name(settings.target)}-seed-*.json")):
+        result = read_result(path)
+        ours = {"data_hash": target.data_hash, "budget": settings.budget, "settings": settings_hash(settings)}
+        for name, value in ours.items():
+            if getattr(result, name) != value:
+                raise ConfigurationError(
+                    f"{path.name} has {name.replace('_', ' ')} {getattr(result, name)}, this comparison {value}: they "
+                    "cannot stand in one table; give another folder (--out), or the same data, settings and budget"
+                )

@@ -1,0 +1,107 @@
+"""What GEPA tries next: the rewriting of a prompt from what its rollouts showed.
+
+Two components: the target's instructions, and a list of worked examples by the ids of the trajectories that show them.
+Examples are always chosen by the script. Instructions are written by the analyst's model where one is configured, with
+GEPA's own prompt; else by the script, which adds or takes away a reminder of a check that failed. The script is no
+language model: what it can find is worked examples and reminders, and every result of it says so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from models.providers.analyst import Analyst, Question
+from tasks.methods.examples import NUMBERS, Example
+from tasks.methods.prompts import Prompting
+
+INSTRUCTIONS, EXAMPLES = "instructions", "examples"
+SCRIPTED = "a script (worked examples swapped, reminders of failed checks); no language model reflects"
+Rewrite = Callable[[str, Sequence[Mapping[str, Any]]], str]
+Records = Sequence[Mapping[str, Any]]
+
+
+class NewInstructions(BaseModel):
+    """What the reflecting model answers."""
+
+    instructions: str
+
+
+@dataclass
+class Proposer:
+    """Makes new texts of a candidate's components. `pool` has the worked examples by id, `families` whose each is,
+    `fits` says whether a prompt leaves room for the conversation; `rewrite` is a model's, None is the script's."""
+
+    original: str
+    pool: Mapping[str, Example]
+    families: Mapping[str, str]
+    fits: Callable[[Prompting], bool]
+    draws: random.Random
+    rewrite: Rewrite | None = None
+    reminders: list[str] = field(default_factory=list)
+
+    def prompting(self, candidate: Mapping[str, str]) -> Prompting:
+        """The prompt that a candidate stands for."""
+        shown = tuple(self.pool[i] for i in candidate[EXAMPLES].split() if i in self.pool)
+        return Prompting((self.original, candidate[INSTRUCTIONS]), shown)
+
+    def propose(
+        self, candidate: dict[str, str], dataset: Mapping[str, Records], components: list[str]
+    ) -> dict[str, str]:
+        """New texts of `components`; a text that leaves no room is given back as it was."""
+        made = {}
+        for component in components:
+            records = dataset[component]
+            if component == EXAMPLES:
+                text = self._examples(candidate[EXAMPLES].split(), records)
+            elif self.rewrite is not None:
+                text = self.rewrite(candidate[INSTRUCTIONS], records)
+            else:
+                text = self._reminded(candidate[INSTRUCTIONS], records)
+            tried = {**candidate, component: text}
+            made[component] = text if self.fits(self.prompting(tried)) else candidate[component]
+        return made
+
+    def _examples(self, shown: Sequence[str], records: Records) -> str:
+        """One example more, of a family that failed where there is one; one swapped or taken away when there are as
+        many as are ever tried."""
+        failed = {str(r["Family"]) for r in records if not r["Solved"]}
+        left = [i for i in self.pool if i not in shown]
+        wanted = [i for i in left if self.families[i] in failed] or left
+        kept = list(shown)
+        if kept and (not wanted or len(kept) >= NUMBERS[-1] or self.draws.random() < 0.3):
+            kept.remove(self.draws.choice(kept))
+        if wanted:
+            kept.append(self.draws.choice(wanted))
+        return " ".join(kept)
+
+    def _reminded(self, text: str, records: Records) -> str:
+        """A reminder of what failed most often and is not there yet; where all is there, one reminder less."""
+        failed = Counter(kind for r in records for kind in r["Failed checks"])
+        for kind, _ in failed.most_common():
+            line = f"Remember: {kind.replace('_', ' ')}."
+            if line not in text:
+                self.reminders.append(line)
+                return f"{text}\n{line}"
+        there = [line for line in dict.fromkeys(self.reminders) if f"\n{line}" in text]
+        return text.replace(f"\n{self.draws.choice(there)}", "") if there else text
+
+
+def by_analyst(analyst: Analyst, temperature: float) -> Rewrite:
+    """A model's rewriting of instructions, asked with GEPA's own prompt; replies are kept, so a run that goes on asks
+    nothing twice."""
+    from gepa.strategies.instruction_proposal import InstructionProposalSignature
+
+    def rewrite(text: str, records: Records) -> str:
+        prompt = InstructionProposalSignature.prompt_renderer(
+            {"current_instruction_doc": text, "dataset_with_feedback": list(records), "prompt_template": None}
+        )
+        asked = [{"role": "user", "content": str(prompt)}]
+        return analyst.ask(Question("gepa", asked, NewInstructions, temperature)).value.instructions
+
+    return rewrite

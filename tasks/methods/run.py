@@ -1,0 +1,121 @@
+"""Running what a seed owes: each method once, in order, its figures in the seed's file as soon as they are there.
+
+A method that is in the file is never run again. One that was stopped goes on: its episodes, stages and checkpoints are
+in the homes of the seed, and what is stored is not played again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.comparison.results import (
+    MethodFigures,
+    Point,
+    SeedResult,
+    check_same,
+    machine,
+    read_result,
+    settings_hash,
+    write_result,
+)
+from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, successes
+from tasks.methods.budget import TEST, Account, Lender
+from tasks.methods.catalogue import METHODS
+from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
+
+logger = logging.getLogger("trace")
+
+
+def run_seed(
+    run: SeedRun, names: Sequence[str], path: Path, head: SeedResult, done: Callable[[SeedResult, str], object]
+) -> SeedResult:
+    """Run the methods of `names` that the file at `path` lacks; `head` is the file without methods. `done` is called
+    with the result after each. Raises `ConfigurationError` for a file of other data, settings or budget."""
+    result = read_result(path) if path.is_file() else head
+    check_same([result, head])
+    for name in names:
+        if name in result.methods:
+            logger.info("seed %d, %s: there already", head.seed, name)
+            continue
+        logger.info("seed %d, %s: begins", head.seed, name)
+        result = result.with_method(name, run_method(run, name))
+        write_result(path, result)
+        done(result, name)
+    return result
+
+
+def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
+    """A seed's file before any method was run."""
+    context = run.context
+    return SeedResult(
+        target=context.round.target,
+        data_hash=context.round.data_hash,
+        seed=context.settings.seed,
+        budget=run.episodes,
+        profile=context.settings.profile,
+        base=context.base.identity.base,
+        settings=settings_hash(context.settings),
+        trials=context.settings.evaluation.trials,
+        command=command,
+        commit=commit,
+        machine=machine(),
+        families={task.id: task.family for task in context.tasks("test")},
+    )
+
+
+def run_method(run: SeedRun, name: str) -> MethodFigures:
+    """Make what the method makes within its budget, and measure it on the test split."""
+    method = METHODS[name]
+    if method.inherits:
+        diagnose(run)
+    context = run.context if method.changes is None else own_home(run, name, **method.changes(run.context.settings))
+    account = pay(context, name, run.episodes, method.inherits)
+    if context is not run.context:
+        account.lender = Lender(run.context.store, context.round.id)
+    opened = [context]
+    try:
+        with account.working():
+            answer = method.make(run, context, account)
+        opened.append(answer.context)
+        return measured(answer, account)
+    finally:
+        for own in {id(c): c for c in opened if c is not run.context}.values():
+            close_round(own)
+
+
+def measured(answer: Answer, account: Account) -> MethodFigures:
+    """Play the test split, which no budget pays for, and add up what the method used."""
+    context, paying = answer.context, answer.account or account
+    tasks, trials = context.tasks("test"), context.settings.evaluation.trials
+
+    def outcomes_of(what: Answer, title: str) -> dict[str, list[float | None]]:
+        return successes(what, play_answer(what, tasks, trials, title))
+
+    outcomes = outcomes_of(answer, f"test ({account.method})")
+    nested = [
+        Point(count=k, outcomes=outcomes_of(first_of(answer, k), f"test ({account.method}, {k} capabilities)"))
+        for k in range(len(answer.nested) + 1)
+        if answer.nested
+    ]
+    rollouts = [
+        Point(count=c.episodes, outcomes=successes(answer, play_checkpoint(answer, c, tasks, trials)))
+        for c in answer.checkpoints
+    ]
+    paid = [i for i, purpose in paying.charged().items() if purpose != TEST]
+    used = context.store.trajectory_frame(None, id=paid, columns=["prompt_tokens", "sampled_tokens"])
+    rows = account.rows if answer.account is None else [*account.rows, replace(answer.account.row, seconds=0.0)]
+    return MethodFigures(
+        outcomes=outcomes,
+        episodes=len(paid),
+        purposes=paying.counts(),
+        prompt_tokens=int(used["prompt_tokens"].sum()),
+        sampled_tokens=int(used["sampled_tokens"].sum()),
+        seconds=round(sum(row.seconds for row in rows) + answer.shared_seconds, 1),
+        dollars=round(sum(row.dollars for row in rows), 6),
+        notes=answer.notes,
+        capabilities=nested,
+        rollouts=rollouts,
+    )

@@ -1,0 +1,115 @@
+"""TRACE's own round as a method, and its placebos.
+
+`trace` is the round up to the gate: what is promoted answers. `placebo-capabilities` is the same round on capabilities
+drawn at random among those that were not selected; `placebo-rewards` on the selected ones, with the advantages of each
+group dealt out at random.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+from environments.contract import Drawable, Generators
+from errors import EpisodesSpent
+from settings import Settings
+from tasks.contrast import contrast
+from tasks.measuring.lineup import lineup_of
+from tasks.methods.answers import Answer
+from tasks.methods.budget import Account
+from tasks.methods.seed_run import SeedRun, find_lacking
+from tasks.releases.lookup import release_numbered
+from tasks.round.context import Context
+from tasks.round.results import GateResult, SelectResult, TrainResult
+from tasks.round.stage import stage
+
+
+def trace(run: SeedRun, context: Context, account: Account) -> Answer:
+    """TRACE as it is run every night, from the bare base."""
+    find_lacking(context)
+    return play_round(run, context, account)
+
+
+def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The round on as many other capabilities, which the rule did not select."""
+    chosen = find_lacking(run.context)
+
+    @stage("select", title="draw capabilities that were not selected")
+    def draw(context: Context) -> SelectResult:
+        pool = [c for c in contrast.do(context).candidates if c not in chosen]
+        if isinstance(context.target, Generators) and context.settings.synthesizer.kind == "generators":
+            tags = {tag for needs in context.target.families().values() for tag in needs}
+            pool = [c for c in pool if c in tags]
+        drawn = random.Random(f"placebo:{context.seed}").sample(sorted(pool), min(len(chosen), len(pool)))
+        return SelectResult(selected=drawn)
+
+    drawn = draw.do(context).selected
+    answer = play_round(run, context, account)
+    return replace(answer, notes=(f"capabilities drawn: {', '.join(drawn) or 'there was none to draw'}", *answer.notes))
+
+
+def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
+    """Practise and prove what was selected; what answers after the gate. Where the budget ends before the gate, nothing
+    was proven, and the bare base answers."""
+    selected = context.result(SelectResult).selected
+    account.reserve = after_training(context, selected)
+    notes = []
+    try:
+        run.play_round(context)
+    except EpisodesSpent as problem:
+        notes.append(f"the budget ended before the gate: {problem}")
+    for capability in selected:
+        trained = context.found(TrainResult, capability)
+        if trained and trained.ending == "budget":
+            notes.append(f"training for {capability} ended with the budget, after {trained.steps} steps")
+    gated = context.found(GateResult)
+    if gated is None or not gated.release:
+        return Answer(context, notes=(*notes, "nothing was promoted, so the bare base answers"))
+    lineup = lineup_of(context, release_numbered(context.store, context.round.target, gated.release))
+    nested = tuple(c for c in selected if c in lineup.members)
+    return Answer(context, lineup, notes=tuple(notes), nested=nested)
+
+
+def after_training(context: Context, selected: list[str]) -> int:
+    """The most episodes that a round needs once its adapters are trained: to choose and measure them on fresh seeds,
+    and to prove them on validation."""
+    tasks = context.tasks("validation")
+    capabilities = selected[: context.settings.selection.most]
+    own = []
+    for capability in capabilities:
+        families = context.target.families() if isinstance(context.target, Generators) else {}
+        mine = {name for name, needs in families.items() if capability in needs}
+        own.append(sum(t.family in mine for t in tasks) if mine else len(tasks))
+    return proof_episodes(context.settings, len(tasks), own, isinstance(context.target, Drawable))
+
+
+def proof_episodes(settings: Settings, tasks: int, own: list[int], draws: bool) -> int:
+    """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks each of
+    `tasks` in all. `draws` says whether further tasks can be drawn."""
+    e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
+    if not n:
+        return 0
+    measured = n * (choosing_episodes(settings) + 2 * e.fresh)
+    live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
+    routed, noop = tasks * (trials - 1), tasks
+    further = n * e.own_tasks * (2 * trials + n - 1) if draws else 0
+    return measured + live + alone + routed + noop + further
+
+
+def choosing_episodes(settings: Settings) -> int:
+    """The most episodes on which one training's checkpoint is chosen: its start and the candidates, on own scenarios
+    and half as many for retention."""
+    own = settings.train.choosing
+    return (settings.train.candidates + 1) * (own + math.ceil(own / 2))
+
+
+def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: bool) -> int:
+    """The fewest episodes with which a round can train one capability for one step and prove it."""
+    calibration = settings.calibration.seeds * settings.calibration.samples
+    return (
+        diagnosis * settings.rollout.trials
+        + calibration
+        + settings.train.groups * settings.train.group_size
+        + proof_episodes(settings, validation, [validation], draws)
+    )

@@ -1,0 +1,184 @@
+"""Methods that train one adapter for everything, with TRACE's own trainer.
+
+`grpo-target` trains on the diagnosis tasks themselves, with the target's success and the dense reward of TRACE's
+environments. `mixed` trains on all environments that TRACE synthesized and calibrated, mixed evenly. Both choose among
+their checkpoints as TRACE does; all that the budget leaves is training.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from db import StageRow, TrainingStepRow
+from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
+from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
+from environments.wrapping import WrappedEnvironment
+from errors import TrainingError
+from models.training.checkpoints import weights_by_step
+from tasks.methods.answers import Answer, Checkpoint, one_adapter
+from tasks.methods.budget import Account
+from tasks.methods.seed_run import SeedRun
+from tasks.methods.trace import choosing_episodes
+from tasks.round.adapters import adapter_id
+from tasks.round.context import Context
+from tasks.round.results import CalibrateResult, SelectResult, TrainResult
+from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.train import Course, train_on
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Who a training's environment is; see `TrainingSpec`."""
+
+    id: str
+    capability: str
+    retention_share: float = 0.0
+
+
+class TargetPractice:
+    """The target's diagnosis tasks as scenarios; its validation tasks are those that a checkpoint is chosen on."""
+
+    def __init__(self, target: Target, diagnosis: Sequence[TargetTask], validation: Sequence[TargetTask]) -> None:
+        self.target, self.diagnosis, self.validation = target, diagnosis, validation
+        tasks = [[t.id for t in part] for part in (diagnosis, validation)]
+        self.spec = Spec(content_hash(["grpo-target", target.name, target.data_hash, tasks]), "grpo-target")
+
+    def scenario(self, seed: int) -> TargetTask:
+        return random.Random(f"{self.spec.id}:{seed}").choice(self.diagnosis)
+
+    def own_scenario(self, seed: int) -> TargetTask:
+        return self.validation[seed % len(self.validation)]
+
+    def own(self, task: TargetTask) -> bool:
+        return True
+
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return ()  # plain GRPO has none
+
+    def environment(self) -> Environment:
+        return DenseEnvironment(self.target.environment(), self.target.environment(), NEAR_MISS)
+
+
+class Mixture:
+    """Several training environments as one: each scenario is drawn from one of them, and is played in that one. What is
+    another's own scenario stands in for retention, so nothing is kept apart."""
+
+    def __init__(self, parts: Sequence[TrainingEnvironment]) -> None:
+        self.parts = parts
+        self.spec = Spec(content_hash(["mixed", [part.spec.id for part in parts]]), "mixed")
+        self._of: dict[str, TrainingEnvironment] = {}
+
+    def _drawn(self, part: TrainingEnvironment, task: TargetTask) -> TargetTask:
+        self._of[task.id] = part
+        return task
+
+    def _part(self, kind: str, seed: int) -> TrainingEnvironment:
+        return random.Random(f"{self.spec.id}:{kind}:{seed}").choice(self.parts)
+
+    def scenario(self, seed: int) -> TargetTask:
+        part = self._part("any", seed)
+        return self._drawn(part, part.scenario(seed))
+
+    def own_scenario(self, seed: int) -> TargetTask:
+        part = self._part("own", seed)
+        return self._drawn(part, part.own_scenario(seed))
+
+    def own(self, task: TargetTask) -> bool:
+        return True
+
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return ()  # a mixture is not calibrated
+
+    def environment(self) -> Environment:
+        return _Dispatching(self._of)
+
+
+class _Dispatching(WrappedEnvironment):
+    """The environment of whichever part a task was drawn from, from `reset` on."""
+
+    def __init__(self, of: Mapping[str, TrainingEnvironment]) -> None:
+        self._of = of
+        super().__init__(next(iter(of.values())).environment())
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.close()
+        self.inner = self._of[task.id].environment()
+        return super().reset(task)
+
+
+def grpo_target(run: SeedRun, context: Context, account: Account) -> Answer:
+    """GRPO on the target itself."""
+    practice = TargetPractice(context.target, context.tasks("diagnosis"), context.tasks("validation"))
+    return _trained(run, account, "grpo-target", practice)
+
+
+def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
+    """One adapter on all environments that TRACE may train on."""
+    accepted = [
+        c
+        for c in context.result(SelectResult).selected
+        if (found := context.found(CalibrateResult, c)) and found.accepted
+    ]
+    if not accepted:
+        return Answer(context, notes=("no synthesized environment was accepted, so the bare base answers",))
+    # What TRACE paid for its environments, this method pays too.
+    trace = Account(context.store, "trace")
+    account.admit([i for i, purpose in trace.charged().items() if purpose == "calibration"], "calibration")
+    stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if _makes_environments(s.name)]
+    parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
+    answer = _trained(run, account, "mixed", Mixture(parts))
+    notes = (f"environments: {', '.join(accepted)}", *answer.notes)
+    seconds = sum(s.seconds or 0.0 for s in stages)
+    return replace(answer, notes=notes, shared_seconds=seconds)
+
+
+def _makes_environments(stage: str) -> bool:
+    return stage.partition(":")[0] in ("contrast", "select", "synthesize", "calibrate")
+
+
+def _trained(run: SeedRun, account: Account, name: str, environment: TrainingEnvironment) -> Answer:
+    """One adapter, trained with all that the account leaves; the bare base where nothing could be learnt."""
+    context = run.context
+    identity = adapter_id(context.round.id, name)
+    account.reserve = choosing_episodes(context.settings)
+    train = context.settings.train
+    steps = account.for_training(identity) // (train.groups * train.group_size)
+    if not steps:
+        return Answer(context, notes=("the budget leaves no group to train on, so the bare base answers",))
+    course = Course(name, environment, identity, context.folder / "training" / name, steps)
+    try:
+        trained = train_on(context, course)
+    except TrainingError as problem:
+        return Answer(context, notes=(f"nothing was learnt, so the bare base answers: {problem}",))
+    context.registry.end_run(trained.run)
+    notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)
+    kept = checkpoints if len(checkpoints) <= run.points else _at_equal_distances(checkpoints, run.points)
+    if not trained.chosen:
+        notes = (*notes, "no checkpoint is better than the bare base, which answers")
+        return Answer(context, notes=notes, checkpoints=kept)
+    return replace(one_adapter(context, name, trained.adapter), notes=notes, checkpoints=kept)
+
+
+def _checkpoints(context: Context, account: Account, course: Course, steps: int) -> tuple[Checkpoint, ...]:
+    """The weights after each step, with the episodes of the whole budget that had been played by then."""
+    before = sum(purpose in ("diagnosis", "calibration") for purpose in account.charged().values())
+    rows = sorted(context.store.rows(TrainingStepRow, adapter_id=course.adapter), key=lambda row: row.step)
+    folders = weights_by_step(course.folder, steps)
+    return tuple(
+        Checkpoint(before + int(row.metrics["played"]), course.adapter, folders[row.step])
+        for row in rows
+        if row.step <= steps
+    )
+
+
+def _at_equal_distances(checkpoints: Sequence[Checkpoint], most: int) -> tuple[Checkpoint, ...]:
+    """At most `most`, the last among them."""
+    count = len(checkpoints)
+    return tuple(checkpoints[(i + 1) * count // most - 1] for i in range(most))
+
+
+def _notes(trained: TrainResult) -> tuple[str, ...]:
+    told = f"trained for {trained.steps} steps ({trained.ending}), the weights after step {trained.chosen}"
+    return (told, trained.verdict) if trained.verdict else (told,)

@@ -1,0 +1,95 @@
+"""Hints in training: shown in some rollouts, out of the prompt and out of every figure again, and taught by success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from environments.contract import Message, Prompt, TargetTask
+from environments.synthesized.hints import is_advised
+from models.episodes import Trajectory
+from models.training.actors import LocalActor
+from models.training.grpo import train_adapter
+from models.training.records import GroupFigures, StepRecord
+from models.training.rollouts import Rollouts
+from models.training.trl_trainer import EpisodeGRPO
+from tests.models.training.test_grpo import SMALL, Source, Toy
+
+HINTED = replace(SMALL, hints=0.5, collections=1)
+ADVICE = (Message("user", "seed 0"), Message("assistant", "Short."))
+
+
+class Advising(Source):
+    """Advises on every scenario."""
+
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return ADVICE
+
+
+def rollouts(model: Any, played: list[Trajectory] | None = None) -> Rollouts:
+    policy, renderer = model
+    kept = [] if played is None else played
+    return Rollouts(Advising(), LocalActor(policy), renderer, HINTED, lambda step, found: kept.extend(found))
+
+
+def test_half_of_a_group_is_advised_and_learns_behind_the_plain_prompt(tiny_model: Any) -> None:
+    played: list[Trajectory] = []
+    _, renderer = tiny_model
+    made = rollouts(tiny_model, played)
+    made.adapter = None  # type: ignore[assignment]  # the bare model, as before any step
+    learnt = made.collect(1)
+    assert [is_advised(t.episode.task) for t in learnt] == [False, False, True, True] * 2
+    for was, now in zip(played, learnt, strict=True):
+        shown = is_advised(was.episode.task)
+        first = [Message("user", f"seed {was.episode.task.seed}")]
+        plain = renderer.start(Prompt.of(Toy()), first).ids
+        assert now.conversation.ids[: len(plain)] == plain
+        turns = [i for i, sampled in zip(was.conversation.ids, was.conversation.sampled, strict=True) if sampled]
+        assert [i for i, s in zip(now.conversation.ids, now.conversation.sampled, strict=True) if s] == turns
+        assert sum(now.conversation.logprobs) == sum(was.conversation.logprobs)
+        assert len(now.conversation.ids) == len(now.conversation.sampled) == len(now.conversation.logprobs)
+        assert (len(now.conversation.ids) < len(was.conversation.ids)) == shown
+    assert [g.episodes for g in made.collected] == [2, 2]  # what was advised is in no figure
+
+
+def test_advice_ends_where_the_policy_succeeds_without(tiny_model: Any) -> None:
+    for successes, advised in ((0, 2), (1, 2), (2, 0)):
+        made = rollouts(tiny_model)
+        made.collected = [GroupFigures(True, 5, successes, 0.5), GroupFigures(False, 5, 5, 1.0)]
+        assert made._hinted() == advised
+    assert rollouts(tiny_model)._hinted() == 2  # nothing is known before the first step
+
+
+def test_the_trainer_takes_advised_rows_at_its_own_probabilities_and_their_successes_alone(
+    tiny_model: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    policy, renderer = tiny_model
+    seen: list[tuple[torch.Tensor, ...]] = []
+    plain = EpisodeGRPO._compute_loss
+
+    def watched(self: EpisodeGRPO, model: Any, inputs: Any) -> Any:
+        before = inputs["old_per_token_logps"].clone()
+        loss = plain(self, model, inputs)
+        kept = (inputs["advantages"].abs() > 1e-4).nonzero()[:, 0]
+        if len(kept):
+            seen.append((before[kept], self._old_RT, self._logprobs_RT, self._hinted_R, self._mask_RT))
+            assert not (inputs["advantages"][inputs["hinted"]] < 0).any()
+        return loss
+
+    monkeypatch.setattr(EpisodeGRPO, "_compute_loss", watched)
+    steps: list[StepRecord] = []
+    train_adapter(Advising(), LocalActor(policy), renderer, replace(HINTED, steps=1), tmp_path, steps.append)
+    assert any(hinted.any() for *_, hinted, _ in seen)
+    for before, old, own, hinted, mask in seen:
+        rows = hinted[:, None] & mask.bool()
+        assert torch.equal(old[rows], own[rows])
+        others = ~hinted[:, None] & mask.bool()
+        assert torch.equal(old[others], before[others])
+        if rows.any():
+            assert (before[rows] - own[rows]).abs().max() > 1e-3  # the advice did change them
+    assert steps[0].logprob_gap < 1e-3
+    assert steps[0].metrics["gap_alarm"] == 0.0

@@ -1,0 +1,104 @@
+"""Seeds' files: whole or not at all, read back as they were, comparable or refused; seeds that were used."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError
+from tasks.comparison.results import check_same, machine, path_of, read_result, read_results, write_result
+from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
+from tests.tasks.comparison.seed_files import figures, nested, seed_result
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_file_is_read_back_as_it_was(tmp_path: Path) -> None:
+    result = seed_result(
+        7, {"base": figures(6, lost=2), "trace": figures(12, capabilities=nested(6, 12), notes=("a",))}
+    )
+    path = path_of(tmp_path / "new", "tau2:retail", 7)
+    assert path.name == "tau2-retail-seed-7.json"
+    write_result(path, result)
+    assert read_result(path) == result
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing half-written is left"
+    assert result.with_method("noop", figures(0)).methods.keys() == {"base", "trace", "noop"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no result of compare-methods"),
+        ("{}", "target.*Field required"),
+        ('{"format": 2}', "is no result"),
+        (None, "No such file"),
+    ],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "shop-seed-1.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigurationError, match=said):
+        read_result(path)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shop-seed-1.json"
+    path.write_text(json.dumps(seed_result(1, {}).model_dump(mode="json") | {"format": 2}))
+    with pytest.raises(ConfigurationError, match="has format 2, this version reads 1"):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"data_hash": "d2"}, "another data hash: d1 and d2"),
+        ({"budget": 501}, "another budget: 500 and 501"),
+        ({"settings": "s2"}, "another settings"),
+        ({"base": "larger"}, "another base model"),
+        ({"families": {"t00": "cancel"}}, "another list of test tasks; they"),
+    ],
+)
+def test_files_that_cannot_stand_in_one_table_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    results = [seed_result(7, {}), seed_result(8, {}, **changed)]
+    with pytest.raises(ConfigurationError, match=said):
+        check_same(results)
+    for result in results:
+        write_result(path_of(tmp_path, "shop", result.seed), result)
+    with pytest.raises(ConfigurationError, match=said):
+        read_results(tmp_path, "shop")
+    assert read_results(tmp_path, "bfcl") == []
+
+
+def test_the_machine_is_named_by_no_name_of_its_own() -> None:
+    text = json.dumps(machine())
+    for private in (platform.node(), str(Path.home()), str(ROOT)):
+        assert private not in text
+    assert getpass.getuser() not in machine().values()
+
+
+def test_the_seeds_that_were_used_are_refused() -> None:
+    path = ROOT / "benchmarks" / "seeds.toml"
+    used = used_seeds(path)
+    assert set(used) >= {0, 1, 2, 3, 4, 5, 6, 11}
+    for seed in used:
+        with pytest.raises(ConfigurationError, match=rf"seed {seed} was used for .* \(seeds.toml\)"):
+            check_seed(seed, used, path)
+    check_seed(7, used, path)
+    assert fresh_seeds(5, dict.fromkeys((0, 1, 3, 11), "choosing")) == [2, 4, 5, 6, 7]
+    assert not set(fresh_seeds(20, used)) & set(used)
+
+
+@pytest.mark.parametrize("text", ["[[used]]\nseeds = [1]", '[[used]]\nseeds = ["1"]\nfor = "x"', "seeds ="])
+def test_a_file_of_used_seeds_that_says_less_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "seeds.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read"):
+        used_seeds(path)
+    with pytest.raises(ConfigurationError, match="--used-seeds"):
+        used_seeds(tmp_path / "none.toml")

@@ -1,0 +1,127 @@
+"""The table over seeds: means, intervals and differences that a hand can check, costs, families, curves, pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from errors import ConfigurationError
+from tasks.comparison.page import lines, render
+from tasks.comparison.results import SeedResult
+from tasks.comparison.table import MethodRow, Table, table_of
+from tests.tasks.comparison.seed_files import TASKS, figures, nested, seed_result
+
+METHODS = {"base": (4, 5, 3), "examples": (8, 8, 9), "trace": (12, 13, 12)}
+
+
+def three_seeds() -> list[SeedResult]:
+    return [
+        seed_result(7 + s, {n: figures(solved[s], seconds=10.0 * (s + 1)) for n, solved in METHODS.items()})
+        for s in range(3)
+    ]
+
+
+def rows_of(table: Table) -> dict[str, MethodRow]:
+    return {row.name: row for row in table.rows}
+
+
+def test_means_differences_and_costs() -> None:
+    rows = rows_of(table_of(three_seeds()))
+    assert list(rows) == list(METHODS)
+    for name, solved in METHODS.items():
+        assert rows[name].success == pytest.approx(sum(solved) / (3 * TASKS))
+        assert rows[name].low < rows[name].success < rows[name].high
+        assert (rows[name].seeds, rows[name].episodes, rows[name].tokens) == (3, 100, 1000)
+        assert (rows[name].seconds, rows[name].dollars) == (20.0, 0.25)
+    assert rows["trace"].difference is None
+    base, examples = rows["base"].difference, rows["examples"].difference
+    assert base is not None
+    assert examples is not None
+    assert base.points == pytest.approx(100 * (12 - 37) / (3 * TASKS))
+    assert base.low < base.points < base.high < 0
+    assert base.p < examples.p, "the larger difference is the surer one"
+    assert base.p < 0.01
+
+
+def test_the_p_value_is_after_holm_and_no_difference_is_none() -> None:
+    alone = table_of([seed_result(s, {"base": figures(4), "trace": figures(12)}) for s in (7, 8)])
+    more = table_of(
+        [
+            seed_result(s, {"base": figures(4), "noop": figures(12), "trace": figures(12), "single": figures(12)})
+            for s in (7, 8)
+        ]
+    )
+    first, second = rows_of(alone)["base"].difference, rows_of(more)["base"].difference
+    assert first is not None
+    assert second is not None
+    assert second.p == pytest.approx(3 * first.p)
+    same = rows_of(more)["noop"].difference
+    assert same is not None
+    assert (same.points, same.low, same.high, same.p) == (0, 0, 0, 1)
+
+
+def test_seeds_widen_the_interval() -> None:
+    """Seeds that disagree say more about another seed than the same figures from one."""
+    agree = rows_of(table_of([seed_result(s, {"trace": figures(12)}) for s in (7, 8, 9)]))["trace"]
+    apart = rows_of(table_of([seed_result(s, {"trace": figures(n)}) for s, n in ((7, 2), (8, 12), (9, 22))]))["trace"]
+    assert agree.success == pytest.approx(apart.success)
+    assert apart.high - apart.low > 1.3 * (agree.high - agree.low)
+
+
+def test_a_method_is_compared_on_the_seeds_that_have_both_and_lost_tasks_are_left_out() -> None:
+    results = [
+        seed_result(7, {"trace": figures(12), "gepa": figures(6, lost=4)}),
+        seed_result(8, {"trace": figures(24)}),
+    ]
+    rows = rows_of(table_of(results))
+    assert rows["gepa"].success == pytest.approx(6 / 20)
+    assert rows["gepa"].difference is not None
+    assert rows["gepa"].difference.seeds == 1
+    assert rows["gepa"].difference.points == pytest.approx(100 * (6 - 12) / 20)
+    assert rows_of(table_of([seed_result(7, {"base": figures(3)})]))["base"].difference is None
+
+
+def test_families_and_nested_capabilities() -> None:
+    table = table_of(
+        [
+            seed_result(7, {"base": figures(3), "trace": figures(12, capabilities=nested(3, 6, 12))}),
+            seed_result(8, {"base": figures(3), "trace": figures(9, capabilities=nested(3, 9))}),
+        ]
+    )
+    assert table.families["cancel"]["base"] == pytest.approx(1 / 8)
+    assert table.capabilities == (
+        (0, pytest.approx(3 / TASKS), 2),
+        (1, pytest.approx(7.5 / TASKS), 2),
+        (2, pytest.approx(12 / TASKS), 1),
+    )
+
+
+def test_text_and_page_are_made_of_the_files_alone() -> None:
+    methods = {
+        "base": figures(4, notes=("<b>plain</b>",)),
+        "mixed": figures(9, rollouts=nested(4, 9)),
+        "trace": figures(12, capabilities=nested(4, 12)),
+    }
+    results = [seed_result(s, methods) for s in (7, 8)]
+    table = table_of(results)
+    text = "\n".join(lines(table))
+    for said in (
+        "seeds 7, 8",
+        "budget 500",
+        "base ",
+        "trace ",
+        "50.0 %",
+        "-33.3",
+        "cancel",
+        "0: 16.7 % (2), 1: 50.0 %",
+        "mixed by episodes: 0: 16.7 %, 1: 37.5 %",
+    ):
+        assert said in text, said
+    page = render(table, results)
+    assert page.count("<svg") == 3
+    assert "&lt;b&gt;plain&lt;/b&gt;" in page
+    assert "<script" not in page
+    assert all(f"Seed {s}" in page for s in (7, 8))
+    one = "\n".join(lines(table_of(results[:1])))
+    assert "tasks alone (one seed)" in one
+    with pytest.raises(ConfigurationError, match="no seed's file"):
+        table_of([])

@@ -1,0 +1,164 @@
+"""What is removed of a home, and that nothing which a release, a report or a label needs goes with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from db import AdapterRow, AdapterState, Round, RoundState, row_id
+from db.values.types import utc_now
+from errors import ConfigurationError, StoreError
+from flows.cli.main import app
+from tasks.housekeeping.retention import removals, remove
+from tasks.releases.lifecycle import check_files, refuse, releases_of, rollback
+from tasks.releases.lookup import version_name
+from tests.tasks.housekeeping.kept_homes import opened, settings_of
+from tests.tasks.releases.release_homes import Home
+
+LONG_AGO = timedelta(days=40)
+
+
+def trained(home: Home, member: dict[str, str], state: RoundState, days: float) -> Path:
+    """The round of an adapter as its training left it, ended (or not) so many days ago; its folder."""
+    row = home.store.row(AdapterRow, id=member["adapter_id"])
+    assert row is not None
+    training = home.folder / row.round_id / "training" / "refund"
+    for name in ("checkpoint-2", "weights/step-1", "final"):
+        (training / name).mkdir(parents=True)
+        (training / name / "adapter_model.safetensors").write_bytes(b"w" * 1000)
+    (training.parents[1] / "report.html").write_text("report")
+    (training.parents[1] / "router").mkdir()
+    (training.parents[1] / "router" / "router.json").write_text("{}")
+    home.store.set_state(AdapterRow, row.id, row.state, path=f"{row.round_id}/training/refund/final")
+    if state != RoundState.RUNNING:
+        home.store.finish_round(row.round_id, state, "")
+    moment = (utc_now() - timedelta(days=days)).strftime("%Y-%m-%d %H:%M:%S.%f")
+    with home.store.transaction() as connection:
+        connection.exec_driver_sql(
+            f"UPDATE rounds SET started_at = '{moment}', finished_at = CASE WHEN finished_at IS NULL THEN NULL "
+            f"ELSE '{moment}' END WHERE id = '{row.round_id}'"
+        )
+    return training
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Trainings by what became of their adapter."""
+    with opened(tmp_path / "home") as home:
+        members = {name: home.member("refund") for name in ("retired", "live", "refused", "none", "stopped", "young")}
+        for name in ("retired", "live"):
+            home.promoted({"refund": members[name]})
+        refuse(home.store, home.candidate({"refund": members["refused"]}).id, "no better")
+        states = {"stopped": RoundState.INTERRUPTED}
+        folders = {
+            name: trained(home, member, states.get(name, RoundState.DONE), 1 if name == "young" else 40 - i)
+            for i, (name, member) in enumerate(members.items())
+        }
+        # An adapter that was never registered: its only copy is the trained one.
+        round_ = home.store.start_round("shop", "d", 1, "laptop", {})
+        home.store.put([AdapterRow(id=row_id("x"), round_id=round_.id, base="b", state=AdapterState.TRAINED)])
+        folders["unregistered"] = trained(home, {"adapter_id": row_id("x")}, RoundState.FAILED, 30)
+        yield {"home": home, "folders": folders, "members": members, "settings": settings_of(home.folder)}
+
+
+def left(training: Path) -> list[str]:
+    return sorted(p.name for p in training.iterdir())
+
+
+def test_only_what_nothing_needs_goes(kept: dict[str, Any]) -> None:
+    home, folders = kept["home"], kept["folders"]
+    rounds = home.store.rows(Round)
+    chosen = removals(kept["settings"], 7)
+    assert sum(r.bytes for r in chosen) == remove(chosen) == 11_000
+    assert [r.since for r in chosen] == sorted(r.since for r in chosen)
+    whole = ["checkpoint-2", "final", "weights"]
+    assert {name: left(folder) for name, folder in folders.items()} == {
+        "retired": ["final"],
+        "live": ["final"],
+        "refused": ["final"],  # a person may still promote it
+        "none": [],
+        "stopped": whole,  # the next run goes on with it
+        "young": whole,
+        "unregistered": ["final"],
+    }
+    for folder in folders.values():
+        assert (folder.parents[1] / "report.html").read_text() == "report"
+        assert (folder.parents[1] / "router" / "router.json").is_file()
+    assert home.store.rows(Round) == rounds
+    for release in releases_of(home.store, "shop"):
+        check_files(home.registry, release)
+    rollback(home.store, home.registry, "shop")
+    home.check()
+    assert removals(kept["settings"], 7) == []
+
+
+def test_copies_that_are_fetched_again(kept: dict[str, Any]) -> None:
+    home, members = kept["home"], kept["members"]
+    names = {name: version_name("refund", member) for name, member in members.items()}
+    old = (utc_now() - LONG_AGO).timestamp()
+    for place in ("served", "adapters"):
+        for name, age in (("retired", old), ("none", old), ("stopped", utc_now().timestamp())):
+            copy = home.folder / place / names[name]
+            copy.mkdir(parents=True)
+            os.utime(copy, (age, age))
+    remove([r for r in removals(kept["settings"], 7) if r.what.startswith("fetched")])
+    for place in ("served", "adapters"):
+        assert left(home.folder / place) == sorted([names["retired"], names["stopped"]])
+
+
+def test_so_much_that_the_home_takes_what_it_may(kept: dict[str, Any]) -> None:
+    home = kept["home"]
+    size = sum(p.lstat().st_size for p in home.folder.rglob("*") if p.is_file())
+    every = removals(kept["settings"], 7)
+    assert removals(kept["settings"], 7, keep_gb=(size + 10) / 1e9) == []
+    assert removals(kept["settings"], 7, keep_gb=(size - 1_500) / 1e9) == every[:2]
+    assert removals(kept["settings"], 7, keep_gb=0) == every
+    assert removals(kept["settings"], 365, keep_gb=0) == []
+
+
+def test_a_link_is_not_followed(kept: dict[str, Any], tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    shutil.copytree(kept["folders"]["none"], outside)
+    remove(removals(kept["settings"], 7))
+    kept["folders"]["none"].rmdir()
+    kept["folders"]["none"].symlink_to(outside)
+    (kept["folders"]["live"] / "checkpoint-3").symlink_to(outside)
+    assert removals(kept["settings"], 7) == []
+    assert left(outside) == ["checkpoint-2", "final", "weights"]
+
+
+def test_what_cannot_be_removed_or_is_no_home(kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", locked)
+    with pytest.raises(StoreError, match=r"cannot be removed \(Permission denied\), after 0.00 GB"):
+        remove(removals(kept["settings"], 7))
+    nowhere = kept["home"].folder / "nowhere"
+    with pytest.raises(ConfigurationError, match="there is no home in"):
+        removals(settings_of(nowhere), 7)
+    assert not nowhere.exists()
+
+
+def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:
+    def run(*words: str) -> str:
+        given = ["clean", "--older-than", "7", "--home", str(kept["home"].folder), *words]
+        done = CliRunner().invoke(app, given, catch_exceptions=False)
+        assert done.exit_code == 0
+        return str(done.output)
+
+    before = {name: left(folder) for name, folder in kept["folders"].items()}
+    said = run("--dry-run").splitlines()
+    assert {name: left(folder) for name, folder in kept["folders"].items()} == before
+    assert said[-1] == "11 of them, 0.000 GB would be freed"
+    assert any(f"{kept['folders']['none']}/final  (round 4: trained copy" in line for line in said)
+    assert run().splitlines() == [*said[:-1], "11 of them, 0.000 GB freed"]
+    assert run() == "0 of them, 0.000 GB freed\n"
+    assert CliRunner().invoke(app, ["clean", "--older-than", "0"]).exit_code == 2

@@ -1,0 +1,107 @@
+"""What a comparison refuses before it plays anything, and the homes of its seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError
+from tasks.comparison.results import path_of, settings_hash, write_result
+from tasks.methods import catalogue
+from tasks.methods.catalogue import METHODS, QUICK, chosen
+from tasks.methods.preflight import check_budget, check_files, seed_settings
+from tasks.methods.trace import choosing_episodes, least_episodes, proof_episodes
+from tests.tasks.comparison.seed_files import seed_result
+from tests.tasks.methods.letters_target import SIZE, target
+from tests.tasks.methods.seeds_made import small_settings
+
+
+@pytest.fixture
+def home(settings_folder: Path) -> Path:
+    return settings_folder / "home"
+
+
+def test_methods_by_name_with_what_they_need_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(["single", "base"]) == ["base", "trace", "single"]
+    assert chosen(["merge"]) == ["trace", "merge-linear", "merge-ties"]
+    assert chosen(["placebo"]) == ["placebo-capabilities", "placebo-rewards"]
+    assert chosen(QUICK) == list(QUICK)
+    with pytest.raises(ConfigurationError, match="there is no method 'tarce'; choose from base, noop"):
+        chosen(["base", "tarce"])
+    monkeypatch.setattr(catalogue.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigurationError, match=r"'gepa' needs the package 'gepa', which is not installed; pip install"
+    ):
+        chosen([])
+    assert chosen(["trace"]) == ["trace"]
+
+
+def test_every_method_takes_only_what_is_there() -> None:
+    for name, method in METHODS.items():
+        before = list(METHODS)[: list(METHODS).index(name)]
+        assert set(method.needs) <= set(before)
+        assert set(method.inherits) <= {"diagnosis", *before}
+
+
+def test_each_seed_has_an_embedded_home_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = small_settings(home, database="postgresql+psycopg://h/x", tracking="http://mlflow:5000")
+    seven, eight = (seed_settings(settings, seed, 500) for seed in (7, 8))
+    other = seed_settings(settings, 7, 600)
+    assert len({seven.home, eight.home, other.home}) == 3
+    assert seven.home.parent == eight.home.parent != other.home.parent
+    assert home.resolve() in seven.home.parents
+    assert (seven.seed, seven.budget) == (7, 500)
+    assert seven.database == seven.tracking == "", "a comparison promotes nothing where users are answered"
+    assert settings_hash(seven) == settings_hash(eight) != settings_hash(other)
+    assert settings_hash(seven) != settings_hash(seed_settings(small_settings(home, router="label"), 7, 500))
+
+
+def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
+    settings = small_settings(home)
+    least = least_episodes(settings, SIZE, SIZE, False)
+    group, calibration, diagnosis = 8, 4 * 6, SIZE
+    proof = choosing_episodes(settings) + 2 * 4 + SIZE + SIZE + SIZE
+    assert least == diagnosis + calibration + group + proof
+
+    def check(budget: int, *names: str) -> None:
+        check_budget(settings.model_copy(update={"budget": budget}), target, names)
+
+    check(least, "trace", "grpo-target")
+    with pytest.raises(ConfigurationError, match=rf"cannot fill a batch of 2 groups x 4 rollouts .* at least {least}"):
+        check(least - 1, "base", "trace")
+    check(diagnosis + group + choosing_episodes(settings), "grpo-target")
+    with pytest.raises(ConfigurationError, match="for grpo-target after diagnosis"):
+        check(diagnosis + group + choosing_episodes(settings) - 1, "grpo-target")
+    check(1, "base", "noop", "examples")
+    check(2 * least, "trace", "trace+gepa")
+    with pytest.raises(ConfigurationError, match=f"at least {2 * least}"):
+        check(2 * least - 1, "trace", "trace+gepa")
+
+
+def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
+    """Live release and each adapter alone on every task, once more on its own; further tasks where they are drawn."""
+    settings = small_settings(home)
+    two = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"validation_trials": 2})})
+    assert proof_episodes(two, 10, [], True) == 0
+    fresh = 2 * 4 + choosing_episodes(settings)
+    assert proof_episodes(two, 10, [3], False) == fresh + 2 * 10 + (10 + 3) + 10 + 10
+    drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
+    assert proof_episodes(drawn, 10, [3], True) - proof_episodes(two, 10, [3], True) == 5 * (2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"data_hash": "other"}, "data hash other, this comparison letters-1"), ({"budget": 9}, "budget 9, this")],
+)
+def test_files_of_other_data_or_budget_are_refused(home: Path, changed: dict[str, Any], said: str) -> None:
+    settings = seed_settings(small_settings(home), 7, 500)
+    fitting = {"target": target.name, "data_hash": target.data_hash, "settings": settings_hash(settings)}
+    out = home / "results"
+    check_files(out, settings, target)
+    write_result(path_of(out, target.name, 8), seed_result(8, {}, **fitting))
+    check_files(out, settings, target)
+    write_result(path_of(out, target.name, 9), seed_result(9, {}, **{**fitting, **changed}))
+    with pytest.raises(ConfigurationError, match=said):
+        check_files(out, settings, target)

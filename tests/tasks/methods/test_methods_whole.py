@@ -1,0 +1,126 @@
+"""All methods of one seed on a tiny model: what they share, what they pay, what their file says, and a kill amid it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import Store, open_store
+from tasks.comparison.results import SeedResult, read_result
+from tasks.comparison.tracking import metrics_of
+from tasks.methods import run as running
+from tasks.methods.budget import TEST, Account
+from tasks.methods.catalogue import METHODS
+from tasks.methods.run import head_of, run_seed
+from tasks.methods.seed_run import SeedRun, close_round
+from tests.tasks.methods.letters_target import SIZE
+from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
+
+ALL = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
+OWN_HOMES = [name for name, method in METHODS.items() if method.changes is not None]
+KILLED = ["base", "examples", "grpo-target", "trace", "placebo-rewards"]
+
+
+class Died(BaseException):
+    """What stands for SIGKILL: nothing of the project catches it."""
+
+
+@pytest.fixture(autouse=True)
+def _bare_stages(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_prefect(monkeypatch)
+
+
+def run_all(run: SeedRun, path: Path, names: list[str]) -> SeedResult:
+    head = head_of(run, "trace-agent compare-methods", "test")
+    return run_seed(run, names, path, head, lambda result, name: None)
+
+
+def stores_of(run: SeedRun) -> Iterator[Store]:
+    """The databases of a seed: its own, and those of methods with a home of their own."""
+    yield run.context.store
+    for name in (*OWN_HOMES, "trace-gepa"):
+        file = run.context.settings.folder / name / "trace.db"
+        if file.is_file():
+            yield open_store(f"sqlite:///{file}")
+
+
+def ids(store: Store, query: str) -> set[str]:
+    return set(store.query(f"SELECT {query}")["id"])
+
+
+def without_seconds(result: SeedResult) -> dict[str, Any]:
+    return {name: figures.model_dump() | {"seconds": 0.0} for name, figures in result.methods.items()}
+
+
+def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, path = seed_run(settings_folder, tiny_model), settings_folder / "results" / "seed.json"
+    result = run_all(run, path, ALL)
+    assert list(result.methods) == ALL
+    assert read_result(path) == result
+    tasks = {t.id for t in run.context.tasks("test")}
+    for name, figures in result.methods.items():
+        assert set(figures.outcomes) == tasks, "every method is measured on the same tasks"
+        assert {len(trials) for trials in figures.outcomes.values()} == {1 if name == "noop" else 2}
+        assert figures.episodes == sum(n for what, n in figures.purposes.items() if what != TEST) <= BUDGET
+        # Behind another prompt the diagnosis is played once more.
+        diagnosed = {"base": 0, "noop": 0, "trace+gepa": 2 * SIZE}.get(name, SIZE)
+        assert figures.purposes.get("diagnosis", 0) in (diagnosed, SIZE if name == "trace+gepa" else diagnosed)
+        assert metrics_of(result, name)["episodes"] == figures.episodes
+    trained = [result.methods[name] for name in ("grpo-target", "trace", "mixed", "placebo-rewards")]
+    assert all(figures.purposes["training"] >= 8 for figures in trained)
+    for name in ("single", "merge-linear", "merge-ties", "trace-oracle-route"):
+        assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
+        assert result.methods[name].outcomes != result.methods["base"].outcomes
+        assert result.methods[name].seconds >= result.methods["trace"].seconds
+    assert result.methods["mixed"].purposes["calibration"] == result.methods["trace"].purposes["calibration"]
+    for name in ("grpo-target", "mixed"):
+        figures = result.methods[name]
+        counts = [point.count for point in figures.rollouts]
+        assert len(counts) == 2
+        assert SIZE < counts[0] < counts[1] <= figures.episodes
+        assert all(set(point.outcomes) == tasks for point in figures.rollouts)
+    # Every episode that is stored was charged, in every home; and the diagnosis was played once.
+    for store in stores_of(run):
+        assert ids(store, "trajectory_id AS id FROM episode_charges") == ids(store, "id FROM trajectories")
+    diagnosis = [ids(store, "id FROM trajectories WHERE purpose = 'diagnosis'") for store in stores_of(run)]
+    assert len(diagnosis) == 1 + len(OWN_HOMES) + ("trace+gepa" in ALL)
+    assert all(part >= diagnosis[0] for part in diagnosis)
+    # What is in the file is not run again.
+    monkeypatch.setattr(running, "run_method", lambda *given: pytest.fail("run again"))
+    assert run_all(run, path, ALL) == result
+    close_round(run.context)
+
+
+def test_what_a_kill_left_goes_on_to_the_same_figures(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_run = seed_run(settings_folder / "undisturbed", tiny_model)
+    whole = run_all(whole_run, settings_folder / "whole.json", KILLED)
+    stored = [ids(store, "id FROM trajectories") for store in stores_of(whole_run)]
+    close_round(whole_run.context)
+    path, admit, deaths = settings_folder / "killed.json", Account.admit, 0
+    for last in (2, 4, 7, 11, 16, 24, 30, 1000):
+        calls = iter(range(1, 10_000))
+
+        def dying(self: Account, given: Any, purpose: str, last: int = last, calls: Any = calls) -> None:
+            admit(self, given, purpose)
+            if next(calls) == last:
+                raise Died
+
+        monkeypatch.setattr(Account, "admit", dying)
+        run = seed_run(settings_folder / "killed", tiny_model)
+        try:
+            result = run_all(run, path, KILLED)
+            break
+        except Died:
+            deaths += 1
+        finally:
+            again = [len(ids(store, "id FROM trajectories")) for store in stores_of(run)]
+            close_round(run.context)
+    assert deaths >= 4
+    assert without_seconds(result) == without_seconds(whole)
+    assert again == [len(part) for part in stored], "nothing was played that the undisturbed run did not play"
