@@ -38,6 +38,7 @@ class Model:
 
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()  # usable answers to discovery and labelling, by request
+        self.troubled: set[str] = set()  # requests that met trouble: the same one, corrected or repeated, is answered
         self.modules = 0
         self.refuses = ""
         self.stored_at_kill = 0
@@ -55,7 +56,9 @@ class Model:
                 return refused()
         trouble = [good("not json"), truncated(), failed(429), failed(500), slow(self._answer(task, request), 0.5)]
         step = good(self._answer(task, request))
-        if number % 5 == 3:
+        asked = request["messages"][1]["content"]
+        if number % 5 == 3 and asked not in self.troubled:
+            self.troubled.add(asked)
             step = trouble[number // 5 % 5]
         if step not in trouble[:4] and not task.startswith("These failed"):
             self.answered[body] += 1

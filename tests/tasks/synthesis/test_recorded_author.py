@@ -78,7 +78,7 @@ def base_in(store: Store, accepted: bool = True) -> Any:
     def measure(environment: Any) -> Calibration:
         frame: pd.DataFrame = outcomes(store, ["t1", "t2", "t3"])
         assert environment.own(environment.own_scenario(-1))
-        return Calibration(FIGURES, accepted, "as given", 3, 1, "base1", {}, typical_episodes(store, frame))
+        return Calibration(FIGURES, accepted, "as given", 3, 1, "base1", {}, exhibits=typical_episodes(store, frame))
 
     return measure
 
