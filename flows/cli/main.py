@@ -138,15 +138,14 @@ def status(
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again from its figures when the page is gone."""
+    from tasks.episodes.pages import write_report
     from tasks.reporting.lookup import figures_by_key
-    from tasks.reporting.page import render
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     page = settings.folder / figures.round / "report.html"
     if not page.is_file():
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render(figures), encoding="utf-8")
+        write_report(settings, store, figures)
     _print({"report": str(page)}, as_json, str(page))
 
 
