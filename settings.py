@@ -225,6 +225,7 @@ class Settings(MachineSettings):
     home: Path = Path("runs")
     database: str = ""
     tracking: str = ""
+    traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
     policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -301,7 +302,7 @@ class Settings(MachineSettings):
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
         reached, and what it may cost."""
         given = self.model_dump(
-            mode="json", exclude={"home", "database", "tracking", "policy", *MachineSettings.model_fields}
+            mode="json", exclude={"home", "database", "tracking", "traces", "policy", *MachineSettings.model_fields}
         )
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}

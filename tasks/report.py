@@ -7,14 +7,18 @@ from prefect.artifacts import create_markdown_artifact
 
 from tasks.episodes.lineage import as_table, lineages_of
 from tasks.episodes.pages import FOLDER, INDEX, REPORT, write_report
+from tasks.episodes.secrets import hiding
+from tasks.episodes.traces import log_traces
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import headline
 from tasks.reporting.nothing_trained import how_it_ended
-from tasks.reporting.tracking import log_round
 from tasks.round.context import Context
 from tasks.round.results import ReportResult, StoredRound
 from tasks.round.stage import stage
+from tasks.tracking.parts import log_parts
+from tasks.tracking.rounds import log_round
+from tasks.tracking.versions import describe_versions
 
 
 @stage("report", title="write the report")
@@ -27,7 +31,10 @@ def report(context: Context) -> ReportResult:
     page = context.folder / REPORT
     html = write_report(settings, context.store, figures)
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
-    log_round(context.registry, figures, html)
+    run = log_round(context.registry, figures, html, page.parent / FOLDER)
+    log_parts(context.registry, context.stored, run)
+    describe_versions(context.registry, context.stored, figures)
+    log_traces(context.registry, context.stored, figures, hiding(settings), settings.traces)
     create_markdown_artifact(
         key="round",
         description=f"How the round on {context.round.target} ended",

@@ -13,6 +13,7 @@ from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
+from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
 from settings import Settings
@@ -149,7 +150,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         settings.max_tokens,
         identity,
     )
-    run = context.registry.start_run(f"{round_id}-{course.name}", {"round": round_id, "capability": course.name})
+    run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
+    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
 
     storing = Stopwatch()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from db import (
@@ -12,15 +13,32 @@ from db import (
     CheckRow,
     EnvironmentRow,
     EnvironmentState,
+    GatePlanRow,
     LabelRow,
     Round,
     SelectionRow,
     Store,
     TrajectoryRow,
+    VerdictRow,
     row_id,
 )
+from models.adapters.files import RegisteredAdapter
+from models.adapters.registry import Registry
 from tasks.reporting.figures import CapabilityFigures, ReleaseFigures, RoundFigures
-from tasks.round.results import RolloutResult, StageResult, StoredRound, SynthesizeResult, TestResult, TrainResult
+from tasks.round.results import (
+    ChallengeResult,
+    EvaluateResult,
+    GateResult,
+    RegisterResult,
+    RolloutResult,
+    SelectResult,
+    StageResult,
+    StoredRound,
+    SynthesizeResult,
+    TestResult,
+    TrainResult,
+)
+from tests.adapters_plain import registered
 
 CAPABILITY, ADAPTER, ENVIRONMENT = "refund_payment", "adapter-1", "environment-1"
 ASKED = "Refund order 264 <script>alert(1)</script>"
@@ -34,9 +52,11 @@ class Practised:
     steps: int = 2
     groups: int = 2
     size: int = 4
+    run: str = ""
+    seed: int = 7
 
     def __post_init__(self) -> None:
-        self.round: Round = self.store.start_round("shop", "data-one", 7, "laptop", {}, "0.1.0")
+        self.round: Round = self.store.start_round("shop", "data-one", self.seed, "laptop", {}, "0.1.0")
         capability = row_id(self.round.id, CAPABILITY)
         self.store.put([CapabilityRow(id=capability, round_id=self.round.id, name=CAPABILITY, analyst="checks")])
         spec = {"id": ENVIRONMENT}
@@ -116,6 +136,7 @@ class Practised:
             ]
         )  # fmt: skip
         evidence = [{"id": ids[1], "votes": 3}]
+        self.stage(SelectResult(selected=[CAPABILITY]))
         self.store.put(
             [SelectionRow(round_id=self.round.id, capability_id=capability, selected=True, rank=0, mean_cov=0.5,
                           mean_delta=0.6, runs_passed=10, runs=10, evidence=evidence)]
@@ -131,9 +152,28 @@ class Practised:
                         split="generated", adapter_id=ADAPTER, group_id="hinted" if trial == 3 else None,
                     )  # fmt: skip
         self.stage(SynthesizeResult(accepted=True, environment=ENVIRONMENT), CAPABILITY)
+        trained = {"adapter": ADAPTER, "sha256": "", "steps": self.steps, "run": self.run}
+        self.stage(TrainResult(**trained, ending="steps", chosen=1), CAPABILITY)
+
+    def judged(self, registry: Registry, place: Path, value: float = 1.0) -> RegisteredAdapter:
+        """Its adapter registered, judged against release 2 as +37.5 points, and in release 3, which was promoted."""
+        adapter = registered(registry, place, CAPABILITY, self.run, value)
+        rates = {"base_success": 0.1, "adapter_success": 0.9}
         self.stage(
-            TrainResult(adapter=ADAPTER, sha256="", steps=self.steps, run="", ending="steps", chosen=1), CAPABILITY
+            RegisterResult(version=adapter.version, served_name=adapter.served_name, liveness=0.4, **rates), CAPABILITY
         )
+        live = [self.episode("live", t, 2, 0, 0.0, split="validation") for t in ("refund-v", "status-v")]
+        alone = [self.episode("alone", "refund-v", 2, 0, 1.0, split="validation")]
+        rewards = {"refund-v": 1.0, "status-v": 0.0}
+        after = [self.episode("after", task, 2, 0, r, split="validation") for task, r in rewards.items()]
+        judged = {"verdicts": {CAPABILITY: "better"}, "passed": [CAPABILITY], "look": 1, "alpha": 0.05}
+        self.stage(ChallengeResult(live_ids=live, alone_ids={CAPABILITY: alone}, **judged))
+        self.stage(EvaluateResult(live_ids=live, routed_ids=after))
+        self.stage(GateResult(promoted=[CAPABILITY], verdicts={CAPABILITY: "better", "release": "promoted"}, release=3))
+        at = {"round_id": self.round.id}
+        self.store.put([VerdictRow(**at, subject="release", verdict="promoted", points=22.2, p=0.001, mde=8.0)])
+        self.store.put([GatePlanRow(**at, sha256="hash", rules={"against": 2})])
+        return adapter
 
     def _tested(self) -> None:
         base = [self.episode("base", t, 1, 0, r) for t, r in zip(("refund-a", "status-a", "status-b"), (0.0, 1.0, 1.0),

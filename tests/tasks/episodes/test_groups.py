@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from practised_rounds import ADAPTER, ASKED, CAPABILITY, Practised
 
 from db import Store, open_store
 from tasks.episodes.groups import Outcome, compared_groups, diagnosis_groups, training_groups
 from tasks.episodes.shown import MOST_CHARACTERS, MOST_TURNS, evenly, shown_episode
+from tests.tasks.episodes.practised_rounds import ADAPTER, ASKED, CAPABILITY, Practised
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from practised_rounds import CAPABILITY, Practised
 
 from db import Store, open_store
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
 from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
 from tasks.report import told_in_prefect
+from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
 
