@@ -194,6 +194,7 @@ class MachineSettings(BaseSettings):
     sandbox_image: str = Field("", description="image with python3 for the level container")
     cache: str = Field("", description="folder for converted models; empty: trace-agent in the user's cache folder")
     gateway_keys: SecretStr = Field(SecretStr(""), description="keys of the gateway, commas between")
+    metrics_port: int = Field(0, ge=0, le=65_535, description="a round's process answers /metrics there; 0: nowhere")
     toolsandbox: str = Field("", description="a checkout of ToolSandbox; empty: the installed package")
     tau2_tasks: str = Field("", description="a folder with other task files of tau2; empty: the package's own")
 

@@ -15,6 +15,7 @@ from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
 from models.adapters.runs import RunLog
 from models.episodes import Trajectory
+from models.telemetry.metrics import METRICS
 from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
 from settings import Settings
 from tasks.measuring.lineup import champion_of, stored_member
@@ -159,6 +160,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         with storing:
             context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
+            METRICS.trained(course.name, record.step, record.reward, record.success)
             meter.advance(told(record), say=True)
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
@@ -169,6 +171,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 for t in trajectories
             ]
             context.store.add_trajectories(rows)
+            METRICS.stored(rows)
             # Charged after they are stored: `for_training` takes the stored ones for this training's own.
             if context.budget is not None:
                 context.budget.admit([row.id for row in rows], ground.purpose)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import warnings
@@ -18,6 +17,7 @@ from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
+from models.telemetry.logs import configure
 
 # Quiet and offline by default; set before the libraries that read them are imported.
 QUIET = {
@@ -53,9 +53,7 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 
 
 def _logging() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("trace").setLevel(logging.INFO)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    configure()
     # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
     # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
@@ -76,6 +74,17 @@ def _store(home: Path | None) -> tuple[Any, Any]:
 
 def _print(value: Any, as_json: bool, text: str) -> None:
     typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
+
+
+@app.callback()
+def options(
+    log_json: Annotated[
+        bool, typer.Option("--log-json", envvar="TRACE_LOG_JSON", help="Log lines as JSON objects, for a program.")
+    ] = False,
+) -> None:
+    """Makes an agent better at one environment by itself."""
+    if log_json:
+        configure(as_json=True)
 
 
 @app.command()

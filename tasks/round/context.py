@@ -22,6 +22,7 @@ from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
+from models.telemetry import tracing
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, round_client, target_of
@@ -143,6 +144,15 @@ class Context:
     @cached_property
     def registry(self) -> Registry:
         return open_registry(self.settings, self.settings.target)
+
+    @cached_property
+    def span(self) -> Any:
+        """The span of this process's part in the round, under which those of its stages lie; ended with it."""
+        this = self.round
+        about = {"trace.round": this.number or 0, "trace.target": this.target, "trace.profile": this.profile}
+        span = tracing.begin(run_name(this.target, this.number), about)
+        self._closing.callback(span.end)
+        return span
 
     @cached_property
     def run(self) -> str:

@@ -28,9 +28,12 @@ from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest, parse_body, parse_chat, parse_completion
+from models.telemetry import tracing
 
 logger = logging.getLogger("trace.gateway")
 CONVERSATION = "x-trace-conversation"
+# What a request's span is told of its answer.
+TOLD = ("x-trace-release", "x-trace-adapter", "x-trace-capability", "x-trace-mode", "x-trace-missing")
 PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -74,6 +77,17 @@ class GatewayApp:
         """`handler` behind the checks that all paths share; what goes wrong becomes an error body."""
 
         async def guarded(request: Request) -> Response:
+            path = request.scope["path"]
+            about = {"http.request.method": request.method, "url.path": path}
+            with tracing.span(f"{request.method} {path}", about, headers=request.headers) as span:
+                answer = await answered(request)
+                span.set_attribute("http.response.status_code", answer.status_code)
+                for name in TOLD:
+                    if name in answer.headers:
+                        span.set_attribute(name.replace("x-trace-", "trace."), answer.headers[name])
+            return answer
+
+        async def answered(request: Request) -> Response:
             status = 499
             try:
                 self._check_origin(request)
