@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.gateway.gateway import Gateway, Streamed
+from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
@@ -47,14 +48,14 @@ class GatewayApp:
     def __init__(self, gateway: Gateway, reconciler: Reconciler | None = None, loopback: bool = True) -> None:
         self.gateway, self.reconciler, self.loopback = gateway, reconciler, loopback
         routes = [
-            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self.completion), methods=["POST"]),
-            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            Route("/v1/feedback", self._guarded(self.feedback), methods=["POST"]),
-            Route("/metrics", self._guarded(self.metrics), methods=["GET"]),
-            Route("/status", self._guarded(self.status), methods=["GET"]),
-            Route("/health", self._guarded(self.health, open_to_all=True), methods=["GET"]),
-            Route("/", self._guarded(self.page, open_to_all=True), methods=["GET"]),
+            Route("/v1/chat/completions", self._guarded(self.chat, CHAT, counted=True), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.completion, CHAT, counted=True), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models, CHAT), methods=["GET"]),
+            Route("/v1/feedback", self._guarded(self.feedback, FEEDBACK), methods=["POST"]),
+            Route("/metrics", self._guarded(self.metrics, ADMIN), methods=["GET"]),
+            Route("/status", self._guarded(self.status, ADMIN), methods=["GET"]),
+            Route("/health", self._guarded(self.health), methods=["GET"]),
+            Route("/", self._guarded(self.page), methods=["GET"]),
         ]
         failures: Mapping[Any, Any] = {404: _not_found, 405: _not_allowed, 500: _broken}
         self.app = Starlette(routes=routes, exception_handlers=failures, lifespan=self._lifespan)
@@ -73,8 +74,9 @@ class GatewayApp:
         if self.gateway.log is not None:
             await asyncio.to_thread(self.gateway.log.close)
 
-    def _guarded(self, handler: Handler, open_to_all: bool = False) -> Handler:
-        """`handler` behind the checks that all paths share; what goes wrong becomes an error body."""
+    def _guarded(self, handler: Handler, scope: str = "", counted: bool = False) -> Handler:
+        """`handler` behind the checks that all paths share; what goes wrong becomes an error body. `scope` is what a
+        key needs ("": open to all); a `counted` request uses its quota."""
 
         async def guarded(request: Request) -> Response:
             path = request.scope["path"]
@@ -91,8 +93,8 @@ class GatewayApp:
             status = 499
             try:
                 self._check_origin(request)
-                if not open_to_all:
-                    request.state.owner = self._owner(request)
+                if scope:
+                    request.state.owner = self._owner(request, scope, counted)
                 answer = await handler(request)
                 status = answer.status_code
             except ApiError as problem:
@@ -116,11 +118,22 @@ class GatewayApp:
                 400, "this gateway has no keys and answers to 127.0.0.1 and localhost only", code="foreign_host"
             )
 
-    def _owner(self, request: Request) -> str:
-        owner = self.gateway.settings.keys.owner(request.headers.get("authorization", ""))
-        if owner is None:
+    def _owner(self, request: Request, scope: str, counted: bool) -> str:
+        """The name of the key that a request comes with, once it may ask this. Raises `ApiError` (401, 403, 429)."""
+        keys, metrics = self.gateway.settings.keys, self.gateway.metrics
+        key = keys.who(request.headers.get("authorization", ""))
+        if key is None:
             raise ApiError(401, "the key is missing or wrong; send Authorization: Bearer KEY")
-        return owner
+        outcome = "refused"
+        try:
+            if scope not in key.scopes:
+                raise ApiError(403, f"this key may not do that: it needs the scope {scope}")
+            if counted:
+                keys.admit(key)
+            outcome = "admitted"
+        finally:
+            metrics.keys.labels(key.name or "none", outcome).inc()
+        return key.name
 
     # --- answering --------------------------------------------------------------------------------------------
 
