@@ -228,6 +228,11 @@ class Registry:
             return f"{self.tracking_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
         return f"models:/{adapter.name}/{adapter.version}"
 
+    def run_link(self, run_id: str) -> str:
+        """Where a run is seen in MLflow's UI; "" when there is no server."""
+        where = f"#/experiments/{self.experiment_id}/runs/{run_id}"
+        return f"{self.shown_uri.rstrip('/')}/{where}" if self.remote else ""
+
     def model_name(self, capability: str) -> str:
         return f"trace-{self.target}-{checked_name(capability, 'capability')}"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from db import Store, open_store
 from settings import Settings, load_settings
@@ -111,7 +112,9 @@ def test_prefect_is_told_the_same_way_in_a_table(store: Store) -> None:
         "| refund_payment | 1 failed episode as evidence | lacking, by checks | environment-1 | refund_payment@v1-abc |"
     )
     assert f"{row} alone: better | release 3 |" in told
-    assert f"`episodes/index.html` in the folder of round `{made.round.id}`" in told
+    assert f"`episodes/index.html` in the folder of round `{made.round.id}`, and in MLflow's run of it." in told
+    linked = told_in_prefect(made.stored, made.figures(), "http://ml:5000/#/experiments/1/runs/r")
+    assert "[MLflow's run of it](http://ml:5000/#/experiments/1/runs/r)" in linked
 
 
 def test_a_round_that_stopped_early_has_an_index_that_says_so(store: Store, tmp_path: Path) -> None:
@@ -123,6 +126,19 @@ def test_a_round_that_stopped_early_has_an_index_that_says_so(store: Store, tmp_
     assert [p.name for p in index.parent.iterdir()] == ["index.html"]
     assert "No capability was selected" in index.read_text(encoding="utf-8")
     assert "No episode was played" in index.read_text(encoding="utf-8")
+
+
+def test_the_command_writes_what_is_gone_again(settings: Settings) -> None:
+    from flows.cli.main import app
+
+    settings.folder.mkdir()
+    with open_store(settings.database_url) as store:
+        made = Practised(store)
+    done = CliRunner().invoke(app, ["report", "--home", str(settings.folder)])
+    assert done.exit_code == 0, done.output
+    folder = settings.folder / made.round.id
+    assert done.stdout.strip() == str(folder / "report.html")
+    assert (folder / "episodes" / "index.html").is_file()
 
 
 def test_pages_written_again_leave_none_of_those_before(store: Store, tmp_path: Path) -> None:
