@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -102,7 +103,8 @@ def improve(
     from settings import load_settings
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
-    typer.echo(f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing", err=True)
+    told = f"round on {settings.target}, profile {settings.profile}, seed {settings.seed}: preparing"
+    logging.getLogger("trace").info(told)
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")

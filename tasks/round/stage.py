@@ -178,6 +178,13 @@ class Stage(Generic[P, R]):
         Raises `StoreError` when a process that is alive holds the stage.
         """
         ledger_name = ":".join([self.name, *map(str, args), *map(str, kwargs.values())])
+        place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
+        with at(place):
+            done = self._claimed(context, ledger_name, place, lambda: self._work(context, *args, **kwargs))
+        return done or context.result(self.result, *map(str, args), *map(str, kwargs.values()))
+
+    def _claimed(self, context: Context, ledger_name: str, place: Place, work: Callable[[], R]) -> R | None:
+        """Claim the stage, work, and store the result; None when it is done already."""
         row = context.store.stage(context.round.id, ledger_name)
         waited = 0.0
         while not row.finished:
@@ -186,14 +193,12 @@ class Stage(Generic[P, R]):
                 began = time.perf_counter()
                 before = context.model.seconds, context.environment.seconds
                 earlier = row.row().seconds or 0.0
-                place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
                 with (
                     row.working(),
-                    at(place),
                     METRICS.stage(place),
                     tracing.span(ledger_name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
                 ):
-                    done = self._work(context, *args, **kwargs)
+                    done = work()
                 # What the last attempt spent; what earlier ones did is known by its sum only.
                 result = done.model_copy(
                     update={
@@ -218,7 +223,7 @@ class Stage(Generic[P, R]):
             logger.info("stage %s is claimed by another process; waiting for its lease to run out", ledger_name)
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
-        return context.result(self.result, *map(str, args), *map(str, kwargs.values()))
+        return None
 
 
 def stage(name: str, title: str = "") -> Callable[[Callable[Concatenate[Context, P], R]], Stage[P, R]]:

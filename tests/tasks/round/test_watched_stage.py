@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from models.telemetry.logs import place_of
 from models.telemetry.metrics import METRICS
 from models.telemetry.place import Place, here
 from settings import load_settings
@@ -33,8 +35,11 @@ def counted(name: str, outcome: str) -> float:
     return METRICS.registry.get_sample_value("trace_round_stages_total", {"stage": name, "outcome": outcome}) or 0.0
 
 
-def test_a_stage_is_seen_from_outside(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_is_seen_from_outside(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     SEEN.clear()
+    caplog.set_level(logging.INFO, "trace")
     before = counted("select", "done"), counted("synthesize", "failed")
     with collecting(monkeypatch) as found:
         context = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
@@ -48,6 +53,8 @@ def test_a_stage_is_seen_from_outside(settings_folder: Path, monkeypatch: pytest
         assert attributes(second) == {
             "trace.round": "1", "trace.stage": "synthesize", "trace.capability": "refund",
         }  # fmt: skip
+    lines = {record.getMessage().partition(" in ")[0]: place_of(record) for record in caplog.records}
+    assert lines["stage select begins"] == lines["stage select done"] == Place("1", "select")
     assert [Place("1", "select"), Place("1", "synthesize", "refund")] == SEEN
     assert here() == Place()
     assert (counted("select", "done"), counted("synthesize", "failed")) == (before[0] + 1, before[1] + 1)
