@@ -18,7 +18,8 @@ from tasks.synthesis.calibration import HINT, measure
 
 
 class Follower:
-    """Does right where it is advised, in a share of the episodes, and otherwise says something."""
+    """Does right where it is advised by one more example than the shop has, in a share of the episodes, and otherwise
+    says something."""
 
     def __init__(self, one_in: int) -> None:
         self.one_in = one_in
@@ -27,7 +28,7 @@ class Follower:
         return PolicyIdentity("follower", str(self.one_in), "", "", "")
 
     def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
-        told = any(call.name == "coupon" for m in environment.examples for call in m.tool_calls)
+        told = sum(call.name == "coupon" for m in environment.examples for call in m.tool_calls) > 1
         order = next((w.strip(".") for w in messages[0].content.split() if w.strip(".").isdigit()), "0")
         right = environment.oracle() if told and int(order) % self.one_in == 0 else None
         return right or Action(content="Hello.")
