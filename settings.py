@@ -84,6 +84,8 @@ class TrainSettings(_Part):
     upper_layers: int | None = 15
     micro_batch: int = Field(24, ge=1)
     shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
+    scaled: bool = Field(True, description="advantages in the standard deviations of their group, else as they are")
+    delta: float = Field(0.0, ge=0, description="TRL's upper bound of the ratio where advantages are negative; 0: none")
     candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
     hints: float = Field(
         0.5,
@@ -176,6 +178,10 @@ _TRANSPORT = (
     "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
     "max_total_tokens", "max_dollars", "prompt_price", "sampled_price",
 )  # fmt: skip
+
+
+# How rounds were trained before there was a choice: they are found under the same settings.
+_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0}
 
 
 class MachineSettings(BaseSettings):
@@ -305,8 +311,9 @@ class Settings(MachineSettings):
         )
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
-        if not self.train.shuffled:  # what rounds were before there was a placebo
-            del given["train"]["shuffled"]
+        for name, before in _TRAINED_BEFORE.items():
+            if given["train"][name] == before:
+                del given["train"][name]
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
         # same settings.
         if self.target_user == SCRIPTED_USER:

@@ -1,7 +1,7 @@
 """What the agent reads before the first customer: instructions, and a worked example for every tool and procedure.
 
 What an agent lacks behind them is not what was left unsaid. Nor is it the order in which it was said: that alone makes
-the bare base half as good or twice as good, so the order is the one of 24 (`python -m benchmarks.shop --orders 24`)
+the bare base half as good or twice as good, so the order is the one of 12 (`python -m benchmarks.shop --orders 12`)
 behind which the base solves most of the diagnosis split.
 """
 
@@ -37,8 +37,7 @@ def _example(*turns: Turn) -> list[Message]:
     return messages
 
 
-# One for every tool, in the order of the instructions, then one for every procedure: refuse, look up and act, ask. What
-# an agent lacks behind them is not what was left unsaid.
+# One for every tool, in the order of the instructions, then one for every procedure: refuse, look up and act, ask.
 WORKED: Sequence[Sequence[Message]] = (
     _example("Where is order 648?", ("find", {"order": 648}), "pending, red lamp, paid 40", "Order 648 is pending."),
     _example(
@@ -89,4 +88,6 @@ WORKED: Sequence[Sequence[Message]] = (
         "Order 196 is cancelled.",
     ),
 )
-EXAMPLES = tuple(message for conversation in WORKED for message in conversation)
+# Places in `WORKED`, as the agent reads them.
+ORDER = (1, 7, 10, 0, 6, 11, 4, 5, 2, 8, 9, 3)
+EXAMPLES = tuple(message for place in ORDER for message in WORKED[place])
