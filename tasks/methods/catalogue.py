@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from errors import ConfigurationError
 from settings import Settings
+from tasks.methods.ablations import ABLATIONS, changed
 from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, single
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
@@ -55,7 +57,11 @@ def _unchanged(settings: Settings) -> dict[str, Any]:
 
 
 def _shuffled(settings: Settings) -> dict[str, Any]:
-    return {"train": settings.train.model_copy(update={"shuffled": True})}
+    return changed(settings, {"train": {"shuffled": True}})
+
+
+def _ablation(about: str, changes: Mapping[str, Any]) -> Method:
+    return Method(f"TRACE, but {about}", trace, changes=partial(changed, changes=changes), trains=True)
 
 
 METHODS: Mapping[str, Method] = {
@@ -81,27 +87,29 @@ METHODS: Mapping[str, Method] = {
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge-linear", "merge-ties"),
     "placebo": ("placebo-capabilities", "placebo-rewards"),
+    "ablations": ("trace", *(f"ablation-{name}" for name in ABLATIONS)),
 }
+ABLATED = {f"ablation-{name}": _ablation(about, changes) for name, (about, changes) in ABLATIONS.items()}
+EVERY: Mapping[str, Method] = {**METHODS, **ABLATED}
 QUICK = ("base", "examples", "grpo-target", "trace")
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The methods of `names` (all without any) and what they need, in the order in which they are run.
+    """The methods of `names` (without any, all but the ablations) and what they need, in the order of their runs.
 
     Raises `ConfigurationError` for a name that is no method's, and for a method whose library is not installed."""
     wanted = [method for name in names or METHODS for method in GROUPS.get(name, (name,))]
     for name in wanted:
-        if name not in METHODS:
+        if name not in EVERY:
             raise ConfigurationError(
-                f"there is no method {name!r}; choose from {', '.join(METHODS)}, or {' and '.join(GROUPS)} for both "
-                "of a kind"
+                f"there is no method {name!r}; choose from {', '.join(EVERY)}, or {', '.join(GROUPS)} for all of a kind"
             )
-    wanted += [need for name in wanted for need in METHODS[name].needs]
+    wanted += [need for name in wanted for need in EVERY[name].needs]
     for name in wanted:
-        package = METHODS[name].package
+        package = EVERY[name].package
         if package and importlib.util.find_spec(package) is None:
             raise ConfigurationError(
                 f"method {name!r} needs the package {package!r}, which is not installed; "
                 f"pip install -c constraints.txt '.[{package}]', or leave it out with --methods"
             )
-    return [name for name in METHODS if name in wanted]
+    return [name for name in EVERY if name in wanted]

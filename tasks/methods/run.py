@@ -24,7 +24,7 @@ from tasks.comparison.results import (
 )
 from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, shift_tasks, successes
 from tasks.methods.budget import TEST, Account, Lender
-from tasks.methods.catalogue import METHODS
+from tasks.methods.catalogue import EVERY
 from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
 
 logger = logging.getLogger("trace")
@@ -71,7 +71,7 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
 
 def run_method(run: SeedRun, name: str) -> MethodFigures:
     """Make what the method makes within its budget, and measure it on the test split."""
-    method = METHODS[name]
+    method = EVERY[name]
     if method.inherits:
         diagnose(run)
     context = run.context if method.changes is None else own_home(run, name, **method.changes(run.context.settings))
