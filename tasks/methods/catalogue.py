@@ -20,7 +20,7 @@ from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
 from tasks.methods.trace_gepa import NAME as TRACE_GEPA
 from tasks.methods.trace_gepa import trace_gepa
-from tasks.methods.trained import grpo_target, mixed
+from tasks.methods.trained import grpo_target, grpo_target_own, mixed
 from tasks.round.context import Context
 
 Changes = Callable[[Settings], dict[str, Any]]
@@ -70,6 +70,7 @@ METHODS: Mapping[str, Method] = {
     "examples": Method("the base with worked examples of its own successes", examples),
     "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
+    "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter alone", single, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),

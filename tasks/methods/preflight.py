@@ -31,7 +31,7 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
     diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
     group = settings.train.groups * settings.train.group_size
     least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
-    if set(training) - {"grpo-target"}:  # the others practise and prove as a round does
+    if set(training) - {"grpo-target", "grpo-target-own"}:  # the others practise and prove as a round does
         least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
     if TRACE_GEPA in training:  # half of it is the prompt's
         least *= 2
