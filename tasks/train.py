@@ -15,6 +15,7 @@ from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
 from models.episodes import Trajectory
 from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
+from models.training.levels import Dialled
 from settings import Settings
 from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
@@ -219,6 +220,8 @@ def _choose(
     if len(steps) < 2 or result.verdict:
         return Choice(result.last, ())
     ground = context.training_ground(environment.spec.id, environment.environment, identity)
+    if isinstance(environment, Dialled):  # where training ended: at the level it began at, all may succeed by now
+        environment = environment.at(result.records[-1].level)
     capability, number = environment.spec.capability, context.round.number
     own, retention = fresh_scenarios(environment, settings.train.choosing, number)
     played = {}

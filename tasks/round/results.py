@@ -100,7 +100,8 @@ class SynthesizeResult(StageResult):
 class CalibrateResult(StageResult):
     """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
     `mastered` when it may not because every sample succeeded. `hinted` is success with advice, where it never succeeded
-    without (None: that was not tried), and training gives advice too."""
+    without (None: that was not tried), and training gives advice too. `level` is the level of difficulty that the
+    figures are of and that training begins at (None: the environment has no levels)."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -115,6 +116,7 @@ class CalibrateResult(StageResult):
     high: float
     mastered: bool = False
     hinted: float | None = None
+    level: int | None = None
 
     @property
     def goes_on(self) -> bool:

@@ -13,7 +13,17 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import CapabilityRow, EnvironmentRow, EnvironmentState, LabelRow, Round, SelectionRow, Store, row_id
+from db import (
+    CalibrationRow,
+    CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
+    LabelRow,
+    Round,
+    SelectionRow,
+    Store,
+    row_id,
+)
 from environments.contract import Generators, Target, TargetTask
 from environments.sandbox.workers import SandboxLevel
 from environments.synthesized.module_files import save_module
@@ -69,6 +79,8 @@ class EnvironmentWriter:
             reasons = () if measured.accepted else (measured.reason,)
             numbers = {name: measured.figures[name] for name in FIGURES}
             figures = {**numbers, "reason": measured.reason, "exhibits": list(measured.exhibits)}
+            if measured.level is not None:
+                figures |= {"level": measured.level, "levels": dict(measured.by_level)}
             return ValidationVerdict(measured.accepted, reasons, figures)
 
         def keep(version: Version) -> None:
@@ -219,16 +231,19 @@ class EnvironmentWriter:
 def accepted_environment(
     store: Store, at: Round, target: Target, capability: str, keep: Callable[..., WrittenEnvironment]
 ) -> WrittenEnvironment:
-    """The accepted version, its module open until the round is closed (`keep` is `Context.keep`)."""
+    """The accepted version at the level that calibration found, its module open until the round is closed (`keep` is
+    `Context.keep`)."""
     accepted = [r for r in _rows(store, at.id, capability) if r.state == EnvironmentState.ACCEPTED]
     if not accepted:
         raise StoreError(f"round {at.id!r} has no accepted environment for {capability!r}; synthesize first")
     row, code = accepted[-1], accepted[-1].code or ""
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.spec["environment"].items()}
     spec = WrittenSpec(**fields)
+    calibrated = store.row(CalibrationRow, id=row_id(row.id, "calibration"))
+    level = int(calibrated.detail.get("level", 0)) if calibrated else 0
     # In the level of sandbox that works and is allowed here and now, not in the one that it was judged in: a user who
     # allowed `process` once may have taken that back.
-    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code)))
+    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code), level))
 
 
 def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
