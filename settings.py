@@ -24,6 +24,7 @@ from pydantic_settings import (
 from errors import ConfigurationError
 
 SCRIPTED_USER = "scripted"
+TRANSFER = 24
 PROFILES = Path(__file__).parent / "profiles"
 Read = TypeVar("Read", bound=BaseSettings)
 
@@ -90,6 +91,11 @@ class TrainSettings(_Part):
         ge=0,
         le=0.5,
         description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
+    transfer: int = Field(
+        TRANSFER,
+        ge=0,
+        description="most episodes on diagnosis tasks that lack the capability, after a third of training; 0: none",
     )
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
@@ -307,6 +313,8 @@ class Settings(MachineSettings):
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
         if not self.train.shuffled:  # what rounds were before there was a placebo
             del given["train"]["shuffled"]
+        if self.train.transfer == TRANSFER:  # and before adapters were tried on the target early
+            del given["train"]["transfer"]
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
         # same settings.
         if self.target_user == SCRIPTED_USER:

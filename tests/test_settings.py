@@ -44,6 +44,12 @@ def test_profile_named_by_the_environment(settings_folder: Path, monkeypatch: py
     assert load_settings() == load_settings(profile="smoke")
 
 
+def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_folder: Path) -> None:
+    given = load_settings().identity()
+    assert "transfer" not in given["train"], "rounds from before the setting are found again"
+    assert load_settings(train={"transfer": 8}).identity()["train"]["transfer"] == 8
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"profile": "huge"}, "'huge'.*laptop"),
     ({"budget": 0}, "budget = 0"),

@@ -65,12 +65,17 @@ from models.training.records import (
 from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO
 
+# How a training ends for now that was to be made up to a step.
+PAUSED = "paused"
+
 
 class _Steps(TrainerCallback):
     """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that is over."""
 
-    def __init__(self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord]) -> None:
-        self.rollouts, self.on_step, self.records = rollouts, on_step, records
+    def __init__(
+        self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord], until: int | None
+    ) -> None:
+        self.rollouts, self.on_step, self.records, self.until = rollouts, on_step, records, until
         self.began = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -103,7 +108,7 @@ class _Steps(TrainerCallback):
         self.records.append(record)
         self.on_step(record)
         self.rollouts.turn_to(following_level(record, self.rollouts.levels))
-        if _over(self.records, self.rollouts):
+        if _over(self.records, self.rollouts) or len(self.records) == self.until:
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -162,9 +167,11 @@ def train_adapter(
     on_step: Callable[[StepRecord], None],
     on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
     start: Path | None = None,
+    until: int | None = None,
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
-    (an adapter's folder) or from zero.
+    (an adapter's folder) or from zero. With `until` no step after that one is made, and the training can be gone on
+    with: its ending is then `PAUSED`.
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
@@ -179,9 +186,10 @@ def train_adapter(
     if records:
         rollouts.turn_to(following_level(records[-1], rollouts.levels))
     ended = read_ended(output)
-    if not ended and not _over(records, rollouts):
+    paused = until is not None and len(records) >= until
+    if not ended and not paused and not _over(records, rollouts):
         try:
-            _train(rollouts, output, _Steps(rollouts, on_step, records), resume[0] if resume else None, start)
+            _train(rollouts, output, _Steps(rollouts, on_step, records, until), resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
@@ -190,7 +198,7 @@ def train_adapter(
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
-    ended = ended or Ended(_over(records, rollouts), _verdict(records, settings))
+    ended = ended or Ended(_over(records, rollouts) or PAUSED, _verdict(records, settings))
     weights = weights_by_step(output, len(records))
     return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)
 

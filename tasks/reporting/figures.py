@@ -110,15 +110,28 @@ class AnalystFigures(_Figures):
     too_long: int = 0
 
 
+class Transfer(_Figures):
+    """What the adapter had brought after `step`, about a third of its training: success in its environment before and
+    after, and successes of so many episodes on so many diagnosis tasks that had failed for lack of the capability."""
+
+    step: int
+    before: float
+    after: float
+    successes: int
+    episodes: int
+    tasks: int
+
+
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
-    was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`, `mastered`
-    (nothing left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could
-    teach it), or `not-selected`; `reasons` are sentences.
+    was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`,
+    `does-not-transfer`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
+    `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences.
 
     `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
-    version of it; `kappa` is how far labelling runs agree on it."""
+    version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
+    was none)."""
 
     name: str
     mean_cov: float
@@ -144,6 +157,7 @@ class CapabilityFigures(_Figures):
     champion: str | None = None
     kappa: float | None = None
     versions: list[SynthesisVersion] = []
+    transfer: Transfer | None = None
 
 
 class ReleaseFigures(_Figures):

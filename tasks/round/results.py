@@ -137,6 +137,22 @@ class CheckpointFigures(BaseModel):
     forgets: bool = False
 
 
+class TransferFigures(BaseModel):
+    """The early check of a training (`tasks.synthesis.transfer`), after `step`: success on fresh scenarios of its
+    environment before and after, and how many of the `episodes` on so many diagnosis `tasks` that lacked the capability
+    succeeded. `verdict` is empty unless nothing carries over; `practised` and `tried` are ids of trajectories."""
+
+    step: int
+    before: float
+    after: float
+    episodes: int
+    tasks: int
+    successes: int
+    verdict: str = ""
+    practised: list[str] = []
+    tried: list[str] = []
+
+
 class TrainResult(StageResult):
     """The adapter's id and digest, the steps done, and MLflow's run.
 
@@ -144,7 +160,8 @@ class TrainResult(StageResult):
     nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
     `start` is the digest of the champion that was trained on, "" for one that began from zero; `began` says why, where
-    there was a champion.
+    there was a champion. `level` is the level of difficulty of the last step (None: the environment has none),
+    `transfer` what the early check came to (None: there was none).
     """
 
     stage: ClassVar[str] = "train"
@@ -159,15 +176,17 @@ class TrainResult(StageResult):
     choosing_seconds: float = 0.0
     start: str = ""
     began: str = ""
+    level: int | None = None
+    transfer: TransferFigures | None = None
 
     @property
     def goes_on(self) -> bool:
         return not self.unused
 
     @property
-    def misspecified(self) -> bool:
+    def goes_back(self) -> bool:
         """Whether its environment taught the wrong thing, and goes back for another version."""
-        return self.verdict.startswith("reward-misspecified")
+        return self.verdict.startswith(("reward-misspecified", "does-not-transfer"))
 
     @property
     def unused(self) -> str:

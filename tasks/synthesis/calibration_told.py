@@ -10,9 +10,11 @@ from db import Store
 from settings import CalibrationSettings
 
 
-def typical_episodes(store: Store, frame: pd.DataFrame) -> tuple[dict[str, Any], ...]:
+def typical_episodes(
+    store: Store, frame: pd.DataFrame, who: str = "the agent that will train"
+) -> tuple[dict[str, Any], ...]:
     """The worst, the median and the best episode of `frame` (of `outcomes`) by reward: name, reward, success, checks
-    and messages, without the prompt. Fewer where there are fewer episodes."""
+    and messages, without the prompt. Fewer where there are fewer episodes; `who` played them."""
     order = list(frame.sort_values(["reward", "success", "id"])["id"])
     places = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     chosen: dict[str, str] = {}
@@ -25,7 +27,7 @@ def typical_episodes(store: Store, frame: pd.DataFrame) -> tuple[dict[str, Any],
         checks = store.check_frame(None, id=identity)[["name", "required", "passed", "detail"]]
         shown.append(
             {
-                "name": f"the agent that will train, {name} episode",
+                "name": f"{who}, {name} episode",
                 "reward": float(by_id["reward"][identity]),
                 "success": bool(by_id["success"][identity]),
                 "checks": [

@@ -93,6 +93,14 @@ def full_round() -> RoundFigures:
                     "adapter_success": None,
                     "verdict": "reward-misspecified",
                     "reasons": ["Mean reward rose from 0.24 to 0.87 while success stayed at 0."],
+                    "transfer": {
+                        "step": 3,
+                        "before": 0.25,
+                        "after": 0.5,
+                        "successes": 2,
+                        "episodes": 24,
+                        "tasks": 12,
+                    },
                     "steps": [{"step": i + 1, "reward": 0.24 + 0.07 * i, "success": 0.0} for i in range(9)],
                 },
                 {

@@ -39,6 +39,7 @@ from tasks.round.results import (
     SynthesizeResult,
     TestResult,
     TrainResult,
+    TransferFigures,
 )
 
 LOST, WON, HALF = (False, False), (True, True), (True, False)
@@ -247,6 +248,25 @@ def test_what_is_mastered_is_no_failure(
     assert found.capabilities[0].verdict == verdict
     assert (found.before, found.after, found.release) == (0, 0, None)
     assert found.history[-1].reason == "No capability could be trained."
+
+
+def test_what_does_not_carry_over_stands_in_the_report_with_its_figures(shop: Shop, settings: Settings) -> None:
+    row = shop.round()
+    shop.stage(row, SelectResult(selected=["a"]))
+    identity = row_id(row.id, "a")
+    shop.store.put([CapabilityRow(id=identity, round_id=row.id, name="a", analyst="llm")])
+    figured = {"mean_cov": 0.4, "mean_delta": 0.5, "evidence": []}
+    shop.store.put([SelectionRow(round_id=row.id, capability_id=identity, selected=True, **figured)])
+    verdict = "does-not-transfer: x"
+    checked = TransferFigures(step=2, before=0.1, after=0.6, episodes=24, tasks=6, successes=0, verdict=verdict)
+    given = {"adapter": "x", "sha256": "", "steps": 2, "run": "", "chosen": 2, "ending": "does-not-transfer"}
+    shop.stage(row, TrainResult(**given, verdict=checked.verdict, transfer=checked), "a")
+    (found,) = figures(shop, row, settings, Ended(Ending.NOTHING_TRAINED, "")).capabilities
+    assert (found.verdict, found.reasons) == ("does-not-transfer", ["does-not-transfer: x"])
+    assert found.transfer is not None
+    assert found.transfer.model_dump() == {
+        "step": 2, "before": 0.1, "after": 0.6, "episodes": 24, "tasks": 6, "successes": 0,
+    }  # fmt: skip
 
 
 def test_a_round_from_before_there_were_releases_is_compared_with_the_base(shop: Shop, settings: Settings) -> None:
