@@ -81,7 +81,8 @@ class SelectResult(StageResult):
 
 class SynthesizeResult(StageResult):
     """The environment's id when it passed validation, else the reasons. `versions` counts those that were written;
-    `file` and `sandbox` are a written environment's."""
+    `file` and `sandbox` are a written environment's; `bank` is the id of the module of the bank that it is ("": it was
+    written for this round), `passed_over` says why others of the bank were not taken (by the begin of their hash)."""
 
     stage: ClassVar[str] = "synthesize"
     accepted: bool
@@ -91,6 +92,8 @@ class SynthesizeResult(StageResult):
     file: str = ""
     sandbox: str = ""
     spend: dict[str, float] = {}
+    bank: str = ""
+    passed_over: dict[str, str] = {}
 
     @property
     def goes_on(self) -> bool:
