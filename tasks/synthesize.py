@@ -85,7 +85,7 @@ def _writer(context: Context) -> EnvironmentWriter:
     def held_out() -> list[TargetTask]:
         return [*context.tasks("validation"), *context.tasks("test")]
 
-    return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate, held_out)
+    return EnvironmentWriter(context.author, context.stored, context.target, context.settings, calibrate, held_out)
 
 
 def withdraw(context: Context, capability: str, reason: str) -> bool:

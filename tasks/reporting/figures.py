@@ -96,7 +96,9 @@ class SynthesisVersion(_Figures):
 
 class AnalystFigures(_Figures):
     """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
-    labelling runs were left out, `too_long` counts trajectories that could not be labelled."""
+    labelling runs were left out, `too_long` counts trajectories that could not be labelled. `judge` named and judged
+    the capabilities, `author` wrote environments ("": none did); `environments` were accepted, `banked` of them from
+    earlier rounds, and each cost so many dollars, calls and tokens of the author (None without any)."""
 
     model: str
     calls: int = 0
@@ -108,6 +110,13 @@ class AnalystFigures(_Figures):
     runs: int | None = None
     refused: list[str] = []
     too_long: int = 0
+    judge: str = ""
+    author: str = ""
+    environments: int = 0
+    banked: int = 0
+    dollars_each: float | None = None
+    calls_each: float | None = None
+    tokens_each: float | None = None
 
 
 class Transfer(_Figures):

@@ -199,6 +199,13 @@ def written_round() -> RoundFigures:
         "sampled_tokens": 4321,
         "dollars": 1.5,
         "stages": {"contrast": 1.25, "synthesize": 0.25},
+        "judge": "openai/rater",
+        "author": "hosted_vllm/writer",
+        "environments": 2,
+        "banked": 1,
+        "dollars_each": 0.125,
+        "calls_each": 2.5,
+        "tokens_each": 12345.0,
         "runs": 9,
     }
     data["capabilities"][0] |= {
