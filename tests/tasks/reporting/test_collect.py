@@ -273,9 +273,7 @@ def test_what_does_not_carry_over_stands_in_the_report_with_its_figures(shop: Sh
     }  # fmt: skip
 
 
-def test_what_an_accepted_environment_cost_is_a_figure_and_both_models_are_told(
-    shop: Shop, settings: Settings
-) -> None:
+def test_what_an_accepted_environment_cost_is_a_figure_and_both_models_are_told(shop: Shop, settings: Settings) -> None:
     row = shop.round()
     given = {"analyst": {"kind": "llm", "model": "rater"}, "synthesizer": {"kind": "llm", "model": "writer"}}
     asked = load_settings(**given)
