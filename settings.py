@@ -24,6 +24,7 @@ from pydantic_settings import (
 from errors import ConfigurationError
 
 SCRIPTED_USER = "scripted"
+TRANSFER = 24
 PROFILES = Path(__file__).parent / "profiles"
 Read = TypeVar("Read", bound=BaseSettings)
 
@@ -92,6 +93,11 @@ class TrainSettings(_Part):
         ge=0,
         le=0.5,
         description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
+    transfer: int = Field(
+        TRANSFER,
+        ge=0,
+        description="most episodes on diagnosis tasks that lack the capability, after a third of training; 0: none",
     )
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
@@ -167,10 +173,17 @@ class AnalystSettings(_Part):
 
 
 class SynthesizerSettings(_Part):
-    """Stage 4: composed from the target's own generators, or written by the analyst's model as modules."""
+    """Stage 4: composed from the target's own generators, or written by a language model as modules: the analyst's, or
+    another one, so that who writes an environment is not who judged that it is needed. That one has an address, a key
+    and prices of its own; everything else, the caps among it, is the analyst's."""
 
     kind: Literal["generators", "llm"] = "generators"
     versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
+    model: str = Field("", description="LiteLLM's name of the model that writes; empty: analyst.model")
+    api_base: str = Field("", description="address of a server of your own, up to /v1")
+    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
+    sampled_price: float | None = Field(None, ge=0)
 
 
 # How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
@@ -181,7 +194,7 @@ _TRANSPORT = (
 
 
 # How rounds were trained before there was a choice: they are found under the same settings.
-_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0}
+_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER}
 
 
 class MachineSettings(BaseSettings):
@@ -282,6 +295,16 @@ class Settings(MachineSettings):
         return "llm" in (self.analyst.kind, self.synthesizer.kind)
 
     @property
+    def judge(self) -> str:
+        """The model that names, labels and judges capabilities; "" where none does."""
+        return self.analyst.model if self.analyst.kind == "llm" else ""
+
+    @property
+    def author(self) -> str:
+        """The model that writes environments; "" where none does."""
+        return (self.synthesizer.model or self.analyst.model) if self.synthesizer.kind == "llm" else ""
+
+    @property
     def lora_folder(self) -> Path:
         """Where adapters are put for vLLM servers to read (absolute)."""
         given = self.policy.lora_folder
@@ -311,6 +334,9 @@ class Settings(MachineSettings):
         )
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
+        made = given["synthesizer"]
+        kept_of = made if self.author and made["model"] else {name: made[name] for name in ("kind", "versions")}
+        given["synthesizer"] = {name: value for name, value in kept_of.items() if name not in _TRANSPORT}
         for name, before in _TRAINED_BEFORE.items():
             if given["train"][name] == before:
                 del given["train"][name]

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
@@ -243,6 +244,7 @@ add_commands(app)
 add_releases(app)
 add_serving(app)
 add_housekeeping(app)
+add_environments(app)
 
 
 def main() -> None:

@@ -88,6 +88,11 @@ class StepRecord:
         return cls(**{**stored, "groups": tuple(GroupFigures(**g) for g in stored["groups"])})
 
     @property
+    def level(self) -> int:
+        """The level of difficulty of its own scenarios; 0 where there are no levels."""
+        return int(self.metrics.get("level", 0))
+
+    @property
     def own_groups(self) -> list[GroupFigures]:
         """The groups on the capability's own scenarios."""
         return [g for g in self.groups if g.own]
@@ -141,9 +146,10 @@ def gap_alarm(record: StepRecord) -> str:
     return alarm
 
 
-def solved(records: Sequence[StepRecord], share: float) -> bool:
-    """Whether the capability's own scenarios were solved in two steps running: at least `share` of them, on average."""
-    last = [r.success for r in records[-2:] if r.success is not None]
+def solved(records: Sequence[StepRecord], share: float, top: int = 0) -> bool:
+    """Whether the capability's own scenarios were solved in two steps running at the `top` level: at least `share` of
+    them, on average."""
+    last = [r.success for r in records[-2:] if r.success is not None and r.level == top]
     return len(last) == 2 and sum(last) / 2 >= share
 
 
@@ -154,8 +160,10 @@ def misspecified(records: Sequence[StepRecord], least: int = LEAST_RECORDS) -> s
     Compared are the first and the last records, up to half of all and at most three each. Reward must be up by 0.2
     with success flat (less than 0.05 up), and the 95 % interval of how much further reward rose than success must lie
     above 0. That is Welch's interval with a scenario as one observation: what near misses earn varies from scenario to
-    scenario, and with few of them a difference alone is noise.
+    scenario, and with few of them a difference alone is noise. Levels of difficulty are not compared with one another:
+    only the records of the last one's level count.
     """
+    records = [r for r in records if r.level == records[-1].level]
     window = min(3, len(records) // 2)
     if window < 1 or len(records) < least:
         return ""

@@ -21,7 +21,7 @@ from models.providers.client import ModelClient
 from models.renderer import Conversation
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
-from tasks.round.analyst import analyst_settings, round_client, target_of
+from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
@@ -202,13 +202,19 @@ class Context:
 
     @property
     def analyst(self) -> Analyst:
-        """The round's client of the language model that labels, judges and writes."""
+        """The round's client of the language model that labels and judges."""
         how = analyst_settings(self.settings)
         return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store)))
 
     @property
+    def author(self) -> Analyst:
+        """The round's client of the language model that writes environments."""
+        how = author_settings(self.settings)
+        return self.keep("author", lambda: Analyst(how, self.client, StoredReplies(self.store)))
+
+    @property
     def client(self) -> ModelClient:
-        """The round's one client of language models: analyst, writer and simulated users share its spending cap."""
+        """The round's one client of language models: analyst, author and simulated users share its spending cap."""
         return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id))
 
     def spent(self) -> dict[str, float]:
