@@ -7,6 +7,7 @@ The order is all that is here, and it stands here alone; each stage is a task th
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import BaseModel, Field
 from db import RoundState
 from errors import (
     AdapterError,
+    BudgetExceeded,
     ConfigurationError,
     EnvironmentFault,
     EpisodesSpent,
@@ -33,10 +35,13 @@ from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
+from tasks.operations.plan import pace_of, plan_of, rehearse
+from tasks.operations.told import tell_failure, tell_start
 from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
+from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
 from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
@@ -44,6 +49,9 @@ from tasks.route import route
 from tasks.select import select
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
+from tasks.unattended.stalls import watched
+
+logger = logging.getLogger("trace")
 
 # The round: find what is lacking, practise it capability by capability, prove it and tell.
 FIND = (rollout, contrast, select)
@@ -62,11 +70,15 @@ class ImproveParameters(BaseModel):
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
     fresh: bool = Field(default=False, description="start another round instead of resuming")
+    dry_run: bool = Field(default=False, description="check everything and print the plan; play nothing")
+
+
+NO_SETTINGS = {"fresh", "dry_run"}
 
 
 class RoundOutcome(BaseModel):
     """How a round ended: where its report is, what was promoted, and why nothing was trained ("" when something was).
-    `checked` is what the profile `dry` found."""
+    `checked` is what the profile `dry`, or a dry run, found; a dry run opens no round."""
 
     round: str
     report: str = ""
@@ -80,7 +92,9 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
     context = open_context(settings, fresh, code_version())
     try:
-        yield context
+        with watched(settings.limits.idle_minutes, context.folder):
+            context.limits.check()
+            yield context
     except (KeyboardInterrupt, SystemExit):
         context.store.finish_round(context.round.id, RoundState.INTERRUPTED, "stopped by the user", peak_gib())
         raise
@@ -88,6 +102,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         reason = f"{type(problem).__name__}: {problem}"
         state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
         context.store.finish_round(context.round.id, state, reason, peak_gib())
+        tell_failure(context, problem, state)
         raise
     finally:
         forget(context.round.id)
@@ -101,6 +116,8 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
     """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
     would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
     what was down may be up again, and a person may have mended a setting or raised a cap."""
+    if isinstance(problem, BudgetExceeded):  # a round that was stopped by a limit waits for a larger one
+        return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before
     return isinstance(problem, _DETERMINISTIC) or reason == before
@@ -110,9 +127,8 @@ def run_name() -> str:
     """What a run is called in Prefect's UI: the target, profile and seed that follow from its parameters."""
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
-    values.pop("fresh", None)
     try:
-        settings = load_settings(**values)
+        settings = load_settings(**{k: v for k, v in values.items() if k not in NO_SETTINGS})
     except TraceError:  # the flow itself will say what is wrong
         return "improve"
     return f"improve {settings.target}, profile {settings.profile}, seed {settings.seed}"
@@ -122,11 +138,16 @@ def run_name() -> str:
 def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
-    settings = load_settings(**given.model_dump(exclude={"fresh"}))
+    settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, "a whole round")
+    preflight(settings)
+    if given.dry_run:
+        return RoundOutcome(round="", checked=rehearse(settings))
     with opened(settings, given.fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
+        logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
+        tell_start(context)
         for _ in stages(context):
             pass
         told = context.result(ReportResult)
@@ -140,7 +161,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     """Run the round up to and with `stage`; what is stored is not done again. Returns the stage's results as JSON, by
     capability where there is one for each."""
     check_name(stage)
-    settings = load_settings(**params.model_dump(exclude={"fresh"}))
+    settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
+from environments.contract import Environment, Message, TargetTask
 from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
@@ -27,6 +29,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.unattended.limits import RoundLimits
 
 logger = logging.getLogger("trace")
 
@@ -97,6 +100,29 @@ class Course:
     hinted: bool = False
     capability_id: str | None = None
     environment_id: str | None = None
+
+
+@dataclass(frozen=True)
+class _Limited:
+    """What training draws from, while the round's limits allow another step: a step is refused before its first
+    episode, when the checkpoint of the one before is whole."""
+
+    source: TrainingEnvironment
+    limits: RoundLimits
+    episodes: int
+
+    def scenario(self, seed: int) -> TargetTask:
+        self.limits.check(self.episodes)
+        return self.source.scenario(seed)
+
+    def own(self, task: TargetTask) -> bool:
+        return self.source.own(task)
+
+    def advice(self, task: TargetTask) -> Sequence[Message]:
+        return self.source.advice(task)
+
+    def environment(self) -> Environment:
+        return self.source.environment()
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
@@ -174,9 +200,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
     with Stopwatch() as training, Meter(f"train {course.name}", settings.steps, "steps", done) as meter:
         actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
-        result = train_adapter(
-            environment, actor, context.base.renderer, settings, output, on_step, on_trajectories, start
-        )
+        source = _Limited(environment, context.limits, settings.groups * settings.group_size)
+        result = train_adapter(source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start)
     context.environment.seconds += result.environment_seconds
     context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
     with Stopwatch() as choosing:

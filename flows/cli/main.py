@@ -88,6 +88,7 @@ def improve(
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the last made live.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, play nothing.")] = False,
 ) -> None:
     """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings
@@ -97,6 +98,13 @@ def improve(
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
+    if dry_run:
+        from tasks.operations.plan import rehearse
+        from tasks.round.preflight import preflight
+
+        preflight(settings)
+        typer.echo("\n".join(rehearse(settings)))
+        return
     flow = ready(settings, "flows.improve")
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(

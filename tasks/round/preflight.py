@@ -25,6 +25,7 @@ from tasks.round.analyst import analyst_prices, analyst_settings, check_user, ro
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
+from tasks.unattended.notices import check_webhook
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -154,6 +155,7 @@ def check_without_loading(settings: Settings) -> None:
         pass
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)
+    check_webhook(settings)
     if settings.asks_a_model:
         _check_settings(settings)
 

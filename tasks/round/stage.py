@@ -31,6 +31,7 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
+from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
@@ -170,6 +171,7 @@ class Stage(Generic[P, R]):
         waited = 0.0
         while not row.finished:
             if row.claim(lease_seconds=LEASE_SECONDS):
+                pulse()
                 logger.info("stage %s begins", ledger_name)
                 began = time.perf_counter()
                 before = context.model.seconds, context.environment.seconds
