@@ -74,6 +74,12 @@ class LimitReached(BudgetExceeded):
     """A round has taken what `limits` allow it; with a larger limit the same command goes on."""
 
 
+class NotApproved(TraceError, TimeoutError):
+    """Nobody answered whether a release may be promoted; the next run of the round asks again."""
+
+    boundary = "approval"
+
+
 class TrainingStuck(TraceError, TimeoutError):
     """A training that took longer than it may, again after it was ended and gone on with."""
 

@@ -23,11 +23,13 @@ from errors import (
     ConfigurationError,
     EnvironmentFault,
     EpisodesSpent,
+    NotApproved,
     SandboxError,
     TargetError,
     TraceError,
     TrainingError,
 )
+from flows.approval import ask_approval
 from flows.code_version import code_version
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
@@ -35,6 +37,7 @@ from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
+from tasks.operations.apart import train_apart
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_failure, tell_start
 from tasks.register import register
@@ -116,7 +119,7 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
     """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
     would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
     what was down may be up again, and a person may have mended a setting or raised a cap."""
-    if isinstance(problem, BudgetExceeded):  # a round that was stopped by a limit waits for a larger one
+    if isinstance(problem, BudgetExceeded | NotApproved):  # it waits for a larger limit, or a person
         return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before
@@ -208,7 +211,7 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
-            results: dict[str, StageResult] = {c: _paid_for(practice, round_id, c) for c in batch}
+            results: dict[str, StageResult] = {c: _paid_for(practice, context, c) for c in batch}
             if practice.name == train.name:
                 results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
             yield practice.name, results
@@ -219,15 +222,20 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     if last in {practice.name for practice in PRACTISE}:
         return
     for proof in PROVE:
+        if proof.name == gate.name:
+            ask_approval(context)
         yield proof.name, {"": proof(round_id)}
         if proof.name == last:
             return
 
 
-def _paid_for(practice: Stage[[str], Any], round_id: str, capability: str) -> StageResult:
-    """A capability's result of a stage; skipped where the budget of episodes does not pay for it."""
+def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
+    """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training with a
+    time limit is done by another process first, and its result is read here."""
     try:
-        result: StageResult = practice(round_id, capability)
+        if practice.name == train.name and context.settings.limits.training_minutes and context.budget is None:
+            train_apart(context, capability)
+        result: StageResult = practice(context.round.id, capability)
     except EpisodesSpent as problem:
         return StageResult(skipped=str(problem))
     return result
@@ -239,7 +247,7 @@ def _trained_at_last(context: Context, capability: str, result: StageResult) -> 
     section 4)."""
     while isinstance(result, TrainResult) and result.misspecified and withdraw(context, capability, result.verdict):
         for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
-            result = _paid_for(practice, context.round.id, capability)
+            result = _paid_for(practice, context, capability)
             if not result.goes_on:
                 break
     return result

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from db import RoundState
 from errors import BudgetExceeded, TraceError
+from tasks.measuring.decisions import GateVerdict
 from tasks.round.context import Context
 from tasks.unattended.notices import Kind, Notice, notify
 from tasks.unattended.stalls import hung_before
@@ -31,6 +34,25 @@ def tell_failure(context: Context, problem: Exception, state: RoundState) -> Non
     said = str(problem) if isinstance(problem, TraceError) else f"a {type(problem).__name__}"
     after = "the next run begins another round" if state == RoundState.FAILED else "the next run goes on with it"
     _tell(context, kind, f"round {this.number} on {this.target} was stopped: {said} ({after})", state=str(state))
+
+
+def tell_question(context: Context, release: int) -> None:
+    """The run has paused for a person's word."""
+    text = f"release {release} of {context.round.target} waits for approval: open the paused run in Prefect's UI"
+    _tell(context, "approval-asked", text, release=release)
+
+
+def tell_verdict(context: Context, release: int, verdicts: Mapping[str, str], reasons: str) -> None:
+    """What the gate said of the candidate `release` (0: there was none): promoted, refused, or underpowered."""
+    this, whole = context.round, verdicts.get("release", "")
+    kind: Kind = "refused"
+    if whole == GateVerdict.PROMOTED:
+        kind = "promoted"
+    elif GateVerdict.UNDERPOWERED in ([whole] if whole else verdicts.values()):
+        kind = "underpowered"
+    subject = f"release {release} of {this.target}" if release else f"round {this.number} on {this.target}"
+    said = {"promoted": "is live", "underpowered": "could not be judged", "refused": "changes nothing"}[kind]
+    _tell(context, kind, f"{subject} {said}: {reasons}", release=release, verdicts=dict(verdicts))
 
 
 def _tell(context: Context, kind: Kind, text: str, **details: object) -> None:

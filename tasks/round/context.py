@@ -45,7 +45,8 @@ R = TypeVar("R", bound=StageResult)
 @dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
-    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them."""
+    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
+    `declined` is why a person who was asked does not want the candidate promoted ("": it may be)."""
 
     settings: Settings
     store: Store
@@ -53,6 +54,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
+    declined: str = ""
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)

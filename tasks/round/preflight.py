@@ -156,8 +156,22 @@ def check_without_loading(settings: Settings) -> None:
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)
     check_webhook(settings)
+    check_approval(settings)
     if settings.asks_a_model:
         _check_settings(settings)
+
+
+def check_approval(settings: Settings) -> None:
+    """Raise `ConfigurationError` for a round that is to ask a person where nobody can answer."""
+    if not settings.unattended.approve:
+        return
+    from prefect.settings import get_current_settings
+
+    if not get_current_settings().api.url:
+        raise ConfigurationError(
+            "unattended.approve asks in Prefect's UI, and no Prefect server is named; set PREFECT_API_URL (see "
+            "'trace-agent up'), or switch it off"
+        )
 
 
 def check_tasks(target: Target) -> None:

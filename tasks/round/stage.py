@@ -129,6 +129,12 @@ def current(round_id: str) -> Context:
     return _OPEN[round_id]
 
 
+def adopt(settings: Settings, store: Store, opened: Round) -> Context:
+    """The context of a round that another process has opened, with these settings."""
+    _OPEN[opened.id] = Context(settings, store, opened)
+    return _OPEN[opened.id]
+
+
 def forget(round_id: str) -> None:
     """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
     context = _OPEN.pop(round_id, None)

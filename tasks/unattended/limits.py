@@ -37,6 +37,10 @@ class RoundLimits:
         if self.any and time.monotonic() - self._looked >= EVERY_SECONDS:
             self.check()
 
+    def waited(self, seconds: float) -> None:
+        """So long nothing was done: it counts to no hours."""
+        self._earlier -= seconds
+
     def check(self, more: int = 0) -> None:
         """Raise `LimitReached` when a limit is reached; that of episodes when `more` of them would pass it."""
         if not self.any:
