@@ -74,6 +74,10 @@ class LimitReached(BudgetExceeded):
     """A round has taken what `limits` allow it; with a larger limit the same command goes on."""
 
 
+class TargetBusy(TraceError, RuntimeError):
+    """Another run of a deployment works on the target; this one ends as cancelled."""
+
+
 class NotApproved(TraceError, TimeoutError):
     """Nobody answered whether a release may be promoted; the next run of the round asks again."""
 

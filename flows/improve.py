@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
 from db import RoundState
@@ -25,19 +26,21 @@ from errors import (
     EpisodesSpent,
     NotApproved,
     SandboxError,
+    TargetBusy,
     TargetError,
     TraceError,
     TrainingError,
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
+from flows.one_at_a_time import alone_on
+from flows.train_apart import train_apart
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
-from tasks.operations.apart import train_apart
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_failure, tell_start
 from tasks.register import register
@@ -146,7 +149,17 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     preflight(settings)
     if given.dry_run:
         return RoundOutcome(round="", checked=rehearse(settings))
-    with opened(settings, given.fresh) as context:
+    try:
+        with alone_on(settings.target):
+            return play_round(settings, given.fresh)
+    except TargetBusy as busy:
+        cancelled: Any = Cancelled(message=str(busy))
+        return cancelled  # type: ignore[no-any-return]
+
+
+def play_round(settings: Settings, fresh: bool) -> RoundOutcome:
+    """The round, whole; see `improve`."""
+    with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
         logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())

@@ -14,6 +14,7 @@ import typer
 
 from errors import TraceError
 from flows.cli.housekeeping import add_housekeeping
+from flows.cli.operations import add_operations
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
@@ -251,6 +252,7 @@ add_commands(app)
 add_releases(app)
 add_serving(app)
 add_housekeeping(app)
+add_operations(app)
 
 
 def main() -> None:

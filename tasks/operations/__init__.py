@@ -1,1 +1,1 @@
-"""What a person who operates rounds has: the plan of a round, what is told of it, approval, and the daily watch."""
+"""What a person who operates rounds has: the plan of a round, what is told of it, and the daily watch."""

@@ -1,7 +1,7 @@
 """What a round will play at most, before it begins, and about how long that takes on this machine.
 
     at most 2,400 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 training + 44 choosing + 64 fresh seeds), 864
-    evaluation; about 12 minutes on this machine
+    evaluation; at most about 12 minutes on this machine
 
 The minutes are the pace of the last finished round of the same target, profile and base in this home; without one they
 are not known, and the plan says so.
@@ -54,7 +54,7 @@ class RoundPlan:
             text += f"; at least {self.calls} calls of a language model"
         if self.seconds is None:
             return f"{text}; how long that takes here is known after the first round"
-        return f"{text}; about {max(1, round(self.rollouts * self.seconds / 60))} minutes on this machine"
+        return f"{text}; at most about {max(1, round(self.rollouts * self.seconds / 60))} minutes on this machine"
 
 
 def plan_of(settings: Settings, target: Target, seconds: float | None = None) -> RoundPlan:

@@ -27,7 +27,7 @@ logger = logging.getLogger("trace")
 
 Kind = Literal[
     "started", "promoted", "refused", "underpowered", "budget-reached", "failed", "rolled-back", "fell", "hung",
-    "approval-asked",
+    "approval-asked", "unwell",
 ]  # fmt: skip
 SECONDS = 5.0
 # A receiver that is gone for good must not fill the disk; the oldest go first, with a warning.

@@ -22,7 +22,7 @@ def test_the_sentence_adds_up() -> None:
     )
     assert plan.text().startswith("at most 1,680 rollouts")
     timed = replace(plan, seconds=0.5, calls=12)
-    assert timed.text().endswith("; at least 12 calls of a language model; about 14 minutes on this machine")
+    assert timed.text().endswith("; at least 12 calls of a language model; at most about 14 minutes on this machine")
 
 
 def test_a_plan_follows_the_settings(settings_folder: Path) -> None:

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from errors import LimitReached, TrainingError, TrainingStuck
+from flows import train_apart as apart
+from flows.train_apart import train_apart
 from settings import load_settings
-from tasks.operations import apart
-from tasks.operations.apart import train_apart
 from tasks.round.context import Context
 from tasks.round.results import TrainResult
 from tasks.round.stage import open_context

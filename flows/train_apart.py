@@ -33,7 +33,7 @@ logger = logging.getLogger("trace")
 ATTEMPTS = 2
 POLL_SECONDS = 0.5
 PATIENCE = 10.0
-COMMAND = (sys.executable, "-m", "tasks.operations.apart")
+COMMAND = (sys.executable, "-m", "flows.train_apart")
 
 
 def train_apart(context: Context, capability: str, command: tuple[str, ...] = COMMAND) -> None:
@@ -68,9 +68,9 @@ def _settings_of(context: Context) -> dict[str, Any]:
 def _run(command: tuple[str, ...], order: str, seconds: float) -> tuple[int, str] | None:
     """Exit status and standard output of the process; None when it was ended after `seconds`. It is ended with this
     process, too: it reads its orders from a pipe that stays open, and ends when the pipe does."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # Its lines are this process's: Prefect would send them for a run that it does not know.
+    environment, pipe = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": ""}, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
     assert process.stdin is not None
     deadline = time.monotonic() + seconds
     try:
