@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
+from prefect.settings import get_current_settings
 from sqlalchemy.ext.hybrid import hybrid_property
 
 
@@ -36,9 +37,10 @@ def _pass_over(cls: type, mapping: Mapping[str, Any], value: Any) -> None:
 
 def main() -> None:
     """Serve until stopped; migrations and services are the application's own."""
+    configured = get_current_settings().server.api
     given = argparse.ArgumentParser(description="Prefect's server, whose schedules run")
-    given.add_argument("--host", default="127.0.0.1")
-    given.add_argument("--port", type=int, default=4200)
+    given.add_argument("--host", default=configured.host)
+    given.add_argument("--port", type=int, default=configured.port)
     options = given.parse_args()
     let_schedules_run()
     from prefect.server.api.server import create_app

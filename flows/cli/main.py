@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.database import add_database
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.operations import add_operations
 from flows.cli.ready import ready
@@ -253,6 +254,7 @@ add_releases(app)
 add_serving(app)
 add_housekeeping(app)
 add_operations(app)
+add_database(app)
 
 
 def main() -> None:
