@@ -186,6 +186,32 @@ class SynthesizerSettings(_Part):
     sampled_price: float | None = Field(None, ge=0)
 
 
+class LimitSettings(_Part):
+    """The most that one round may take, all of its runs together; 0 is no limit. Dollars are `analyst.max_dollars`.
+    What a limit stops is gone on with by the same command and a larger limit (docs/8-unattended.md)."""
+
+    rollouts: int = Field(0, ge=0, description="episodes")
+    tokens: int = Field(0, ge=0, description="tokens read and sampled, those of language models included")
+    hours: float = Field(0.0, ge=0, description="hours at work")
+    disk_gib: float = Field(0.0, ge=0, description="GiB of the round's own files")
+    idle_minutes: float = Field(60.0, ge=0, description="without any progress after which a hanging run ends itself")
+    training_minutes: float = Field(
+        0.0, ge=0, description="longest training of a capability, which then has a process of its own"
+    )
+
+
+class UnattendedSettings(_Part):
+    """What a round and the daily watch do by themselves, and whom they tell. The webhook's address is a secret: the
+    environment variable that holds it is named, never the address."""
+
+    approve: bool = Field(False, description="a person approves in Prefect's UI before a release is promoted")
+    approval_hours: float = Field(24.0, gt=0, description="how long a round waits for that")
+    roll_back: bool = Field(False, description="the watch rolls a release back that has fallen significantly")
+    watch_tasks: int = Field(48, ge=4, description="fresh tasks that the watch plays")
+    webhook_variable: str = Field("", description="name of the variable with the webhook's address")
+    webhook_format: Literal["json", "slack"] = Field("json", description="slack: the field text alone")
+
+
 # How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
 _TRANSPORT = (
     "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
@@ -195,6 +221,8 @@ _TRANSPORT = (
 
 # How rounds were trained before there was a choice: they are found under the same settings.
 _TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER}
+# Where things are stored, what a round may take and whom it tells decide none either.
+_PLACES = ("home", "database", "tracking", "policy", "limits", "unattended")
 
 
 class MachineSettings(BaseSettings):
@@ -253,6 +281,8 @@ class Settings(MachineSettings):
     evaluation: EvaluationSettings = EvaluationSettings()
     analyst: AnalystSettings = AnalystSettings()
     synthesizer: SynthesizerSettings = SynthesizerSettings()
+    limits: LimitSettings = LimitSettings()
+    unattended: UnattendedSettings = UnattendedSettings()
 
     @field_validator("target_user")
     @classmethod
@@ -328,10 +358,8 @@ class Settings(MachineSettings):
 
     def identity(self) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
-        reached, and what it may cost."""
-        given = self.model_dump(
-            mode="json", exclude={"home", "database", "tracking", "policy", *MachineSettings.model_fields}
-        )
+        reached, and what may be spent."""
+        given = self.model_dump(mode="json", exclude={*_PLACES, *MachineSettings.model_fields})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
         made = given["synthesizer"]

@@ -34,6 +34,7 @@ from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, 
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
+from tasks.unattended.limited import limited
 
 logger = logging.getLogger("trace")
 
@@ -186,8 +187,9 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         stored = storing.seconds
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
+            source = limited(environment, context.limits, settings.groups * settings.group_size)
             made = train_adapter(
-                environment, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
+                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
             )
         context.environment.seconds += made.environment_seconds
         context.model.seconds += training.seconds - (storing.seconds - stored) - made.environment_seconds

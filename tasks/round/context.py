@@ -29,6 +29,7 @@ from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
+from tasks.unattended.limits import RoundLimits
 
 
 class Closable(Protocol):
@@ -44,7 +45,8 @@ R = TypeVar("R", bound=StageResult)
 @dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
-    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them."""
+    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
+    `declined` is why a person who was asked does not want the candidate promoted ("": it may be)."""
 
     settings: Settings
     store: Store
@@ -52,6 +54,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
+    declined: str = ""
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -65,6 +68,11 @@ class Context:
     def seed(self) -> int:
         """What decides the round's draws: the seed of the settings and the round's number."""
         return round_seed(self.settings.seed, self.round.number)
+
+    @cached_property
+    def limits(self) -> RoundLimits:
+        """What the round may take. It counts hours from here on, so it is made when the round is opened."""
+        return RoundLimits(self.settings.limits, self.store, self.round, self.folder)
 
     @cached_property
     def parent(self) -> ReleaseRow | None:
@@ -113,8 +121,9 @@ class Context:
         """Plays a policy in the round."""
         renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
         rows = 2 * self.settings.rollout.rows
-        engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
-        return RoundEngine(engine, self.model, self.environment, self.budget)
+        options = replace(WITHIN_BUDGET, flushed=self.limits.look)
+        engine = Engine(self.store, self.origin, policy, renderer, rows, options)
+        return RoundEngine(engine, self.model, self.environment, self.budget, self.limits)
 
     @property
     def origin(self) -> Origin:
