@@ -222,7 +222,7 @@ _TRANSPORT = (
 # How rounds were trained before there was a choice: they are found under the same settings.
 _TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER}
 # Where things are stored, what a round may take and whom it tells decide none either.
-_PLACES = ("home", "database", "tracking", "policy", "limits", "unattended")
+_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "unattended")
 
 
 class MachineSettings(BaseSettings):
@@ -241,6 +241,7 @@ class MachineSettings(BaseSettings):
     sandbox_image: str = Field("", description="image with python3 for the level container")
     cache: str = Field("", description="folder for converted models; empty: trace-agent in the user's cache folder")
     gateway_keys: SecretStr = Field(SecretStr(""), description="keys of the gateway, commas between")
+    metrics_port: int = Field(0, ge=0, le=65_535, description="a round's process answers /metrics there; 0: nowhere")
     toolsandbox: str = Field("", description="a checkout of ToolSandbox; empty: the installed package")
     tau2_tasks: str = Field("", description="a folder with other task files of tau2; empty: the package's own")
 
@@ -272,6 +273,7 @@ class Settings(MachineSettings):
     home: Path = Path("runs")
     database: str = ""
     tracking: str = ""
+    traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
     policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()

@@ -17,7 +17,9 @@ from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
+from models.adapters.runs import RunLog
 from models.episodes import Trajectory
+from models.telemetry.metrics import METRICS
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.levels import Dialled
 from settings import Settings
@@ -159,7 +161,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         settings.max_tokens,
         identity,
     )
-    run = context.registry.start_run(f"{round_id}-{course.name}", {"round": round_id, "capability": course.name})
+    run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
+    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
 
     storing = Stopwatch()
 
@@ -167,6 +170,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         with storing:
             context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
+            METRICS.trained(course.name, record.step, record.reward, record.success)
             meter.advance(told(record), say=True)
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
@@ -177,6 +181,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 for t in trajectories
             ]
             context.store.add_trajectories(rows)
+            METRICS.stored(rows)
             # Charged after they are stored: `for_training` takes the stored ones for this training's own.
             if context.budget is not None:
                 context.budget.admit([row.id for row in rows], ground.purpose)

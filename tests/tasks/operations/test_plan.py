@@ -17,7 +17,7 @@ def test_the_sentence_adds_up() -> None:
     plan = RoundPlan(144, 3, 64, 4, 32, 0, 32, 864)
     assert plan.rollouts == 144 + 3 * (64 + 128 + 32) + 864
     assert plan.text() == (
-        "at most 1,680 rollouts: 160 diagnosis, 3 x (64 calibration + 4 x 32 training + 32 fresh seeds), 864 "
+        "at most 1,680 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 training + 32 fresh seeds), 864 "
         "evaluation; how long that takes here is known after the first round"
     )
     assert plan.text().startswith("at most 1,680 rollouts")
