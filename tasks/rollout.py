@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from errors import EnvironmentFault
 from tasks.measuring.lineup import lineup_of, play_lineup
+from tasks.operations.turn_length import check_turn_length
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.traffic import TrafficTarget, import_conversations
-from tasks.round.turn_length import check_turn_length
 
 
 @stage("rollout", title="rollout of the diagnosis split")

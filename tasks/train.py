@@ -34,9 +34,9 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.synthesis.limited import limited
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
-from tasks.unattended.limited import limited
 
 logger = logging.getLogger("trace")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from errors import ConfigurationError
 from settings import Settings
-from tasks.methods.ablations import ABLATIONS, changed
 from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, single
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
@@ -52,6 +51,14 @@ def _noop(run: SeedRun, context: Context, account: Account) -> Answer:
     return Answer(context, noop=True)
 
 
+def changed(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `settings` with the changes: a part of them as a whole, with its other fields as they are."""
+    return {
+        name: getattr(settings, name).model_copy(update=dict(value)) if isinstance(value, Mapping) else value
+        for name, value in changes.items()
+    }
+
+
 def _unchanged(settings: Settings) -> dict[str, Any]:
     return {}
 
@@ -84,6 +91,22 @@ METHODS: Mapping[str, Method] = {
         "TRACE on capabilities that were not selected", placebo_capabilities, changes=_unchanged, trains=True
     ),
     "placebo-rewards": Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
+}
+# TRACE with one thing changed, to see what each part is worth: a whole round from the seed's diagnosis, in a home of
+# its own. What is changed, and where in the settings: by part and field, or by field alone.
+ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "select-once": ("one run of selection decides", {"selection": {"runs": 1, "required": 1}}),
+    "select-always": ("every run of selection must agree", {"selection": {"runs": 10, "required": 10}}),
+    "no-retention": ("no retention scenarios", {"calibration": {"retention_share": 0.0}}),
+    "half-retention": ("half of the scenarios for retention", {"calibration": {"retention_share": 0.5}}),
+    "no-hints": ("no hints", {"train": {"hints": 0.0}}),
+    "unscaled": ("advantages not divided by the group's deviation", {"train": {"scaled": False}}),
+    "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
+    "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
+    "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
+    "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
+    "router-label": ("the router's label alone", {"router": "label"}),
+    "router-both": ("the router's label and retrieval", {"router": "both"}),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge-linear", "merge-ties"),

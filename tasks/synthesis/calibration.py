@@ -18,7 +18,8 @@ from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
 from errors import EnvironmentFault
 from models.episodes import Episode
-from settings import CalibrationSettings, Settings
+from settings import Settings
+from settings_parts import CalibrationSettings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
 from tasks.round.rollouts import RoundEngine, outcomes, round_seed

@@ -12,8 +12,7 @@ from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
 from tasks.methods import catalogue
-from tasks.methods.ablations import ABLATIONS
-from tasks.methods.catalogue import EVERY, METHODS, QUICK, chosen
+from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.trace import choosing_episodes, least_episodes, proof_episodes
 from tests.tasks.comparison.seed_files import seed_result

@@ -14,7 +14,8 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.targets.shop.target import target
 from models.policy import PolicyIdentity
-from settings import CalibrationSettings, load_settings
+from settings import load_settings
+from settings_parts import CalibrationSettings
 from tasks.round.stage import forget, open_context
 from tasks.synthesis.calibration import WITHIN, Calibration, calibration_figures, find_level, judge, measure
 

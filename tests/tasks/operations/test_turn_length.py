@@ -10,7 +10,7 @@ import pytest
 
 from environments.contract import Action, Message, Observation, TargetTask
 from errors import ConfigurationError, EnvironmentFault
-from tasks.round.turn_length import check_turn_length
+from tasks.operations.turn_length import check_turn_length
 
 
 class Sentences:
