@@ -32,9 +32,9 @@ FRESH_SEED = 5_000_000
 CHOOSING_SEED = 5_050_000
 # Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
 ROUND_SEEDS = 100_000
-# Success below which a policy is also tried with advice; and success with advice from which it may be trained with
-# hints: of four rollouts of a group, one in three groups has a success to learn from.
-RARE = HINTED = 0.1
+# Success with advice from which a policy may be trained with hints: of four rollouts of a group, one in five groups has
+# a success to learn from.
+HINTED = 0.05
 # What the trajectories of episodes with advice are grouped by.
 HINT = "hinted"
 WITHIN = "within the band"
@@ -106,7 +106,7 @@ def measure(
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
     on from there. Of an environment with levels the one is looked for at which it may train (`find_level`). Where it
-    hardly succeeds, at the easiest level, it plays once more with advice (`environments/synthesized/hints.py`). Raises
+    succeeds more rarely than the band has it, at the easiest level, it plays once more with advice (`environments/synthesized/hints.py`). Raises
     `EnvironmentFault` when no episode ended.
     """
     bench = _Bench(engine, settings, adapter, number)
@@ -115,7 +115,7 @@ def measure(
         environment = environment.at(found.level or 0)
     else:
         found = bench.plain(environment)
-    rarely = found.reason != WITHIN and not found.level and found.figures["success_rate"] < RARE
+    rarely = found.reason != WITHIN and not found.level and found.figures["success_rate"] < settings.calibration.low
     return bench.with_advice(environment, found) if rarely and settings.train.hints else found
 
 

@@ -138,7 +138,7 @@ def test_what_is_never_solved_at_the_easiest_level_is_tried_with_hints(
     never = measure(context.engine_of(Reader(0)), context.settings, written)
     assert (never.accepted, never.level, never.hinted) == (False, 0, 0.0)
     assert never.reason.startswith("no level is informative: level 0: ")
-    assert "at least 10 % are needed to train with hints" in never.reason
+    assert "at least 5 % are needed to train with hints" in never.reason
 
 
 def test_advice_is_another_scenario_of_the_same_level_and_none_on_retention(written: WrittenEnvironment) -> None:
