@@ -106,8 +106,8 @@ def measure(
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
     on from there. Of an environment with levels the one is looked for at which it may train (`find_level`). Where it
-    succeeds more rarely than the band has it, at the easiest level, it plays once more with advice (`environments/synthesized/hints.py`). Raises
-    `EnvironmentFault` when no episode ended.
+    succeeds more rarely than the band has it, at the easiest level, it plays once more with advice
+    (`environments/synthesized/hints.py`). Raises `EnvironmentFault` when no episode ended.
     """
     bench = _Bench(engine, settings, adapter, number)
     if isinstance(environment, WrittenEnvironment) and environment.levels > 1:
