@@ -197,12 +197,17 @@ def test_example_names_every_variable_of_the_services() -> None:
     assert used == given
 
 
-def test_deployment_names_an_existing_flow() -> None:
-    (deployment,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    path, function = deployment["entrypoint"].split(":")
-    assert re.search(rf"^@flow\b.*\ndef {function}\(", (ROOT / path).read_text(), re.MULTILINE)
-    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert deployment["schedules"] == [{"cron": "0 2 * * *", "timezone": "UTC", "active": True}]
+def test_deployments_name_existing_flows() -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    crons = {}
+    for deployment in deployments:
+        path, function = deployment["entrypoint"].split(":")
+        assert re.search(rf"^@flow\b.*\ndef {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+        (schedule,) = deployment["schedules"]
+        crons[deployment["name"]] = (schedule["cron"], schedule["timezone"])
+    assert crons == {
+        "improve": ("0 2 * * *", "UTC"), "watch": ("0 12 * * *", "UTC"), "housekeeping": ("0 18 * * 0", "UTC")
+    }  # fmt: skip
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

@@ -44,6 +44,20 @@ def test_profile_named_by_the_environment(settings_folder: Path, monkeypatch: py
     assert load_settings() == load_settings(profile="smoke")
 
 
+def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_folder: Path) -> None:
+    given = load_settings().identity()
+    assert "transfer" not in given["train"], "rounds from before the setting are found again"
+    assert load_settings(train={"transfer": 8}).identity()["train"]["transfer"] == 8
+
+
+def test_who_writes_environments_is_part_of_a_round_and_how_it_is_reached_is_not(settings_folder: Path) -> None:
+    alone = load_settings(analyst={"model": "m"}, synthesizer={"kind": "llm"}).identity()
+    assert alone["synthesizer"] == {"kind": "llm", "versions": 5}
+    given = {"kind": "llm", "model": "w", "api_base": "http://a/v1", "api_key_variable": "K", "prompt_price": 1.0}
+    other = load_settings(analyst={"model": "m"}, synthesizer=given).identity()
+    assert other["synthesizer"] == {"kind": "llm", "versions": 5, "model": "w"}
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"profile": "huge"}, "'huge'.*laptop"),
     ({"budget": 0}, "budget = 0"),

@@ -13,7 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.database import add_database
+from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
+from flows.cli.operations import add_operations
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
@@ -98,6 +101,7 @@ def improve(
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the last made live.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, play nothing.")] = False,
 ) -> None:
     """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings
@@ -108,6 +112,13 @@ def improve(
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
+    if dry_run:
+        from tasks.operations.plan import rehearse
+        from tasks.round.preflight import preflight
+
+        preflight(settings)
+        typer.echo("\n".join(rehearse(settings)))
+        return
     flow = ready(settings, "flows.improve")
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(
@@ -253,6 +264,9 @@ add_commands(app)
 add_releases(app)
 add_serving(app)
 add_housekeeping(app)
+add_environments(app)
+add_operations(app)
+add_database(app)
 
 
 def main() -> None:

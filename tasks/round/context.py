@@ -25,7 +25,7 @@ from models.renderer import Conversation
 from models.telemetry import tracing
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
-from tasks.round.analyst import analyst_settings, round_client, target_of
+from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
@@ -33,6 +33,7 @@ from tasks.round.registry import open_registry, round_key, run_name
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
+from tasks.unattended.limits import RoundLimits
 
 
 class Closable(Protocol):
@@ -49,7 +50,8 @@ logger = logging.getLogger("trace")
 @dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
-    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them."""
+    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
+    `declined` is why a person who was asked does not want the candidate promoted ("": it may be)."""
 
     settings: Settings
     store: Store
@@ -57,6 +59,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
+    declined: str = ""
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -70,6 +73,11 @@ class Context:
     def seed(self) -> int:
         """What decides the round's draws: the seed of the settings and the round's number."""
         return round_seed(self.settings.seed, self.round.number)
+
+    @cached_property
+    def limits(self) -> RoundLimits:
+        """What the round may take. It counts hours from here on, so it is made when the round is opened."""
+        return RoundLimits(self.settings.limits, self.store, self.round, self.folder)
 
     @cached_property
     def parent(self) -> ReleaseRow | None:
@@ -118,8 +126,9 @@ class Context:
         """Plays a policy in the round."""
         renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
         rows = 2 * self.settings.rollout.rows
-        engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
-        return RoundEngine(engine, self.model, self.environment, self.budget)
+        options = replace(WITHIN_BUDGET, flushed=self.limits.look)
+        engine = Engine(self.store, self.origin, policy, renderer, rows, options)
+        return RoundEngine(engine, self.model, self.environment, self.budget, self.limits)
 
     @property
     def origin(self) -> Origin:
@@ -240,13 +249,19 @@ class Context:
 
     @property
     def analyst(self) -> Analyst:
-        """The round's client of the language model that labels, judges and writes."""
+        """The round's client of the language model that labels and judges."""
         how = analyst_settings(self.settings)
         return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store)))
 
     @property
+    def author(self) -> Analyst:
+        """The round's client of the language model that writes environments."""
+        how = author_settings(self.settings)
+        return self.keep("author", lambda: Analyst(how, self.client, StoredReplies(self.store)))
+
+    @property
     def client(self) -> ModelClient:
-        """The round's one client of language models: analyst, writer and simulated users share its spending cap."""
+        """The round's one client of language models: analyst, author and simulated users share its spending cap."""
         return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id))
 
     def spent(self) -> dict[str, float]:

@@ -35,6 +35,7 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
+from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
@@ -140,6 +141,12 @@ def current(round_id: str) -> Context:
     return _OPEN[round_id]
 
 
+def adopt(settings: Settings, store: Store, opened: Round) -> Context:
+    """The context of a round that another process has opened, with these settings."""
+    _OPEN[opened.id] = Context(settings, store, opened)
+    return _OPEN[opened.id]
+
+
 def forget(round_id: str) -> None:
     """Drop a round's context from this process: close what it keeps open, take its adapters from the servers."""
     context = _OPEN.pop(round_id, None)
@@ -189,6 +196,7 @@ class Stage(Generic[P, R]):
         waited = 0.0
         while not row.finished:
             if row.claim(lease_seconds=LEASE_SECONDS):
+                pulse()
                 logger.info("stage %s begins", ledger_name)
                 began = time.perf_counter()
                 before = context.model.seconds, context.environment.seconds
