@@ -21,6 +21,7 @@ from typing import Any
 import errors
 from db import open_store
 from errors import TraceError, TrainingStuck
+from models.telemetry.logs import configure
 from settings import MachineSettings, load_settings
 from tasks.round.context import Context
 from tasks.round.results import TrainResult
@@ -125,8 +126,7 @@ def _check(done: tuple[int, str], capability: str) -> None:
 
 def main() -> int:
     """The other process: do the stage, or say what went wrong in the last line."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logger.setLevel(logging.INFO)
+    configure()
     order = json.loads(sys.stdin.readline())
     end_with_parent()
     settings = load_settings(**order["settings"])

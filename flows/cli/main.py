@@ -21,7 +21,7 @@ from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
-from models.telemetry.logs import configure
+from models.telemetry.logs import VARIABLE, configure
 
 # Quiet and offline by default; set before the libraries that read them are imported.
 QUIET = {
@@ -83,12 +83,13 @@ def _print(value: Any, as_json: bool, text: str) -> None:
 @app.callback()
 def options(
     log_json: Annotated[
-        bool, typer.Option("--log-json", envvar="TRACE_LOG_JSON", help="Log lines as JSON objects, for a program.")
+        bool, typer.Option("--log-json", envvar=VARIABLE, help="Log lines as JSON objects, for a program.")
     ] = False,
 ) -> None:
     """Makes an agent better at one environment by itself."""
     if log_json:
-        configure(as_json=True)
+        os.environ[VARIABLE] = "true"
+        configure()
 
 
 @app.command()

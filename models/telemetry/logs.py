@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any
 
 from models.telemetry.place import Place, here
+
+# What a command was told of the form, for the processes that it starts.
+VARIABLE, YES = "TRACE_LOG_JSON", ("1", "true", "yes", "on")
 
 
 def note_places() -> None:
@@ -64,11 +68,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(told, ensure_ascii=False, default=str)
 
 
-def configure(as_json: bool = False) -> None:
-    """Log to stderr: warnings of all, and what the project itself tells. Called again it changes the form alone; where
-    somebody else (Prefect, a test) has set logging up already, that stays."""
+def configure() -> None:
+    """Log to stderr: warnings of all, and what the project itself tells; as JSON where `TRACE_LOG_JSON` says so. Called
+    again it changes the form alone; where somebody else (Prefect, a test) has set logging up already, that stays."""
     note_places()
-    form = JsonLines() if as_json else Lines()
+    form = JsonLines() if os.environ.get(VARIABLE, "").lower() in YES else Lines()
     ours = [h for h in logging.getLogger().handlers if isinstance(h.formatter, Lines | JsonLines)]
     for handler in ours:
         handler.setFormatter(form)

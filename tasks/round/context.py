@@ -181,6 +181,8 @@ class Context:
 
     def _end_run(self, run: str) -> None:
         state = self.store.round(self.round.id).state
+        if state == RoundState.RUNNING:  # another process goes on with it: this one did a part
+            return
         try:
             with answering(self.registry, "how the round ended"):
                 self.registry.end_run(run, failed=state == RoundState.FAILED, stopped=state != RoundState.DONE)

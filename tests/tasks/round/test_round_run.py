@@ -15,14 +15,20 @@ from tasks.round.stage import forget, open_context
 
 @pytest.mark.parametrize(
     ("state", "status"),
-    [(RoundState.DONE, "FINISHED"), (RoundState.FAILED, "FAILED"), (RoundState.INTERRUPTED, "KILLED")],
+    [
+        (RoundState.DONE, "FINISHED"),
+        (RoundState.FAILED, "FAILED"),
+        (RoundState.INTERRUPTED, "KILLED"),
+        (RoundState.RUNNING, "RUNNING"),  # a training in a process of its own, say
+    ],
 )
 def test_a_rounds_run_ends_as_the_round_does(settings_folder: Path, state: RoundState, status: str) -> None:
     settings = load_settings(profile="smoke", home=settings_folder / "home")
     context = open_context(settings)
     registry, run = context.registry, context.run
     part = context.part_run("a-part", "refund", capability="refund")
-    context.store.finish_round(context.round.id, state)
+    if state != RoundState.RUNNING:
+        context.store.finish_round(context.round.id, state)
     forget(context.round.id)
     found = registry.client.get_run(run)
     assert (found.info.run_name, found.info.status) == ("shop night 1", status)
@@ -40,6 +46,7 @@ def test_a_round_ends_also_while_mlflow_does_not_answer(
 ) -> None:
     context = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
     _ = context.run
+    context.store.finish_round(context.round.id, RoundState.DONE)
     (settings_folder / "home" / "mlflow.db").write_bytes(b"no database")
     context.registry.client._tracking_client.store.engine.dispose()
     with caplog.at_level(logging.WARNING, "trace"):
