@@ -25,7 +25,7 @@ from db.schema import HEAD
 from errors import StoreError
 from flows.cli.main import app
 
-HOMES = Path(__file__).with_name("homes")
+HOMES = Path(__file__).parent
 REVISIONS = sorted(path.stem for path in HOMES.glob("*.sql"))
 
 
