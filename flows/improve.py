@@ -255,10 +255,10 @@ def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) ->
 
 
 def _trained_at_last(context: Context, capability: str, result: StageResult) -> StageResult:
-    """The last result of a capability's training, of which `result` is the first. An environment whose reward taught
-    the wrong thing goes back for another version, which is checked, calibrated and trained on in its turn (method,
-    section 4)."""
-    while isinstance(result, TrainResult) and result.misspecified and withdraw(context, capability, result.verdict):
+    """The last result of a capability's training, of which `result` is the first. An environment that taught the wrong
+    thing, or nothing that carries over, goes back for another version, which is checked, calibrated and trained on in
+    its turn (method, section 4)."""
+    while isinstance(result, TrainResult) and result.goes_back and withdraw(context, capability, result.verdict):
         for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
             result = _paid_for(practice, context, capability)
             if not result.goes_on:

@@ -41,5 +41,10 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     )
     hinted = measured.detail.get("hinted")
     return CalibrateResult(
-        accepted=accepted, reason=reason, mastered=figures["all_success"] == 1.0, hinted=hinted, **figures
+        accepted=accepted,
+        reason=reason,
+        mastered=figures["all_success"] == 1.0,
+        hinted=hinted,
+        level=measured.detail.get("level"),
+        **figures,
     )

@@ -4,6 +4,7 @@ generators or written by a language model, and validated without a model (method
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from db import EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators, TargetTask
@@ -17,6 +18,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
+from tasks.synthesis.transfer import transfer_verdict
 
 
 @stage("synthesize", title="synthesize {capability}")
@@ -83,18 +85,27 @@ def _writer(context: Context) -> EnvironmentWriter:
     def held_out() -> list[TargetTask]:
         return [*context.tasks("validation"), *context.tasks("test")]
 
-    return EnvironmentWriter(context.analyst, context.stored, context.target, context.settings, calibrate, held_out)
+    return EnvironmentWriter(context.author, context.stored, context.target, context.settings, calibrate, held_out)
 
 
 def withdraw(context: Context, capability: str, reason: str) -> bool:
     """Take back the environment that a capability was trained on, so that its stages are owed again; whether another
-    version may be made (`synthesizer.versions`)."""
+    version may be made (`synthesizer.versions`). What does not carry over is told to its author, with episodes; an
+    environment that was composed has none, and would be composed alike."""
     store, at = context.store, context.round
     rows = store.rows(EnvironmentRow, round_id=at.id, capability_id=row_id(at.id, capability))
+    trained = context.found(TrainResult, capability)
+    checked = trained.transfer if trained else None
+    told: dict[str, Any] = {}
+    if checked is not None and checked.verdict:
+        sides = {"practised": outcomes(store, checked.practised), "tried": outcomes(store, checked.tried)}
+        told = {"transfer": transfer_verdict(store, checked, sides)}
     for row in rows:
         if row.state == EnvironmentState.ACCEPTED:
-            verdicts = {**row.verdicts, "withdrawn": reason}
+            verdicts = {**row.verdicts, "withdrawn": reason, **told}
             store.set_state(EnvironmentRow, row.id, EnvironmentState.WITHDRAWN, verdicts=verdicts)
+    if told and not any(row.kind == "llm" for row in rows):
+        return False
     if len(rows) >= context.settings.synthesizer.versions:
         return False
     store.reopen_stages(

@@ -9,27 +9,34 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import pandas as pd
+
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
-from environments.contract import Environment, Message, TargetTask
+from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
+from models.adapters.runs import RunLog
 from models.episodes import Trajectory
-from models.training.grpo import StepRecord, TrainingResult, TrainingSettings, train_adapter
+from models.telemetry.metrics import METRICS
+from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
+from models.training.levels import Dialled
 from settings import Settings
 from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult
-from tasks.round.rollouts import round_seed
+from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult, TransferFigures
+from tasks.round.rollouts import outcomes, round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.unattended.limits import RoundLimits
+from tasks.synthesis.limited import limited
+from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
+from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
 
 logger = logging.getLogger("trace")
 
@@ -48,6 +55,8 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         learning_rate=t.learning_rate,
         schedule=t.schedule,
         shuffled=t.shuffled,
+        scaled=t.scaled,
+        delta=t.delta,
         temperature=t.temperature,
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
@@ -102,29 +111,6 @@ class Course:
     environment_id: str | None = None
 
 
-@dataclass(frozen=True)
-class _Limited:
-    """What training draws from, while the round's limits allow another step: a step is refused before its first
-    episode, when the checkpoint of the one before is whole."""
-
-    source: TrainingEnvironment
-    limits: RoundLimits
-    episodes: int
-
-    def scenario(self, seed: int) -> TargetTask:
-        self.limits.check(self.episodes)
-        return self.source.scenario(seed)
-
-    def own(self, task: TargetTask) -> bool:
-        return self.source.own(task)
-
-    def advice(self, task: TargetTask) -> Sequence[Message]:
-        return self.source.advice(task)
-
-    def environment(self) -> Environment:
-        return self.source.environment()
-
-
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
     """Train the capability's adapter on its environment; see `train_on`."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
@@ -175,7 +161,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         settings.max_tokens,
         identity,
     )
-    run = context.registry.start_run(f"{round_id}-{course.name}", {"round": round_id, "capability": course.name})
+    run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
+    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
 
     storing = Stopwatch()
 
@@ -183,6 +170,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         with storing:
             context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
+            METRICS.trained(course.name, record.step, record.reward, record.success)
             meter.advance(told(record), say=True)
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
@@ -193,17 +181,34 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 for t in trajectories
             ]
             context.store.add_trajectories(rows)
+            METRICS.stored(rows)
             # Charged after they are stored: `for_training` takes the stored ones for this training's own.
             if context.budget is not None:
                 context.budget.admit([row.id for row in rows], ground.purpose)
 
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
-    with Stopwatch() as training, Meter(f"train {course.name}", settings.steps, "steps", done) as meter:
-        actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
-        source = _Limited(environment, context.limits, settings.groups * settings.group_size)
-        result = train_adapter(source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start)
-    context.environment.seconds += result.environment_seconds
-    context.model.seconds += training.seconds - storing.seconds - result.environment_seconds
+
+    def make_steps(until: int | None) -> TrainingResult:
+        stored = storing.seconds
+        with Stopwatch() as training:
+            actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
+            source = limited(environment, context.limits, settings.groups * settings.group_size)
+            made = train_adapter(
+                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
+            )
+        context.environment.seconds += made.environment_seconds
+        context.model.seconds += training.seconds - (storing.seconds - stored) - made.environment_seconds
+        return made
+
+    with Meter(f"train {course.name}", settings.steps, "steps", done) as meter:
+        tasks = _tasks_to_try(context, course)
+        third = first_third(settings.steps) if tasks else None
+        result = make_steps(third)
+        transfer = _check_transfer(context, course, result, tasks, third, start is not None) if third else None
+        if transfer is not None and transfer.verdict:
+            result = replace(result, ending=NOT_TRANSFERRED, verdict=transfer.verdict)
+        elif result.ending == PAUSED:
+            result = make_steps(None)
     with Stopwatch() as choosing:
         choice = _choose(context, identity, environment, result, warm=start is not None)
     context.registry.log_steps(run, {c.step: choice_metrics(c, choice.step) for c in choice.figures})
@@ -225,7 +230,54 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         choice=list(choice.figures),
         choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
+        level=result.records[-1].level if isinstance(environment, Dialled) and result.records else None,
+        transfer=transfer,
     )
+
+
+def _tasks_to_try(context: Context, course: Course) -> list[TargetTask]:
+    """The target's tasks that a training is checked on early. None where it is for no single capability, where that is
+    switched off, and where methods compete: each may spend its episodes only as it says."""
+    if course.capability_id is None or not context.settings.train.transfer or context.budget is not None:
+        return []
+    return failed_tasks(context.stored, course.name, context.tasks("diagnosis"))
+
+
+def _check_transfer(
+    context: Context, course: Course, result: TrainingResult, tasks: Sequence[TargetTask], third: int, warm: bool
+) -> TransferFigures | None:
+    """What the weights after step `third` (or the last one, where there are fewer) have brought in the environment and
+    on `tasks` of the target; what is stored is not played again. None where there are no such weights."""
+    if not result.records or result.verdict:
+        return None
+    settings, step, number, name = context.settings, min(third, result.last), context.round.number, course.name
+    ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
+    own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
+    start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
+    now = _played_with(context, ground, result.weights[step], own, name)
+    target = replace(context.ground("transfer"), adapter_id=course.adapter)
+    folder = result.weights[step]
+    adapter = load_folder(context.policy, folder, name, context.round.id, adapter_digest(folder))
+    episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
+    tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
+    context.policy.unload_adapter(adapter)
+    if start.empty or now.empty or tried.empty:
+        logger.warning("whether %s carries over is not known: all episodes of a side were lost to errors", name)
+        return None
+    return transfer_of(step, start, now, tried)
+
+
+def _played_with(
+    context: Context, ground: Playground, folder: Path | None, tasks: Sequence[TargetTask], capability: str
+) -> pd.DataFrame:
+    """Outcomes of a checkpoint's weights (None: the base) on `tasks`; it is loaded for that alone."""
+    name = None
+    if folder is not None:
+        name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
+    played = play_checkpoint(context.engine, ground, tasks, context.seed, name)
+    if name is not None:
+        context.policy.unload_adapter(name)
+    return played
 
 
 def _choose(
@@ -244,18 +296,13 @@ def _choose(
     if len(steps) < 2 or result.verdict:
         return Choice(result.last, ())
     ground = context.training_ground(environment.spec.id, environment.environment, identity)
-    capability, number = environment.spec.capability, context.round.number
-    own, retention = fresh_scenarios(environment, settings.train.choosing, number)
+    if isinstance(environment, Dialled):  # where training ended: at the level it began at, all may succeed by now
+        environment = environment.at(result.records[-1].level)
+    own, retention = fresh_scenarios(environment, settings.train.choosing, context.round.number)
     played = {}
     for step in (0, *steps):
-        name = None
-        if step or warm:  # an adapter that begins from zero is the base
-            folder = result.weights[step]
-            name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
-        seed = round_seed(settings.seed, number)
-        played[step] = play_checkpoint(context.engine, ground, [*own, *retention], seed, name)
-        if name:
-            context.policy.unload_adapter(name)
+        folder = result.weights[step] if step or warm else None  # an adapter that begins from zero is the base
+        played[step] = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
     return pick(played, own)
 
 

@@ -145,9 +145,23 @@ def test_ports_are_published_on_loopback_only(name: str) -> None:
             assert port.startswith("127.0.0.1:"), f"{service} publishes {port} on every interface"
 
 
+def test_servers_without_a_login_are_reached_through_the_proxy_alone() -> None:
+    services = compose()["services"]
+    published = {name for name, body in services.items() if body.get("ports")}
+    assert published == {"postgres", "proxy"}, "the others have no login of their own"
+    assert "${PROXY_HASH:?" in services["proxy"]["environment"]["PROXY_HASH"], "never without a password"
+    text = (ROOT / "docker" / "Caddyfile").read_text()
+    for name in ("prefect", "mlflow", "vllm"):
+        assert f"_UPSTREAM:{name}:" in text
+    # Every site with something behind it asks for the login.
+    sites = [part for part in text.split("\n\n") if "reverse_proxy" in part]
+    assert len(sites) == 3
+    assert all("import login" in site for site in sites)
+
+
 def test_services_are_checked_and_start_in_order() -> None:
     services = compose()["services"]
-    assert set(services) == {"postgres", "prefect", "mlflow", "deploy", "worker", "vllm"}
+    assert set(services) == {"postgres", "prefect", "mlflow", "proxy", "deploy", "worker", "vllm"}
     for name, body in services.items():
         # The worker's check is the image's own.
         assert name == "worker" or "healthcheck" in body, name
@@ -228,6 +242,7 @@ def test_scripts_can_be_run() -> None:
         "tests/ensure_postgres.sh",
         "tests/ensure_bubblewrap.sh",
         "tests/ensure_chromium.sh",
+        "tests/ensure_caddy.sh",
     ):
         path = ROOT / name
         assert path.stat().st_mode & 0o111, f"{name} is not executable"

@@ -12,9 +12,12 @@ from environments.sandbox.workers import MODULE_IMPORTS
 from environments.synthesized.goals import MAX_WORDS
 from environments.synthesized.static_checks import MAX_SOURCE
 from environments.validation.lazy import LAZY_POLICIES
+from environments.validation.levels import LEAST, MOST
 from environments.validation.need import NeedLimits
 from environments.validation.playing import FULL_REWARD
 
+# Of the contract below: 2 asks for levels of difficulty, 1 did not. A module is stored with it.
+VERSION = 2
 WORKED_EXAMPLES = Path(__file__).with_name("worked_examples")
 _NEED = NeedLimits()
 _LAZY = "\n".join(f"- {lazy.name}: {lazy.tries}" for lazy in LAZY_POLICIES)
@@ -32,6 +35,10 @@ Constants
   An agent that trains sees the target's own policy, tools and worked examples in front of your scenarios; it can call
   tools of the target that you leave out, and gets an error for that.
 - MAX_STEPS: 1 to 30, turns of the agent (a turn may hold several calls).
+- LEVELS: {LEAST} to {MOST}, how many levels of difficulty scenario can make. Level 0 is the easiest that still needs
+  the capability. Higher levels make the rest harder (more records, longer or less direct requests, more steps in
+  between), never the capability optional: every check below is made at every level. Calibration looks for the level
+  at which the agent succeeds about half of the time, and training raises it as the agent learns.
 - STEP: which step of your oracle is the capability: {{"tool": name}} (its calls of that tool),
   {{"tool": name, "argument": name}} (what it fills in there), {{"say": "ask"}} (messages it says to be answered) or
   {{"say": "answer"}} (its last message). The pipeline plays your oracle without it: the calls or questions left out
@@ -43,8 +50,10 @@ Constants
   every name of the earlier ones and may add more.
 
 Functions
-- scenario(seed) -> {{"request": the user's first message, "state": JSON, "goal": JSON}}. All randomness comes from
-  random.Random(seed). At least 100 of the first 200 seeds must give distinct scenarios.
+- scenario(seed, level) -> {{"request": the user's first message, "state": JSON, "goal": JSON}}. All randomness comes
+  from random.Random(seed). At least 100 of the first 200 seeds must give distinct scenarios. At every level a seed has
+  the same kind of goal (tools in order, names of arguments, numbers of values), so draw the goal before you look at
+  the level. No function but scenario is told the level.
 - transition(state, call) -> {{"state": next state, "result": text or JSON, optional "done": true}}. `call` is
   {{"name", "arguments"}}, already checked against TOOLS. It never sees the goal and never raises: an impossible call is
   answered by a result with an error, in the target's shape.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +19,8 @@ from environments.sandbox.workers import SandboxLevel, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, validate_environment
-from environments.validation.need import Materials, check_need
+from environments.validation.levels import level_faults
+from environments.validation.need import Materials, NeedLimits, check_need
 from environments.validation.playing import SimplePolicy
 from environments.validation.step import step_fault
 from errors import EnvironmentFault, SandboxError, TargetError
@@ -32,8 +34,9 @@ def validate_module(
     level: SandboxLevel | None = None,
     materials: Materials | None = None,
 ) -> ValidationVerdict:
-    """Checks 1 to 3 on a module: its text, its tools against the target's, then everything `validate_environment` does,
-    and whether it needs its capability (`check_need`; `materials` are the texts that it must not repeat).
+    """Checks 1 to 3 on a module: its text, its tools against the target's, whether its levels are one dial, then, at
+    every level, everything `validate_environment` does, and whether it needs its capability (`check_need`; `materials`
+    are the texts that it must not repeat).
 
     Determinism is judged across two worker processes. The verdict's figures hold the code hash and the sandbox level.
     Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict.
@@ -54,22 +57,50 @@ def validate_module(
         fault = step_fault(module.step, module.tools)
         if fault:
             return ValidationVerdict(False, (f"step: {fault}",), figures)
-        step = module.step
         faults = tool_faults(module.tools, target_tools) if target_tools is not None else []
         if faults:
             return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
-        verdict = validate_environment(
-            module.environment,
-            module.scenario,
-            limits,
-            wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
-            make_twin=lambda: OwningEnvironment(SandboxedModule(source, level)),
-            need=lambda environment, tasks: check_need(environment, tasks, step, materials),
-        )
+        try:
+            faults = level_faults(module.scenario, module.levels)
+        except SandboxError as error:
+            return ValidationVerdict(False, (f"scenario: raised {type(error).__name__}: {error}"[:500],), figures)
+        if faults:
+            return ValidationVerdict(False, tuple(f"levels: {fault}" for fault in faults), figures)
+        verdict = _at_every_level(module, limits, materials)
         figures["sandbox"]["restarts"] = module.restarts
     finally:
         module.close()
     return ValidationVerdict(verdict.accepted, verdict.reasons, figures | dict(verdict.figures))
+
+
+def _at_every_level(module: SandboxedModule, limits: Limits, materials: Materials | None) -> ValidationVerdict:
+    """Everything that is played, at each level from the easiest on, until one is refused: where a task is weakened, it
+    is there. The figures are those of level 0, further levels' under `levels`. The tests of need have one limit of
+    time together."""
+    figures: dict[str, Any] = {}
+    left = NeedLimits().seconds
+    for level in range(module.levels):
+        need_limits = NeedLimits(seconds=left)
+        verdict = validate_environment(
+            module.environment,
+            partial(module.scenario, level=level),
+            limits,
+            wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
+            make_twin=lambda: OwningEnvironment(SandboxedModule(module.source, module.level)),
+            need=partial(check_need, step=module.step, materials=materials, limits=need_limits),
+        )
+        found = dict(verdict.figures)
+        left = max(0.0, left - found.get("need", {}).get("seconds", 0.0))
+        if level == 0:
+            figures = found
+        else:
+            exhibits = found.pop("exhibits", [])
+            figures["levels"] = {**figures.get("levels", {}), str(level): found}
+            figures["exhibits"] = exhibits or figures.get("exhibits", [])
+        if not verdict.accepted:
+            where = f"level {level}: " if module.dialled else ""
+            return ValidationVerdict(False, tuple(where + reason for reason in verdict.reasons), figures)
+    return ValidationVerdict(True, (), figures)
 
 
 class OwningEnvironment(SandboxedEnvironment):
@@ -153,6 +184,10 @@ def verdict_lines(verdict: ValidationVerdict) -> list[str]:
             f"  steps {row['mean_steps']:.1f}  n = {row['episodes']}"
         )
     lines += [f"  lazy.{name} was not played: {why}" for name, why in need.get("unbound", {}).items()]
+    for level, figures in verdict.figures.get("levels", {}).items():
+        strongest = max((row["mean_reward"] for row in figures.get("need", {}).get("lazy", {}).values()), default=0.0)
+        oracle = figures.get("policies", {}).get("oracle", {}).get("success_rate", 0.0)
+        lines.append(f"  level {level}: oracle {oracle:.2f}, best lazy policy's reward {strongest:.2f}")
     if need:
         step, repeats = need["step"], need["repeats"]
         lines.append(

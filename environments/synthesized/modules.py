@@ -14,6 +14,7 @@ from typing import Any
 from environments.contract import Action, Message, Observation, Score, TargetTask, ToolCall, canonical_json
 from environments.sandbox.workers import DEFAULT_LIMITS, SandboxLevel, SandboxLimits, WorkerPool
 from environments.synthesized.goals import goal_faults, judge_goal, plain_json
+from environments.validation.levels import LEAST, LEVELS_HELP, MOST
 from errors import EnvironmentFault, SandboxError, TargetError
 
 SPLIT = "synthesized"
@@ -57,14 +58,16 @@ class SandboxedModule:
         except ValueError as error:
             raise SandboxError(str(error)) from error
 
-    def scenario(self, seed: int) -> TargetTask:
-        """The scenario of a seed as a task; its payload is enough to play it."""
-        scenario = self.call("scenario", seed)
+    def scenario(self, seed: int, level: int = 0) -> TargetTask:
+        """The scenario of a seed at a level (0: the easiest) as a task; its payload is enough to play it."""
+        if not 0 <= level < self.levels:
+            raise TargetError(f"{self.capability} has no level {level}; choose 0 to {self.levels - 1}")
+        scenario = self.call("scenario", seed, level) if self.dialled else self.call("scenario", seed)
         faults = self._scenario_faults(scenario)
         if faults:
-            raise SandboxError(f"scenario({seed}): " + "; ".join(faults[:3]))
+            raise SandboxError(f"scenario({seed}, {level}): " + "; ".join(faults[:3]))
         payload = {"code_hash": self.code_hash, "scenario": scenario}
-        task_id = f"{self.capability}-{self.code_hash[:8]}-{seed}"
+        task_id = f"{self.capability}-{self.code_hash[:8]}-{seed}" + (f"-level{level}" if level else "")
         return TargetTask(task_id, SPLIT, self.capability, seed, payload, (self.capability,))
 
     def environment(self) -> SandboxedEnvironment:
@@ -85,6 +88,11 @@ class SandboxedModule:
         self.wrong = tuple(self._constant("WRONG", list))
         # Modules that were accepted before steps were named have none; the checks ask for it, playing does not.
         self.step: Mapping[str, str] = self._constant("STEP", dict) if "STEP" in self.names else {}
+        # Nor have those that were accepted before there were levels: they have one.
+        self.dialled = "LEVELS" in self.names
+        self.levels: int = self._constant("LEVELS", int) if self.dialled else 1
+        if self.dialled and not LEAST <= self.levels <= MOST:
+            raise SandboxError(f"LEVELS is {self.levels}: {LEVELS_HELP}")
         if not 1 <= self.max_steps <= 30:
             raise SandboxError(f"MAX_STEPS is {self.max_steps}; it must be 1 to 30")
         if len(self.wrong) < 3:

@@ -10,14 +10,16 @@ import re
 import warnings
 
 from environments.sandbox.workers import MODULE_IMPORTS
+from environments.validation.levels import LEVELS_HELP
 from environments.validation.step import STEP_HELP
 
 MAX_SOURCE = 64 * 1024
 # Function -> number of positional arguments.
-FUNCTIONS = {"scenario": 1, "transition": 2, "reward": 3, "oracle": 3}
+FUNCTIONS = {"scenario": 2, "transition": 2, "reward": 3, "oracle": 3}
 OPTIONAL_FUNCTIONS = {"reply": 2}
-CONSTANTS = ("CAPABILITY", "TRANSFER", "TOOLS", "INSTRUCTIONS", "MAX_STEPS", "STEP", "WRONG")
+CONSTANTS = ("CAPABILITY", "TRANSFER", "TOOLS", "INSTRUCTIONS", "MAX_STEPS", "LEVELS", "STEP", "WRONG")
 OPTIONAL_CONSTANTS = ("EXAMPLES",)
+_HELP = {"STEP": STEP_HELP, "LEVELS": LEVELS_HELP}
 FORBIDDEN_NAMES = frozenset(
     [
         "eval",
@@ -110,11 +112,13 @@ def _shape_faults(tree: ast.Module) -> list[str]:
     }
     faults = [f"the function {name} is missing" for name in FUNCTIONS if name not in functions]
     faults += [
-        f"the constant {name} is missing" + (f": {STEP_HELP}" if name == "STEP" else "")
+        f"the constant {name} is missing" + (f": {_HELP[name]}" if name in _HELP else "")
         for name in CONSTANTS
         if name not in constants
     ]
     for name, count in (FUNCTIONS | OPTIONAL_FUNCTIONS).items():
+        if name == "scenario" and "LEVELS" not in constants:
+            continue  # a module without levels is told so once
         arguments = functions[name].args if name in functions else None
         if arguments is not None and (len(arguments.posonlyargs + arguments.args) != count or arguments.kwonlyargs):
             faults.append(f"the function {name} must take exactly {count} positional arguments")

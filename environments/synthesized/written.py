@@ -8,6 +8,7 @@ base solves. They play in the target itself, outside the sandbox.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,12 +27,15 @@ from environments.contract import (
     content_hash,
 )
 from environments.synthesized.composed import DenseEnvironment
+from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from errors import EnvironmentFault, SandboxError, TargetError
 
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
 SEEDS = 500_000
 TRIES = 3
+# The scenario that is shown solved where an agent is advised: no other use of a module draws it.
+SHOWN = 2 * SEEDS
 
 
 @dataclass(frozen=True)
@@ -72,17 +76,27 @@ def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
 
 
 class WrittenEnvironment:
-    """Scenarios by seed, and environments to play them in. `close` ends the module's worker."""
+    """Scenarios by seed, and environments to play them in. `close` ends the module's worker.
 
-    def __init__(self, target: Target, spec: WrittenSpec, module: SandboxedModule) -> None:
+    `level` of `levels` says how hard the module's own scenarios are (0: the easiest). It is no part of the identity:
+    scenarios of two levels have ids of their own.
+    """
+
+    def __init__(self, target: Target, spec: WrittenSpec, module: SandboxedModule, level: int = 0) -> None:
         if module.code_hash != spec.code_hash:
             raise EnvironmentFault(
                 f"the module of {spec.capability!r} has hash {module.code_hash[:12]}, not {spec.code_hash[:12]}"
             )
-        self.target, self.spec, self.module = target, spec, module
+        self.target, self.spec, self.module, self.level, self.levels = target, spec, module, level, module.levels
         self.prompt = prompt_of(target, list(module.tool_schemas))
         wanted = set(spec.retention_tasks)
         self._retention = [task for task in target.tasks("diagnosis") if task.id in wanted] if wanted else []
+
+    def at(self, level: int) -> WrittenEnvironment:
+        """The same environment at another level; they share the module."""
+        other = copy.copy(self)
+        other.level = level
+        return other
 
     def scenario(self, seed: int) -> TargetTask:
         """The scenario of a seed (any integer)."""
@@ -104,8 +118,8 @@ class WrittenEnvironment:
         return "code_hash" in task.payload
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
-        """None: a module's scenarios show nothing of how they are solved."""
-        return ()
+        """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""
+        return solved(self.module.environment(), self._written(SHOWN)) if self.own(task) else ()
 
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
@@ -118,10 +132,10 @@ class WrittenEnvironment:
     def _written(self, seed: int) -> TargetTask:
         for _ in range(TRIES - 1):
             try:
-                return self.module.scenario(seed)
+                return self.module.scenario(seed, self.level)
             except SandboxError:
                 continue  # a worker that was killed on a busy machine is replaced at the next call
-        return self.module.scenario(seed)
+        return self.module.scenario(seed, self.level)
 
 
 class TargetLike:

@@ -31,13 +31,17 @@ def select(
     typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else "\n".join(result.table()))
 
 
-def play(environment: Annotated[Path, typer.Argument(help="A written environment (.py).")], seed: int = 0) -> None:
+def play(
+    environment: Annotated[Path, typer.Argument(help="A written environment (.py).")],
+    seed: int = 0,
+    level: Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")] = 0,
+) -> None:
     """Play a written environment by hand, in the sandbox."""
     from environments.synthesized.module_files import load_module, play_by_hand
 
     module: Any = load_module(environment)
     try:
-        play_by_hand(module.environment(), module.scenario(seed), input, typer.echo)
+        play_by_hand(module.environment(), module.scenario(seed, level), input, typer.echo)
     finally:
         module.close()
 

@@ -51,6 +51,7 @@ from models.training.checkpoints import (
     weights_by_step,
     write_ended,
 )
+from models.training.levels import following_level
 from models.training.lora import lora_config
 from models.training.records import (
     LEAST_RECORDS,
@@ -64,12 +65,17 @@ from models.training.records import (
 from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO
 
+# How a training ends for now that was to be made up to a step.
+PAUSED = "paused"
+
 
 class _Steps(TrainerCallback):
     """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that is over."""
 
-    def __init__(self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord]) -> None:
-        self.rollouts, self.on_step, self.records = rollouts, on_step, records
+    def __init__(
+        self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord], until: int | None
+    ) -> None:
+        self.rollouts, self.on_step, self.records, self.until = rollouts, on_step, records, until
         self.began = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -86,6 +92,7 @@ class _Steps(TrainerCallback):
             groups=groups,
             metrics={
                 **figures_apart(groups),
+                **({"level": float(self.rollouts.level)} if self.rollouts.levels > 1 else {}),
                 "rollout_seconds": self.rollouts.seconds,
                 "dropped_groups": float(self.rollouts.dropped),
                 "missing_groups": float(self.rollouts.missing),
@@ -100,7 +107,8 @@ class _Steps(TrainerCallback):
         record.metrics["gap_alarm"] = float(bool(gap_alarm(record)))
         self.records.append(record)
         self.on_step(record)
-        if _over(self.records, self.rollouts.settings):
+        self.rollouts.turn_to(following_level(record, self.rollouts.levels))
+        if _over(self.records, self.rollouts) or len(self.records) == self.until:
             control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -112,11 +120,12 @@ def _verdict(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
     return misspecified(records, min(LEAST_RECORDS, settings.steps))
 
 
-def _over(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
+def _over(records: Sequence[StepRecord], rollouts: Rollouts) -> str:
     """How the training ended by its records, a checkpoint being there: "" while it goes on."""
+    settings = rollouts.settings
     if _verdict(records, settings):
         return "misspecified"
-    if solved(records, settings.solved):
+    if solved(records, settings.solved, rollouts.levels - 1):
         return "solved"
     return "steps" if len(records) >= settings.steps else ""
 
@@ -158,9 +167,11 @@ def train_adapter(
     on_step: Callable[[StepRecord], None],
     on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
     start: Path | None = None,
+    until: int | None = None,
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
-    (an adapter's folder) or from zero.
+    (an adapter's folder) or from zero. With `until` no step after that one is made, and the training can be gone on
+    with: its ending is then `PAUSED`.
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
@@ -172,10 +183,13 @@ def train_adapter(
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
     rollouts.played = int(records[-1].metrics.get("played", 0)) if records else 0
     rollouts.collected = list(records[-1].groups) if records else []
+    if records:
+        rollouts.turn_to(following_level(records[-1], rollouts.levels))
     ended = read_ended(output)
-    if not ended and not _over(records, settings):
+    paused = until is not None and len(records) >= until
+    if not ended and not paused and not _over(records, rollouts):
         try:
-            _train(rollouts, output, _Steps(rollouts, on_step, records), resume[0] if resume else None, start)
+            _train(rollouts, output, _Steps(rollouts, on_step, records, until), resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
@@ -184,7 +198,7 @@ def train_adapter(
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
-    ended = ended or Ended(_over(records, settings), _verdict(records, settings))
+    ended = ended or Ended(_over(records, rollouts) or PAUSED, _verdict(records, settings))
     weights = weights_by_step(output, len(records))
     return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)
 
@@ -199,7 +213,8 @@ def _ended(reached: NothingToLearn, rollouts: Rollouts, records: Sequence[StepRe
             "train.collections"
         )
     # The step that could not be made has figures too: near misses that all earn the same are where reward parts.
-    unmade = StepRecord(len(records) + 1, 0.0, 0.0, 0.0, 0.0, 0.0, tuple(rollouts.collected))
+    level = {"level": float(rollouts.level)}
+    unmade = StepRecord(len(records) + 1, 0.0, 0.0, 0.0, 0.0, 0.0, tuple(rollouts.collected), level)
     verdict = misspecified([*records, unmade], 2)
     return Ended("misspecified" if verdict else f"nothing more to learn: {reached}", verdict)
 
@@ -228,6 +243,7 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         beta=0.0,
+        delta=settings.delta or None,
         loss_type="dapo",  # TRL's own advantage is not used: `group_advantages` replaces it
         max_completion_length=4096,
         logging_steps=1,

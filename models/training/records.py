@@ -24,7 +24,9 @@ class TrainingSettings:
     """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
 
     `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
-    out at random: a placebo, from which nothing about the task can be learnt. `hints` is the share of a group's
+    out at random: a placebo, from which nothing about the task can be learnt. Advantages are `scaled` to their group's
+    standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
+    `hints` is the share of a group's
     rollouts that get advice while the policy hardly succeeds without."""
 
     steps: int = 8
@@ -45,6 +47,8 @@ class TrainingSettings:
     seed: int = 0
     most_episodes: int | None = None
     shuffled: bool = False
+    scaled: bool = True
+    delta: float = 0.0
     hints: float = 0.0
 
 
@@ -82,6 +86,11 @@ class StepRecord:
     def read(cls, stored: dict[str, Any]) -> StepRecord:
         """A record from what `asdict` made of it."""
         return cls(**{**stored, "groups": tuple(GroupFigures(**g) for g in stored["groups"])})
+
+    @property
+    def level(self) -> int:
+        """The level of difficulty of its own scenarios; 0 where there are no levels."""
+        return int(self.metrics.get("level", 0))
 
     @property
     def own_groups(self) -> list[GroupFigures]:
@@ -137,9 +146,10 @@ def gap_alarm(record: StepRecord) -> str:
     return alarm
 
 
-def solved(records: Sequence[StepRecord], share: float) -> bool:
-    """Whether the capability's own scenarios were solved in two steps running: at least `share` of them, on average."""
-    last = [r.success for r in records[-2:] if r.success is not None]
+def solved(records: Sequence[StepRecord], share: float, top: int = 0) -> bool:
+    """Whether the capability's own scenarios were solved in two steps running at the `top` level: at least `share` of
+    them, on average."""
+    last = [r.success for r in records[-2:] if r.success is not None and r.level == top]
     return len(last) == 2 and sum(last) / 2 >= share
 
 
@@ -150,8 +160,10 @@ def misspecified(records: Sequence[StepRecord], least: int = LEAST_RECORDS) -> s
     Compared are the first and the last records, up to half of all and at most three each. Reward must be up by 0.2
     with success flat (less than 0.05 up), and the 95 % interval of how much further reward rose than success must lie
     above 0. That is Welch's interval with a scenario as one observation: what near misses earn varies from scenario to
-    scenario, and with few of them a difference alone is noise.
+    scenario, and with few of them a difference alone is noise. Levels of difficulty are not compared with one another:
+    only the records of the last one's level count.
     """
+    records = [r for r in records if r.level == records[-1].level]
     window = min(3, len(records) // 2)
     if window < 1 or len(records) < least:
         return ""

@@ -22,6 +22,7 @@ from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
+from models.training.levels import Dialled, levels_of
 from models.training.records import GroupFigures, TrainingSettings
 from models.training.trl_trainer import EpisodeGRPO
 
@@ -42,14 +43,18 @@ def scenario_seed(seed: int, step: int, place: int) -> int:
     return (seed * STEPS + step) * SEEDS + place
 
 
-def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
-    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, in the group's standard
-    deviations (unbiased, plus 1e-4 against division by zero).
+def group_advantages(rewards_GK: torch.Tensor, scaled: bool = True) -> torch.Tensor:
+    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, if `scaled` in the
+    group's standard deviations (unbiased, plus 1e-4 against division by zero).
+
+    Not scaled (Liu et al., 2025, arXiv 2503.20783), a group of near misses that differ by little weighs little.
 
     Every token that the policy sampled in a rollout gets that rollout's advantage. A group with equal rewards gets 0.
     To change the advantage, change this function: nothing else computes one.
     """
     centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    if not scaled:
+        return centred_GK
     k = rewards_GK.shape[1]
     std_G1 = ((centred_GK**2).mean(dim=1, keepdim=True) * (k / (k - 1))).sqrt()
     return centred_GK / (std_G1 + 1e-4)
@@ -89,7 +94,7 @@ class Rollouts:
 
     `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once, and
     before the first step what the last step of an earlier process came to. Rollouts with advice are in no figure.
-    `played` counts the episodes of all steps.
+    `played` counts the episodes of all steps. `level` of `levels` is how hard the own scenarios are (`turn_to`).
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Rollouts:
         on_trajectories: Callable[[int, list[Trajectory]], None],
     ) -> None:
         self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
+        self.level, self.levels = levels_of(source)
         self.adapter = ""
         self.worst_ratio = 1.0  # of the step, largest of ratio and 1 / ratio over tokens
         self.on_trajectories = on_trajectories
@@ -113,6 +119,11 @@ class Rollouts:
         self.played = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
+
+    def turn_to(self, level: int) -> None:
+        """Draw scenarios of another level from now on."""
+        if level != self.level and isinstance(self.environments, Dialled):
+            self.level, self.environments = level, self.environments.at(level)
 
     def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
         """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
@@ -136,6 +147,21 @@ class Rollouts:
         return getattr(self.actor.policy, "decoder", None)
 
     def collect(self, step: int) -> list[Trajectory]:
+        """At most G x K trajectories of a step, as `_collect` says. Where there is nothing to learn at a level of
+        difficulty, the next harder one is tried when it was mastered, else the next easier one, each once."""
+        tried = {self.level}
+        while True:
+            try:
+                return self._collect(step)
+            except NothingToLearn as reached:
+                other = self.level + (1 if reached.mastered else -1)
+                if other in tried or not 0 <= other < self.levels:
+                    raise
+                logger.info("step %d turns to level %d of %d: %s", step, other, self.levels, reached)
+                tried.add(other)
+                self.turn_to(other)
+
+    def _collect(self, step: int) -> list[Trajectory]:
         """At most G x K trajectories, group by group, each once.
 
         Groups with equal rewards, and groups that lost an episode to the infrastructure, are replaced while collections
@@ -158,7 +184,7 @@ class Rollouts:
                 break
             tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
-                Episode(f"{step}/{collection}/{g}/{k}", told, s.seed * 100_003 + step, k, self.adapter)
+                Episode(f"{step}/{collection}/{g}/{k}{self._at}", told, s.seed * 100_003 + step, k, self.adapter)
                 for g, task in enumerate(tasks)
                 for k, told in enumerate(self._told(task, hinted))
             ]
@@ -206,6 +232,11 @@ class Rollouts:
         self.actor.rest()  # the backward pass needs the memory
         self.seconds = time.perf_counter() - began
         return [t for group in kept for t in group]
+
+    @property
+    def _at(self) -> str:
+        """What tells the episodes of a level from those that another had in the same step."""
+        return f"/level{self.level}" if self.levels > 1 else ""
 
     def _can_pay(self, episodes: int) -> bool:
         most = self.settings.most_episodes
@@ -274,7 +305,7 @@ class Rollouts:
         trajectories = self.collect(step)
         rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
         rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
-        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size))
+        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size), self.settings.scaled)
         if self.settings.shuffled:
             advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)

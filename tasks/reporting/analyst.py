@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from db import EnvironmentRow, EnvironmentState, SpendRow, Store
 from environments.sandbox.workers import SandboxLevel
 from settings import Settings
 from tasks.reporting.figures import AnalystFigures, CapabilityFigures, SynthesisVersion
 from tasks.round.results import ContrastResult
-from tasks.synthesis.llm_synthesizer import UNCONFINED
+from tasks.synthesis.llm_synthesizer import BANK, UNCONFINED
+from tasks.synthesis.module_writer import STAGE as WRITING
 
 
 def analyst_figures(
@@ -34,7 +36,27 @@ def analyst_figures(
         runs=contrast.runs if contrast else None,
         refused=[f"run {run}: {why}" for run, why in contrast.refused.items()] if contrast else [],
         too_long=len(contrast.too_long) if contrast else 0,
+        judge=settings.judge,
+        author=settings.author,
+        **_each(store, round_id, [row for row in rows if row.stage == WRITING]),
     )
+
+
+def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str, Any]:
+    """How many environments were accepted, how many of these came from the bank, and what one cost, refused versions
+    and capabilities that got none included."""
+    rows = store.rows(EnvironmentRow, round_id=round_id, kind="llm")
+    accepted = [row for row in rows if row.state == EnvironmentState.ACCEPTED]
+    found: dict[str, Any] = {
+        "environments": len(accepted),
+        "banked": sum(str(row.spec.get("request_hash", "")).startswith(BANK) for row in accepted),
+    }
+    if accepted:
+        tokens = sum(row.prompt_tokens + row.sampled_tokens for row in written)
+        found["dollars_each"] = sum(row.dollars for row in written) / len(accepted)
+        found["calls_each"] = sum(row.calls for row in written) / len(accepted)
+        found["tokens_each"] = tokens / len(accepted)
+    return found
 
 
 def versions_of(store: Store, round_id: str, capability_id: str) -> list[SynthesisVersion]:

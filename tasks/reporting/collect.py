@@ -28,6 +28,7 @@ from tasks.reporting.figures import (
     RouterFigures,
     SelectionRule,
     TrainingStep,
+    Transfer,
 )
 from tasks.reporting.history import WHOLE
 from tasks.reporting.nothing_trained import Ended
@@ -199,6 +200,7 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
                 version=registered.version if registered else None,
                 kappa=s.kappa,
                 versions=versions_of(store, round_id, s.capability_id),
+                transfer=_transfer(trained),
             )
         )
     return figures
@@ -228,10 +230,16 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
         return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
     trained = stored.found(TrainResult, name)
     if trained and trained.verdict:
-        return "reward-misspecified", [trained.verdict]
+        return trained.verdict.partition(":")[0], [trained.verdict]
     if trained and trained.unused:
         return "mastered" if trained.ending == Ending.MASTERED else "no-gain", [trained.unused]
     return "unfinished", ["The round stopped before the gate."]
+
+
+def _transfer(trained: TrainResult | None) -> Transfer | None:
+    if trained is None or trained.transfer is None:
+        return None
+    return Transfer(**trained.transfer.model_dump(include=set(Transfer.model_fields)))
 
 
 def _calibration(stored: StoredRound, name: str) -> Calibration | None:

@@ -96,7 +96,9 @@ class SynthesisVersion(_Figures):
 
 class AnalystFigures(_Figures):
     """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
-    labelling runs were left out, `too_long` counts trajectories that could not be labelled."""
+    labelling runs were left out, `too_long` counts trajectories that could not be labelled. `judge` named and judged
+    the capabilities, `author` wrote environments ("": none did); `environments` were accepted, `banked` of them from
+    earlier rounds, and each cost so many dollars, calls and tokens of the author (None without any)."""
 
     model: str
     calls: int = 0
@@ -108,17 +110,37 @@ class AnalystFigures(_Figures):
     runs: int | None = None
     refused: list[str] = []
     too_long: int = 0
+    judge: str = ""
+    author: str = ""
+    environments: int = 0
+    banked: int = 0
+    dollars_each: float | None = None
+    calls_each: float | None = None
+    tokens_each: float | None = None
+
+
+class Transfer(_Figures):
+    """What the adapter had brought after `step`, about a third of its training: success in its environment before and
+    after, and successes of so many episodes on so many diagnosis tasks that had failed for lack of the capability."""
+
+    step: int
+    before: float
+    after: float
+    successes: int
+    episodes: int
+    tasks: int
 
 
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
-    was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`, `mastered`
-    (nothing left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could
-    teach it), or `not-selected`; `reasons` are sentences.
+    was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`,
+    `does-not-transfer`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
+    `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences.
 
     `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
-    version of it; `kappa` is how far labelling runs agree on it."""
+    version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
+    was none)."""
 
     name: str
     mean_cov: float
@@ -144,6 +166,7 @@ class CapabilityFigures(_Figures):
     champion: str | None = None
     kappa: float | None = None
     versions: list[SynthesisVersion] = []
+    transfer: Transfer | None = None
 
 
 class ReleaseFigures(_Figures):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from db import Store
 from environments.contract import Target
 from environments.targets.third_party.adapter import model_of_user
@@ -23,9 +25,33 @@ def analyst_settings(settings: Settings) -> AnalystSettings:
     return AnalystSettings(**{name: getattr(settings.analyst, name) for name in names})
 
 
+def author_settings(settings: Settings) -> AnalystSettings:
+    """The same of the model that writes environments: the analyst's, unless `synthesizer.model` names another."""
+    how, own = analyst_settings(settings), settings.synthesizer
+    if not own.model:
+        return how
+    return replace(
+        how,
+        model=own.model,
+        api_base=own.api_base,
+        api_key_variable=own.api_key_variable,
+        prompt_price=own.prompt_price,
+        sampled_price=own.sampled_price,
+    )
+
+
+def models_of(settings: Settings) -> list[tuple[str, AnalystSettings]]:
+    """(part of the settings that names it, how it is reached) of each model that a round asks, each once."""
+    judge = [("analyst", analyst_settings(settings))] if settings.analyst.kind == "llm" else []
+    own = "synthesizer" if settings.synthesizer.model else "analyst"
+    author = [(own, author_settings(settings))] if settings.synthesizer.kind == "llm" else []
+    return list({how: (part, how) for part, how in [*judge, *author]}.values())
+
+
 def analyst_prices(settings: Settings) -> tuple[float, float]:
-    """Dollars per million prompt and sampled tokens; zeros where unknown (a cap in dollars is refused there)."""
-    a = settings.analyst
+    """Dollars per million prompt and sampled tokens of the model that most calls go to, the judge's where there is one;
+    zeros where unknown (a cap in dollars is refused there)."""
+    a = settings.analyst if settings.analyst.kind == "llm" else author_settings(settings)
     return price_of(a.model, a.prompt_price, a.sampled_price) or (0.0, 0.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,22 +11,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
+from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Store
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from errors import StoreError
 from models.adapters.registry import Registry
+from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
+from models.telemetry import tracing
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
-from tasks.round.analyst import analyst_settings, round_client, target_of
+from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
-from tasks.round.registry import open_registry
+from tasks.round.registry import open_registry, round_key, run_name
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
@@ -40,6 +44,7 @@ class Closable(Protocol):
 
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R", bound=StageResult)
+logger = logging.getLogger("trace")
 
 
 @dataclass
@@ -149,6 +154,39 @@ class Context:
     def registry(self) -> Registry:
         return open_registry(self.settings, self.settings.target)
 
+    @cached_property
+    def span(self) -> Any:
+        """The span of this process's part in the round, under which those of its stages lie; ended with it."""
+        this = self.round
+        about = {"trace.round": this.number or 0, "trace.target": this.target, "trace.profile": this.profile}
+        span = tracing.begin(run_name(this.target, this.number), about)
+        self._closing.callback(span.end)
+        return span
+
+    @cached_property
+    def run(self) -> str:
+        """MLflow's run of the round, begun or resumed; those of its stages are nested under it. It is ended with this
+        process's part in the round, as what the round is then."""
+        this = self.round
+        tags = {"round": this.id, "kind": "round", "number": str(this.number), "target": this.target}
+        run = self.registry.start_run(round_key(this.id), tags, run_name(this.target, this.number))
+        self._closing.callback(self._end_run, run)
+        return run
+
+    def part_run(self, key: str, part: str, **tags: str) -> str:
+        """The run of a part of the round, begun or resumed, under the round's own."""
+        this = self.round
+        tags = {"round": this.id, **tags}
+        return self.registry.start_run(key, tags, run_name(this.target, this.number, part), self.run)
+
+    def _end_run(self, run: str) -> None:
+        state = self.store.round(self.round.id).state
+        try:
+            with answering(self.registry, "how the round ended"):
+                self.registry.end_run(run, failed=state == RoundState.FAILED, stopped=state != RoundState.DONE)
+        except StoreError as problem:  # the round itself is stored
+            logger.warning("%s", problem)
+
     def tasks(self, split: str) -> list[TargetTask]:
         """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances.
 
@@ -211,13 +249,19 @@ class Context:
 
     @property
     def analyst(self) -> Analyst:
-        """The round's client of the language model that labels, judges and writes."""
+        """The round's client of the language model that labels and judges."""
         how = analyst_settings(self.settings)
         return self.keep("analyst", lambda: Analyst(how, self.client, StoredReplies(self.store)))
 
     @property
+    def author(self) -> Analyst:
+        """The round's client of the language model that writes environments."""
+        how = author_settings(self.settings)
+        return self.keep("author", lambda: Analyst(how, self.client, StoredReplies(self.store)))
+
+    @property
     def client(self) -> ModelClient:
-        """The round's one client of language models: analyst, writer and simulated users share its spending cap."""
+        """The round's one client of language models: analyst, author and simulated users share its spending cap."""
         return self.keep("client", lambda: round_client(self.settings, self.store, self.round.id))
 
     def spent(self) -> dict[str, float]:

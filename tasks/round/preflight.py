@@ -21,7 +21,7 @@ from models.local.model_files import check_base_config, check_base_files
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
-from tasks.round.analyst import analyst_prices, analyst_settings, check_user, round_client, target_of
+from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
@@ -52,18 +52,18 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
 
 def _check_settings(settings: Settings) -> None:
     """What the settings alone show: a model, its key, a sandbox for what it writes."""
-    a = settings.analyst
-    if not a.model:
-        stage = "analyst.kind" if a.kind == "llm" else "synthesizer.kind"
-        raise ConfigurationError(
-            f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name of "
-            "one), or use 'checks' and 'generators', which need none"
-        )
-    if a.api_key_variable and not os.environ.get(a.api_key_variable):
-        raise ConfigurationError(
-            f"analyst.api_key_variable names the environment variable {a.api_key_variable!r}, which is empty; "
-            "put the key there, or name another"
-        )
+    for part, how in models_of(settings):
+        if not how.model:
+            stage = "analyst.kind" if settings.analyst.kind == "llm" else "synthesizer.kind"
+            raise ConfigurationError(
+                f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name "
+                "of one), or use 'checks' and 'generators', which need none"
+            )
+        if how.api_key_variable and not os.environ.get(how.api_key_variable):
+            raise ConfigurationError(
+                f"{part}.api_key_variable names the environment variable {how.api_key_variable!r}, which is empty; "
+                "put the key there, or name another"
+            )
     if settings.synthesizer.kind == "llm":
         choose_level(settings.sandbox)
 
@@ -116,10 +116,14 @@ class _NoReplies:
 
 
 def _probe(settings: Settings, store: Store) -> None:
-    """Ask for one small object in the schema, once a process."""
-    probed = analyst_settings(settings)
-    if probed in _PROBED:
-        return
+    """Ask each model for one small object in the schema, once a process."""
+    for part, how in models_of(settings):
+        if how not in _PROBED:
+            _probe_one(settings, store, part, how)
+            _PROBED.add(how)
+
+
+def _probe_one(settings: Settings, store: Store, part: str, probed: AnalystSettings) -> None:
     asked = "This is a test of the connection. Answer with ready set to true."
     try:
         with closing(round_client(settings, store, None)) as outside:
@@ -131,9 +135,8 @@ def _probe(settings: Settings, store: Store) -> None:
         raise ConfigurationError(
             f"{probed.model} does not answer in a schema ({problem}); set analyst.structured to 'object' or 'text', "
             "change analyst.max_tokens, switch analyst.send_temperature off for a model that takes none, or choose "
-            "another model"
+            f"another model as {part}.model"
         ) from problem
-    _PROBED.add(probed)
 
 
 def preflight(settings: Settings) -> None:

@@ -81,7 +81,8 @@ class SelectResult(StageResult):
 
 class SynthesizeResult(StageResult):
     """The environment's id when it passed validation, else the reasons. `versions` counts those that were written;
-    `file` and `sandbox` are a written environment's."""
+    `file` and `sandbox` are a written environment's; `bank` is the id of the module of the bank that it is ("": it was
+    written for this round), `passed_over` says why others of the bank were not taken (by the begin of their hash)."""
 
     stage: ClassVar[str] = "synthesize"
     accepted: bool
@@ -91,6 +92,8 @@ class SynthesizeResult(StageResult):
     file: str = ""
     sandbox: str = ""
     spend: dict[str, float] = {}
+    bank: str = ""
+    passed_over: dict[str, str] = {}
 
     @property
     def goes_on(self) -> bool:
@@ -100,7 +103,8 @@ class SynthesizeResult(StageResult):
 class CalibrateResult(StageResult):
     """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
     `mastered` when it may not because every sample succeeded. `hinted` is success with advice, where it never succeeded
-    without (None: that was not tried), and training gives advice too."""
+    without (None: that was not tried), and training gives advice too. `level` is the level of difficulty that the
+    figures are of and that training begins at (None: the environment has no levels)."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool
@@ -115,6 +119,7 @@ class CalibrateResult(StageResult):
     high: float
     mastered: bool = False
     hinted: float | None = None
+    level: int | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -135,6 +140,22 @@ class CheckpointFigures(BaseModel):
     forgets: bool = False
 
 
+class TransferFigures(BaseModel):
+    """The early check of a training (`tasks.synthesis.transfer`), after `step`: success on fresh scenarios of its
+    environment before and after, and how many of the `episodes` on so many diagnosis `tasks` that lacked the capability
+    succeeded. `verdict` is empty unless nothing carries over; `practised` and `tried` are ids of trajectories."""
+
+    step: int
+    before: float
+    after: float
+    episodes: int
+    tasks: int
+    successes: int
+    verdict: str = ""
+    practised: list[str] = []
+    tried: list[str] = []
+
+
 class TrainResult(StageResult):
     """The adapter's id and digest, the steps done, and MLflow's run.
 
@@ -142,7 +163,8 @@ class TrainResult(StageResult):
     nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
     `start` is the digest of the champion that was trained on, "" for one that began from zero; `began` says why, where
-    there was a champion.
+    there was a champion. `level` is the level of difficulty of the last step (None: the environment has none),
+    `transfer` what the early check came to (None: there was none).
     """
 
     stage: ClassVar[str] = "train"
@@ -157,15 +179,17 @@ class TrainResult(StageResult):
     choosing_seconds: float = 0.0
     start: str = ""
     began: str = ""
+    level: int | None = None
+    transfer: TransferFigures | None = None
 
     @property
     def goes_on(self) -> bool:
         return not self.unused
 
     @property
-    def misspecified(self) -> bool:
+    def goes_back(self) -> bool:
         """Whether its environment taught the wrong thing, and goes back for another version."""
-        return self.verdict.startswith("reward-misspecified")
+        return self.verdict.startswith(("reward-misspecified", "does-not-transfer"))
 
     @property
     def unused(self) -> str:

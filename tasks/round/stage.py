@@ -23,6 +23,10 @@ from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
 from errors import StoreError
+from models.telemetry import tracing
+from models.telemetry.logs import note_places
+from models.telemetry.metrics import METRICS, serve
+from models.telemetry.place import Place, at
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
 from tasks.releases.lifecycle import live_release, publish, releases_of
 from tasks.round.analyst import check_user, round_client, target_of
@@ -67,7 +71,15 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     )
     context = Context(settings, store, opened)
     (folder / opened.id).mkdir(exist_ok=True)
-    _OPEN[opened.id] = context
+    return _watched(context)
+
+
+def _watched(context: Context) -> Context:
+    """The context, known to this process from now on, and what it does with it seen from outside."""
+    _OPEN[context.round.id] = context
+    note_places()
+    METRICS.began(context.round.number, context.round.target, context.round.profile)
+    serve(context.settings.metrics_port)
     return context
 
 
@@ -125,7 +137,7 @@ def current(round_id: str) -> Context:
                 "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
             }
         )
-        _OPEN[round_id] = Context(merged, store, row)
+        _watched(Context(merged, store, row))
     return _OPEN[round_id]
 
 
@@ -182,7 +194,13 @@ class Stage(Generic[P, R]):
                 began = time.perf_counter()
                 before = context.model.seconds, context.environment.seconds
                 earlier = row.row().seconds or 0.0
-                with row.working():
+                place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
+                with (
+                    row.working(),
+                    at(place),
+                    METRICS.stage(place),
+                    tracing.span(ledger_name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
+                ):
                     done = self._work(context, *args, **kwargs)
                 # What the last attempt spent; what earlier ones did is known by its sum only.
                 result = done.model_copy(

@@ -3,21 +3,23 @@ synthesized environment, and whether that may train."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from db import CalibrationRow, row_id
+from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
 from errors import EnvironmentFault
 from models.episodes import Episode
-from settings import CalibrationSettings, Settings
+from settings import Settings
+from settings_parts import CalibrationSettings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
 from tasks.round.rollouts import RoundEngine, outcomes, round_seed
@@ -30,11 +32,12 @@ FRESH_SEED = 5_000_000
 CHOOSING_SEED = 5_050_000
 # Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
 ROUND_SEEDS = 100_000
-# Success with advice from which a capability that is never shown without may be trained with hints: of four rollouts
-# of a group, one in three groups has a success to learn from.
-HINTED = 0.1
+# Success below which a policy is also tried with advice; and success with advice from which it may be trained with
+# hints: of four rollouts of a group, one in three groups has a success to learn from.
+RARE = HINTED = 0.1
 # What the trajectories of episodes with advice are grouped by.
 HINT = "hinted"
+WITHIN = "within the band"
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
 
 
@@ -47,7 +50,8 @@ def seed_offset(number: int) -> int:
 class Calibration:
     """What was measured (see `calibration_figures`), the decision and its reason, success by family, success with
     advice where there was none without (None: not tried), and the worst, the median and the best episode (JSON-able,
-    for who must make the environment better)."""
+    for who must make the environment better). Of an environment with levels: the one that the figures are of, and
+    success and reason of each that was played."""
 
     figures: Mapping[str, float]
     accepted: bool
@@ -58,6 +62,8 @@ class Calibration:
     families: Mapping[str, float]
     hinted: float | None = None
     exhibits: tuple[Mapping[str, Any], ...] = ()
+    level: int | None = None
+    by_level: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def row(self, environment_id: str) -> CalibrationRow:
         """What the store keeps of it."""
@@ -73,6 +79,7 @@ class Calibration:
             detail={
                 "families": dict(self.families),
                 **({} if self.hinted is None else {"hinted": self.hinted}),
+                **({} if self.level is None else {"level": self.level, "levels": dict(self.by_level)}),
             },
         )
 
@@ -98,66 +105,127 @@ def measure(
     """Play a policy `samples` times on each of `seeds` scenarios of round `number`, and judge the figures.
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
-    on from there. Where it never succeeds it plays once more with advice (`environments/synthesized/hints.py`). Raises
+    on from there. Of an environment with levels the one is looked for at which it may train (`find_level`). Where it
+    hardly succeeds, at the easiest level, it plays once more with advice (`environments/synthesized/hints.py`). Raises
     `EnvironmentFault` when no episode ended.
     """
-    s = settings.calibration
-    tasks = [environment.own_scenario(CALIBRATION_SEED - seed_offset(number) - i) for i in range(s.seeds)]
-    ground = Playground(
-        environment.environment,
-        environment.spec.id,
-        "calibration",
-        settings.train.temperature,
-        settings.rollout.max_tokens,
-    )
-    seed = round_seed(settings.seed, number)
-    episodes = [Episode("", t, seed, k, adapter) for t in tasks for k in range(s.samples)]
-    frame = _played(engine, ground, episodes, f"calibrate {environment.spec.capability}")
-    rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
-    wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
-    figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
-    accepted, reason = judge(figures, s.model_dump())
-    families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
-    hinted = None
-    if not accepted and not figures["success_rate"] and settings.train.hints:
-        hinted = _with_advice(engine, ground, environment, episodes)
-    if hinted is not None:
-        accepted = hinted >= HINTED
-        found = f"with advice {100 * hinted:.0f} % of the episodes succeed"
-        reason = (
-            f"accepted with hints: {found}, without none ({reason})"
-            if accepted
-            else f"{reason}; {found}, at least {100 * HINTED:.0f} % are needed to train with hints"
+    bench = _Bench(engine, settings, adapter, number)
+    if isinstance(environment, WrittenEnvironment) and environment.levels > 1:
+        found = find_level(environment.levels, bench.plain_at(environment), settings.calibration)
+        environment = environment.at(found.level or 0)
+    else:
+        found = bench.plain(environment)
+    rarely = found.reason != WITHIN and not found.level and found.figures["success_rate"] < RARE
+    return bench.with_advice(environment, found) if rarely and settings.train.hints else found
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What plays a calibration, and in which round."""
+
+    engine: RoundEngine
+    settings: Settings
+    adapter: str | None
+    number: int
+
+    def plain(self, environment: ComposedEnvironment | WrittenEnvironment) -> Calibration:
+        """Figures and decision without advice."""
+        s, tasks = self.settings.calibration, self._tasks(environment)
+        what = f"calibrate {environment.spec.capability}"
+        frame = self._played(self._ground(environment), self._episodes(tasks), what)
+        rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
+        wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
+        figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
+        accepted, reason = judge(figures, s.model_dump())
+        families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
+        played = self.engine.engine.policy.identity(self.adapter).id
+        shown = typical_episodes(self.engine.engine.store, frame)
+        level = environment.level if isinstance(environment, WrittenEnvironment) and environment.levels > 1 else None
+        return Calibration(
+            figures, accepted, reason, len(tasks), s.samples, played, families, exhibits=shown, level=level
         )
-    played = engine.engine.policy.identity(adapter).id
-    shown = typical_episodes(engine.engine.store, frame)
-    return Calibration(figures, accepted, reason, len(tasks), s.samples, played, families, hinted, shown)
+
+    def plain_at(self, environment: WrittenEnvironment) -> Callable[[int], Calibration]:
+        """`plain` by level."""
+        return lambda level: self.plain(environment.at(level))
+
+    def with_advice(self, environment: ComposedEnvironment | WrittenEnvironment, plain: Calibration) -> Calibration:
+        """`plain`, or trained with hints by success on the same scenarios when the policy is advised: enough of it, and
+        twice what it is without. As it is where there is no advice to give."""
+        episodes = self._episodes(self._tasks(environment))
+        advice = {task.id: environment.advice(task) for task in {e.task.id: e.task for e in episodes}.values()}
+        told = [replace(e, task=advised(e.task, advice[e.task.id])) for e in episodes if advice[e.task.id]]
+        if not told:
+            return plain
+        ground = self._ground(environment)
+        shown = replace(
+            ground, make=lambda: Advised(environment.environment()), scope=f"{ground.where}|{HINT}", group=HINT
+        )
+        frame = self._played(shown, told, f"calibrate {environment.spec.capability} with advice")
+        hinted = float(frame["success"].mean())
+        alone, needed = plain.figures["success_rate"], max(HINTED, 2 * plain.figures["success_rate"])
+        found = f"with advice {100 * hinted:.0f} % of the episodes succeed"
+        if hinted >= needed:
+            reason = f"accepted with hints: {found}, without {100 * alone:.0f} % ({plain.reason})"
+            return replace(plain, accepted=True, reason=reason, hinted=hinted)
+        reason = f"{plain.reason}; {found}, at least {100 * needed:.0f} % are needed to train with hints"
+        return replace(plain, reason=reason, hinted=None if plain.accepted else hinted)
+
+    def _tasks(self, environment: ComposedEnvironment | WrittenEnvironment) -> list[TargetTask]:
+        first = CALIBRATION_SEED - seed_offset(self.number)
+        return [environment.own_scenario(first - i) for i in range(self.settings.calibration.seeds)]
+
+    def _episodes(self, tasks: Sequence[TargetTask]) -> list[Episode]:
+        seed, samples = round_seed(self.settings.seed, self.number), self.settings.calibration.samples
+        return [Episode("", t, seed, k, self.adapter) for t in tasks for k in range(samples)]
+
+    def _ground(self, environment: ComposedEnvironment | WrittenEnvironment) -> Playground:
+        s = self.settings
+        return Playground(
+            environment.environment, environment.spec.id, "calibration", s.train.temperature, s.rollout.max_tokens
+        )
+
+    def _played(self, ground: Playground, episodes: list[Episode], what: str) -> pd.DataFrame:
+        """Outcomes of calibration episodes. Raises `EnvironmentFault` when all were lost."""
+        ids, store = self.engine.play(ground, episodes, what), self.engine.engine.store
+        frame = outcomes(store, ids)
+        if frame.empty:
+            first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
+            raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
+        return frame
 
 
-def _played(engine: RoundEngine, ground: Playground, episodes: list[Episode], what: str) -> pd.DataFrame:
-    """Outcomes of calibration episodes. Raises `EnvironmentFault` when all were lost."""
-    ids, store = engine.play(ground, episodes, what), engine.engine.store
-    frame = outcomes(store, ids)
-    if frame.empty:
-        first = store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
-        raise EnvironmentFault(f"all {len(ids)} calibration episodes were lost to errors; the first: {first}")
-    return frame
+def find_level(levels: int, play: Callable[[int], Calibration], rule: CalibrationSettings) -> Calibration:
+    """The calibration at the level at which a policy may train, of `levels` that `play` measures (`level` is set).
 
+    Harder levels are taken to have less success: from the middle on, one with success above the middle of the band is
+    followed by a harder one, else by an easier one, until one lies within the band or none is left. Then the accepted
+    one that is nearest to the middle is taken; where none is, the nearest of all, with the reasons of each that was
+    played.
+    """
+    middle = (rule.low + rule.high) / 2
+    low, high, tried = 0, levels - 1, dict[int, Calibration]()
+    while low <= high:
+        level = (low + high) // 2
+        found = tried[level] = play(level)
+        if found.reason == WITHIN:
+            break
+        low, high = (level + 1, high) if found.figures["success_rate"] > middle else (low, level - 1)
+    order = [tried[level] for level in sorted(tried)]
 
-def _with_advice(
-    engine: RoundEngine,
-    ground: Playground,
-    environment: ComposedEnvironment | WrittenEnvironment,
-    episodes: list[Episode],
-) -> float | None:
-    """Success on the same scenarios when the policy is advised; None where there is no advice to give."""
-    advice = {e.task.id: environment.advice(e.task) for e in episodes}
-    told = [replace(e, task=advised(e.task, advice[e.task.id])) for e in episodes if advice[e.task.id]]
-    if not told:
-        return None
-    shown = replace(ground, make=lambda: Advised(environment.environment()), scope=f"{ground.where}|{HINT}", group=HINT)
-    frame = _played(engine, shown, told, f"calibrate {environment.spec.capability} with advice")
-    return float(frame["success"].mean())
+    def distance(found: Calibration) -> tuple[float, ...]:
+        success = found.figures["success_rate"]
+        level = found.level or 0
+        return found.reason != WITHIN, abs(success - middle), -level if success > middle else level
+
+    best = min([found for found in order if found.accepted] or order, key=distance)
+    figures = {f.level: {"success_rate": f.figures["success_rate"], "reason": f.reason} for f in order}
+    at = f"level {best.level} of {levels}"
+    if best.accepted:
+        reason = f"{best.reason} at {at}"
+    else:
+        reason = "no level is informative: " + "; ".join(f"level {f.level}: {f.reason}" for f in order)
+    return replace(best, reason=reason, by_level={str(level): row for level, row in figures.items()})
 
 
 def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:
@@ -205,11 +273,11 @@ def judge(figures: dict[str, float], rule: dict[str, Any]) -> tuple[bool, str]:
             f"{100 * rule['informative']:.0f} % needed"
         )
     if not wrong:
-        return True, "within the band"
+        return True, WITHIN
     enough = (
         figures["informative"] >= rule["informative"]
         and figures["std_reward"] >= rule["spread"]
-        and figures["success_rate"] <= rule["high"]
+        and 0 < figures["success_rate"] <= rule["high"]
     )
     if rule["informative_alone"] and enough:
         return True, "accepted on informative groups alone: " + "; ".join(wrong)

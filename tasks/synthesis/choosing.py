@@ -38,10 +38,11 @@ def candidates(records: Sequence[StepRecord], most: int) -> list[int]:
     """Steps of the checkpoints that are worth playing, at most `most`: the last, and of the others those whose own
     success in training was within noise of the best.
 
-    A checkpoint's rollouts are those of the step after it; the last one has none.
+    A checkpoint's rollouts are those of the step after it; the last one has none. Of a training whose scenarios became
+    harder those at the hardest level count.
     """
-    last = len(records)
-    seen = {r.step - 1: _interval(r.own_groups) for r in records if r.step > 1 and r.own_groups}
+    last, hardest = len(records), max(r.level for r in records)
+    seen = {r.step - 1: _interval(r.own_groups) for r in records if r.step > 1 and r.own_groups and r.level == hardest}
     best = max((i.rate for i in seen.values()), default=0.0)
     contenders = [step for step, interval in seen.items() if interval.high >= best]
     ranked = sorted(contenders, key=lambda step: (-seen[step].rate, -step))

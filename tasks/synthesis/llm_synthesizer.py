@@ -7,19 +7,30 @@ file in the round's folder `environments/`, for `trace-agent play` and `trace-ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import CapabilityRow, EnvironmentRow, EnvironmentState, LabelRow, Round, SelectionRow, Store, row_id
+from db import (
+    CalibrationRow,
+    CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
+    LabelRow,
+    Round,
+    SelectionRow,
+    Store,
+    row_id,
+)
 from environments.contract import Generators, Target, TargetTask
 from environments.sandbox.workers import SandboxLevel
+from environments.synthesized.module_contract import VERSION
 from environments.synthesized.module_files import save_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
-from environments.validation.checks import ValidationVerdict
+from environments.validation.checks import Limits, ValidationVerdict
 from errors import StoreError
 from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
@@ -28,12 +39,15 @@ from tasks.round.results import RolloutResult, StoredRound, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, Synthesis, Version
+from tasks.synthesis.bank import bank_of, nearest
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
 from tasks.synthesis.calibration_told import band_text
-from tasks.synthesis.module_writer import SynthesisRules, Writer, synthesize
+from tasks.synthesis.module_writer import Calibrate, SynthesisRules, Writer, judge_module, synthesize
 from tasks.synthesis.target_material import held_out_sources, tool_answers
 
 EVIDENCE = 5
+# What stands in place of the request's hash where none was made: a module of the bank, by the id of its row.
+BANK = "bank:"
 # Share of a family's labels that call the capability required, from which the family counts as needing it.
 NEEDED = 0.5
 UNCONFINED = (
@@ -63,12 +77,14 @@ class EnvironmentWriter:
         calibrations: dict[str, Calibration] = {}
 
         def calibrate(module: SandboxedModule) -> ValidationVerdict:
-            spec = self._spec(capability, module.code_hash)
+            spec = self._spec(capability, module.code_hash, module.capability)
             measured = self.measure(WrittenEnvironment(self.target, spec, module))
             calibrations[module.code_hash] = measured
             reasons = () if measured.accepted else (measured.reason,)
             numbers = {name: measured.figures[name] for name in FIGURES}
             figures = {**numbers, "reason": measured.reason, "exhibits": list(measured.exhibits)}
+            if measured.level is not None:
+                figures |= {"level": measured.level, "levels": dict(measured.by_level)}
             return ValidationVerdict(measured.accepted, reasons, figures)
 
         def keep(version: Version) -> None:
@@ -77,12 +93,17 @@ class EnvironmentWriter:
         s = self.settings
         rules = SynthesisRules(limits_of(s.calibration), s.synthesizer.versions, s.analyst.temperature)
         brief, known = self._brief(capability), self._judged(capability)
+        passed_over: dict[str, str] = {}
+        if not known:
+            known = self._from_bank(brief, calibrate, rules.limits, keep, passed_over)
         synthesis = synthesize(self.client, brief, calibrate, rules, known, keep)
-        show_versions(synthesis)
+        show_versions(synthesis, passed_over)
         best = synthesis.accepted
         if best is None:
             reasons = [f"version {v.number}: {'; '.join(v.reasons)}"[:1000] for v in synthesis.versions]
-            return SynthesizeResult(accepted=False, reasons=reasons, versions=len(synthesis.versions))
+            return SynthesizeResult(
+                accepted=False, reasons=reasons, versions=len(synthesis.versions), passed_over=passed_over
+            )
         validation = best.verdicts["validation"]
         figures = dict(validation["figures"]) | {
             "calibration": best.verdicts["calibration"]["figures"],
@@ -99,7 +120,32 @@ class EnvironmentWriter:
             file=str(path.relative_to(s.folder)),
             sandbox=best.sandbox_level,
             spend=self.stored.spent(),
+            bank=best.request_hash.partition(BANK)[2],
+            passed_over=passed_over,
         )
+
+    def _from_bank(
+        self,
+        brief: Brief,
+        calibrate: Calibrate,
+        limits: Limits,
+        keep: Callable[[Version], None],
+        passed_over: dict[str, str],
+    ) -> list[Version]:
+        """The first of the nearest modules of the bank that passes every check of today and calibration on this round's
+        policy, as the first version, so that nothing is asked; `passed_over` gets why the others do not (by hash)."""
+        at, store = self.stored.round, self.stored.store
+        bank = [entry for entry in bank_of(store, at.target) if entry.round < at.number]
+        for entry in nearest(bank, brief.capability, brief.definition):
+            why = entry.unusable
+            if not why:
+                version = judge_module(entry.code, f"{BANK}{entry.id}", brief, calibrate, limits)
+                if version.accepted:
+                    keep(version)
+                    return [version]
+                why = "; ".join(version.reasons)
+            passed_over[entry.code_hash[:12]] = why[:1000]
+        return []
 
     def _brief(self, capability: str) -> Brief:
         """What the model is told: the capability, evidence of it, the target's policy, tools and their answers."""
@@ -125,8 +171,9 @@ class EnvironmentWriter:
             held_out_sources(self.target, self.held_out()),
         )
 
-    def _spec(self, capability: str, code_hash: str) -> WrittenSpec:
-        """The environment of a module: which families it is about, and its retention scenarios.
+    def _spec(self, capability: str, code_hash: str, named: str) -> WrittenSpec:
+        """The environment of a module: which families it is about, and its retention scenarios. `named` is the
+        capability that the module itself names.
 
         A family needs the capability when most labels of its trajectories do (at least the one with the most);
         retention comes from all other families that the base has any success in, or, on a target without generators,
@@ -159,7 +206,7 @@ class EnvironmentWriter:
             at_round.data_hash,
             capability,
             code_hash,
-            tuple(sorted({*own, capability})),
+            tuple(sorted({*own, capability, named})),
             families,
             tasks,
             share,
@@ -191,6 +238,7 @@ class EnvironmentWriter:
         """Keep a version. Its state is written last, so a version that is cut off here is judged again."""
         store, round_id = self.stored.store, self.stored.round.id
         identity = self._version_id(capability, version.number)
+        named = version.verdicts.get("validation", {}).get("figures", {}).get("capability", capability)
         row = EnvironmentRow(
             id=identity,
             round_id=round_id,
@@ -200,7 +248,8 @@ class EnvironmentWriter:
             spec={
                 "request_hash": version.request_hash,
                 "reasons": list(version.reasons),
-                "environment": asdict(self._spec(capability, version.code_hash)),
+                "environment": asdict(self._spec(capability, version.code_hash, named)),
+                "contract": VERSION,
             },
             code=version.source or None,
             code_hash=version.code_hash,
@@ -219,16 +268,19 @@ class EnvironmentWriter:
 def accepted_environment(
     store: Store, at: Round, target: Target, capability: str, keep: Callable[..., WrittenEnvironment]
 ) -> WrittenEnvironment:
-    """The accepted version, its module open until the round is closed (`keep` is `Context.keep`)."""
+    """The accepted version at the level that calibration found, its module open until the round is closed (`keep` is
+    `Context.keep`)."""
     accepted = [r for r in _rows(store, at.id, capability) if r.state == EnvironmentState.ACCEPTED]
     if not accepted:
         raise StoreError(f"round {at.id!r} has no accepted environment for {capability!r}; synthesize first")
     row, code = accepted[-1], accepted[-1].code or ""
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.spec["environment"].items()}
     spec = WrittenSpec(**fields)
+    calibrated = store.row(CalibrationRow, id=row_id(row.id, "calibration"))
+    level = int(calibrated.detail.get("level", 0)) if calibrated else 0
     # In the level of sandbox that works and is allowed here and now, not in the one that it was judged in: a user who
     # allowed `process` once may have taken that back.
-    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code)))
+    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code), level))
 
 
 def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
@@ -236,13 +288,16 @@ def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:
     return sorted(found, key=lambda r: r.version)
 
 
-def show_versions(synthesis: Synthesis) -> None:
-    """Artifacts of the stage: every version with its reasons, and the warning about a missing sandbox."""
+def show_versions(synthesis: Synthesis, passed_over: Mapping[str, str]) -> None:
+    """Artifacts of the stage: every version with its reasons, modules of the bank that were `passed_over`, and the
+    warning about a missing sandbox."""
     lines = [f"**{synthesis.capability}**: {synthesis.state} after {len(synthesis.versions)} version(s)"]
+    lines += [f"- `{code_hash}` of the bank was passed over: {why}" for code_hash, why in passed_over.items()]
     for v in synthesis.versions:
         verdict = "accepted" if v.accepted else "; ".join(v.reasons)[:1000]
         lines.append(
-            f"- version {v.number} `{v.code_hash[:12] or 'no module'}` (sandbox: {v.sandbox_level}): {verdict}"
+            f"- version {v.number} `{v.code_hash[:12] or 'no module'}` (sandbox: {v.sandbox_level}"
+            f"{', from the bank' if v.request_hash.startswith(BANK) else ''}): {verdict}"
         )
     if any(v.sandbox_level == str(SandboxLevel.PROCESS) for v in synthesis.versions):
         lines.insert(0, f"**Warning.** {UNCONFINED}")

@@ -86,7 +86,7 @@ def synthesize(
                 raise
             version = Version(number, "", "", False, (f"model: {error}",), {}, str(level), "")
         else:
-            version = _judge(answer, brief, calibrate, rules.limits, tried)
+            version = judge_module(answer.value.module, answer.request_hash, brief, calibrate, rules.limits, tried)
         keep(version)
         tried.append(version)
     return Synthesis(brief.capability, "accepted", tuple(tried))
@@ -106,18 +106,24 @@ def _wrong_of(version: Version) -> set[str]:
     return {*figures.get("wrong", ()), *wrong_names(version.source)}
 
 
-def _judge(
-    answer: Answer[WrittenModule], brief: Brief, calibrate: Calibrate, limits: Limits, tried: Sequence[Version]
+def judge_module(
+    source: str,
+    request_hash: str,
+    brief: Brief,
+    calibrate: Calibrate,
+    limits: Limits,
+    tried: Sequence[Version] | None = None,
 ) -> Version:
-    source = answer.value.module
+    """The version that a module makes after those `tried`: validated against the target and its texts, then calibrated.
+    Without `tried` it is one of the bank, which may have been written for a capability of another name."""
     materials = Materials(brief.evidence, brief.held_out, brief.policy + json.dumps(list(brief.tools)))
     verdict = validate_module(source, limits, target_tools=brief.tools, materials=materials)
     verdicts: dict[str, Any] = {"validation": verdict.as_dict()}
     reasons = list(verdict.reasons)
     found = verdict.figures.get("capability", brief.capability)
-    if found != brief.capability:
+    if found != brief.capability and tried is not None:
         reasons.append(f"contract: CAPABILITY is {found!r}; it must be {brief.capability!r}")
-    dropped = dropped_wrong(source, verdict.figures.get("wrong", ()), tried)
+    dropped = dropped_wrong(source, verdict.figures.get("wrong", ()), tried or ())
     if dropped:
         reasons.append(
             f"contract: WRONG has no {', '.join(dropped)} any more; it may only grow from version to version, so keep "
@@ -129,8 +135,8 @@ def _judge(
         reasons += [f"calibration: {reason}" for reason in calibrated.reasons]
     level = str(verdict.figures["sandbox"]["level"])
     code_hash = hashlib.sha256(source.encode()).hexdigest()
-    number = len(tried) + 1
-    return Version(number, source, code_hash, not reasons, tuple(reasons), verdicts, level, answer.request_hash)
+    number = len(tried or ()) + 1
+    return Version(number, source, code_hash, not reasons, tuple(reasons), verdicts, level, request_hash)
 
 
 def _calibrated(source: str, calibrate: Calibrate) -> ValidationVerdict:

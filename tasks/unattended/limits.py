@@ -11,7 +11,7 @@ from pathlib import Path
 
 from db import Round, StageRow, Store
 from errors import LimitReached
-from settings import LimitSettings
+from settings_parts import LimitSettings
 
 # Between two looks during play: a count of a hundred thousand rows takes a tenth of a second.
 EVERY_SECONDS = 10.0

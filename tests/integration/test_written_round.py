@@ -128,6 +128,7 @@ def environment(folder: Path, api_base: str) -> dict[str, str]:
         "CALIBRATION__UNIFORM": 1.0,
         "CALIBRATION__INFORMATIVE": 0.0,
         "TRAIN__GROUPS": 3,
+        "TRAIN__STEPS": 3,  # the fewest with a first third, after which the adapter is tried on the target
         "TRAIN__COLLECTIONS": 3,
         "ROLLOUT__TRIALS": 2,
     }
@@ -221,6 +222,11 @@ def test_the_round_ends_and_trains_what_the_model_named(played: tuple[Path, Mode
     assert level in ("bubblewrap", "container")
     trained = rows(folder, "SELECT DISTINCT family FROM trajectories WHERE purpose = 'training'")
     assert (CAPABILITY,) in trained
+    tried = rows(folder, "SELECT COUNT(*), COUNT(DISTINCT policy_id) FROM trajectories WHERE purpose = 'transfer'")
+    steps = rows(folder, "SELECT json_extract(metrics, '$.level') FROM training_steps")
+    assert tried == [(24, 1)]
+    assert steps
+    assert {level for (level,) in steps} <= {0.0, 1.0}
 
 
 def test_what_was_answered_before_the_kill_is_not_paid_twice(played: tuple[Path, Model, str]) -> None:
@@ -275,6 +281,10 @@ def test_report_and_spend_show_what_the_model_did(played: tuple[Path, Model, str
     assert versions[-1]["accepted"] is True
     assert capabilities[CAPABILITY]["calibration"]["version"] == len(versions) > 1
     assert capabilities[UNFIT]["verdict"] == "not-trainable"
+    assert capabilities[CAPABILITY]["transfer"]["episodes"] == 24
+    assert analyst["author"] == analyst["judge"] == "hosted_vllm/scripted"
+    assert (analyst["environments"], analyst["banked"]) == (1, 0)
+    assert analyst["dollars_each"] == pytest.approx(analyst["stages"]["synthesize"])
     html = page.read_text()
     for text in ("not-trainable", "Nobody says it.", "hosted_vllm/scripted", "import of os is forbidden", "kappa"):
         assert text in html

@@ -96,6 +96,11 @@ def test_informative_groups_alone_are_accepted_only_where_asked_and_never_silent
     rewards = [np.array([0.0, 0.2, 0.0, 0.4]), np.array([0.0, 0.0, 0.3, 0.1])]
     figures = calibration_figures(rewards, [np.zeros(4, dtype=bool)] * 2)
     assert not judge(figures, RULE)[0]
+    never, why = judge(figures, RULE | {"informative_alone": True})
+    assert not never
+    assert not why.startswith("accepted")
+    figures = figures | {"success_rate": 1 / 8}  # one success somewhere
+    assert not judge(figures, RULE)[0]
     accepted, reason = judge(figures, RULE | {"informative_alone": True})
     assert accepted
     assert "informative groups alone" in reason

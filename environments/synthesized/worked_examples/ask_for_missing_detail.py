@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "If the order number is missing, ask for it. Never guess. Then file the claim."
 MAX_STEPS = 5
+LEVELS = 3
 STEP = {"say": "ask"}
 TOOLS = [
     {
@@ -24,14 +25,25 @@ TOOLS = [
     }
 ]
 
+# What stands in the way of the wish, by level.
+_BESIDES = (
+    ("", "Hello. ", "Good day. "),
+    ("I wrote to you last week already. ", "Your shop was said to be good. ", "I am at work, so please be quick. "),
+    (
+        "My sister ordered 2 things with you and both came in time. ",
+        "I paid 40 for it and have waited for 9 days. ",
+        "The parcel before this one, in May, came after 3 days. ",
+    ),
+)
 
-def scenario(seed):
+
+def scenario(seed, level):
     rng = random.Random(seed)
     number, about = rng.randint(10000, 99999), rng.choice(["late", "broken"])
     words = {"late": "has not come yet", "broken": "came in pieces"}[about]
     name = rng.choice(["Kim", "Lou", "Max", "Noa", "Pat"]) + f" {rng.choice('ABCDEFGH')}."
     return {
-        "request": f"{name} here. My order {words}, I want to file a claim.",
+        "request": f"{name} here. {_BESIDES[level][rng.randrange(3)]}My order {words}, I want to file a claim.",
         "state": {"number": number, "asked": 0, "claims": []},
         "goal": {"calls": [{"name": "file_claim", "arguments": {"number": number, "about": about}}]},
     }

@@ -3,7 +3,7 @@
 Each seed is a customer who wants an order cancelled. A third of the orders are still pending and must be cancelled
 after the look-up, for the customer's reason; the others must be left alone and the customer told their status and how
 many items they have. Each way asks for something that a guess rarely hits, so that always taking the same way pays in
-few scenarios.
+few scenarios. Higher levels show more of an order and put more words around the wish; the goal stays what it is.
 """
 
 import random
@@ -18,6 +18,7 @@ INSTRUCTIONS = (
     "otherwise tell the customer the status and the number of items."
 )
 MAX_STEPS = 6
+LEVELS = 3
 STEP = {"tool": "get_order"}
 _REASONS = {
     "mistake": "I ordered it by mistake",
@@ -52,7 +53,7 @@ TOOLS = [
 ]
 
 
-def scenario(seed):
+def scenario(seed, level):
     """Initial state, the customer's words, and the goal, which transition never sees."""
     rng = random.Random(seed)
     order_id = f"W{rng.randint(10000, 99999)}"
@@ -64,9 +65,13 @@ def scenario(seed):
         goal = {"calls": [look, cancel], "allowed": ["get_order"], "state": {f"orders.{order_id}.status": "cancelled"}}
     else:
         goal = {"calls": [look], "allowed": ["get_order"], "says": [status, str(items)]}
+    order = {"status": status, "items": items}
+    if level > 0:
+        order = {"parcels": rng.randint(61, 99), **order, "paid": rng.choice(["card", "voucher", "bill"])}
+    before = rng.choice(["Hello again. ", "I hope you can help. ", "It is about a present. "]) if level > 1 else ""
     return {
-        "request": f"Please cancel my order {order_id}, {_REASONS[reason]}.",
-        "state": {"orders": {order_id: {"status": status, "items": items}}},
+        "request": f"{before}Please cancel my order {order_id}, {_REASONS[reason]}.",
+        "state": {"orders": {order_id: order}},
         "goal": goal,
     }
 

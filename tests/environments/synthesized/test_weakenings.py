@@ -132,7 +132,7 @@ def test_a_module_that_was_accepted_before_steps_were_named_still_plays():
 def test_values_of_examples_are_copied_where_a_module_has_some():
     shown = 'EXAMPLES = [{"role": "user", "content": "Claim 48213."}, {"role": "assistant", "tool_calls": [\n'
     shown += '    {"name": "file_claim", "arguments": {"number": 12121, "about": "late"}}]}]\n'
-    source = ASK.read_text().replace("def scenario(seed)", shown + "\n\ndef scenario(seed)")
+    source = ASK.read_text().replace("def scenario(seed, level)", shown + "\n\ndef scenario(seed, level)")
     assert need_of(source).figures["lazy"]["copy_examples"]["episodes"] == 20
     always = source.replace("number, about = rng.randint(10000, 99999)", "number, about = 12121")
     assert "need: the lazy policy copy_examples" in "\n".join(need_of(always).reasons)
@@ -140,7 +140,8 @@ def test_values_of_examples_are_copied_where_a_module_has_some():
 
 def test_a_request_of_the_evidence_is_no_scenario():
     source = ASK.read_text().replace(
-        'f"{name} here. My order {words}, I want to file a claim."', '"My parcel is gone!"'
+        'f"{name} here. {_BESIDES[level][rng.randrange(3)]}My order {words}, I want to file a claim."',
+        '"My parcel is gone!"',
     )
     module = SandboxedModule(source)
     try:

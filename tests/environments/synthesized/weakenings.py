@@ -82,7 +82,7 @@ WEAKENINGS = {
         CHECK,
         (
             ("MAX_STEPS = 6", "MAX_STEPS = 20"),
-            ('"state": {"orders": {order_id: {"status"', '"state": {"reason": reason, "orders": {order_id: {"status"'),
+            ('"state": {"orders": {order_id: order', '"state": {"reason": reason, "orders": {order_id: order'),
             ('[look, cancel], "allowed": ["get_order"]', '[look, cancel], "allowed": ["get_order", "cancel_order"]'),
             (
                 'if order["status"] != "pending":',

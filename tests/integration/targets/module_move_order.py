@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "You work at the desk of a shop. Move pending orders where the customer wants them."
 MAX_STEPS = 4
+LEVELS = 2
 STEP = {"tool": "move", "argument": "address"}
 TOOLS = [
     {
@@ -25,13 +26,15 @@ TOOLS = [
 ]
 _TOWNS = ["Paris", "Berlin", "Madrid", "London", "Rome", "Dublin", "Vienna", "Athens", "Oslo", "Lisbon", "Prague"]
 _ASKS = ["Move order {n} to {a}.", "Please move order {n} to {a}.", "I want to move order {n} to {a}."]
+_LONGER = ["I have moved house. {ask} Thanks a lot.", "It is a present. {ask}", "Good day. {ask} It is urgent."]
 
 
-def scenario(seed):
+def scenario(seed, level):
     rng = random.Random(seed)
     number, town = rng.randint(101, 998), rng.choice(_TOWNS)
+    ask = rng.choice(_ASKS).format(n=number, a=town)
     return {
-        "request": rng.choice(_ASKS).format(n=number, a=town),
+        "request": rng.choice(_LONGER).format(ask=ask) if level else ask,
         "state": {"orders": {str(number): {"address": rng.choice([t for t in _TOWNS if t != town])}}},
         "goal": {"calls": [{"name": "move", "arguments": {"order": number, "address": town}}]},
     }

@@ -93,6 +93,14 @@ def full_round() -> RoundFigures:
                     "adapter_success": None,
                     "verdict": "reward-misspecified",
                     "reasons": ["Mean reward rose from 0.24 to 0.87 while success stayed at 0."],
+                    "transfer": {
+                        "step": 3,
+                        "before": 0.25,
+                        "after": 0.5,
+                        "successes": 2,
+                        "episodes": 24,
+                        "tasks": 12,
+                    },
                     "steps": [{"step": i + 1, "reward": 0.24 + 0.07 * i, "success": 0.0} for i in range(9)],
                 },
                 {
@@ -191,6 +199,13 @@ def written_round() -> RoundFigures:
         "sampled_tokens": 4321,
         "dollars": 1.5,
         "stages": {"contrast": 1.25, "synthesize": 0.25},
+        "judge": "openai/rater",
+        "author": "hosted_vllm/writer",
+        "environments": 2,
+        "banked": 1,
+        "dollars_each": 0.125,
+        "calls_each": 2.5,
+        "tokens_each": 12345.0,
         "runs": 9,
     }
     data["capabilities"][0] |= {

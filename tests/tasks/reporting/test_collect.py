@@ -13,17 +13,21 @@ from db import (
     AdapterRow,
     AdapterState,
     CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
     ReleaseRow,
     ReleaseState,
     Round,
     RouteRow,
     SelectionRow,
+    SpendRow,
     TrainingStepRow,
     open_store,
     row_id,
 )
 from models.policy import PolicyIdentity
 from settings import Settings, load_settings
+from tasks.reporting.analyst import analyst_figures
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import Ending, RoundFigures
 from tasks.reporting.headline import headline
@@ -39,6 +43,7 @@ from tasks.round.results import (
     SynthesizeResult,
     TestResult,
     TrainResult,
+    TransferFigures,
 )
 
 LOST, WON, HALF = (False, False), (True, True), (True, False)
@@ -247,6 +252,59 @@ def test_what_is_mastered_is_no_failure(
     assert found.capabilities[0].verdict == verdict
     assert (found.before, found.after, found.release) == (0, 0, None)
     assert found.history[-1].reason == "No capability could be trained."
+
+
+def test_what_does_not_carry_over_stands_in_the_report_with_its_figures(shop: Shop, settings: Settings) -> None:
+    row = shop.round()
+    shop.stage(row, SelectResult(selected=["a"]))
+    identity = row_id(row.id, "a")
+    shop.store.put([CapabilityRow(id=identity, round_id=row.id, name="a", analyst="llm")])
+    figured = {"mean_cov": 0.4, "mean_delta": 0.5, "evidence": []}
+    shop.store.put([SelectionRow(round_id=row.id, capability_id=identity, selected=True, **figured)])
+    verdict = "does-not-transfer: x"
+    checked = TransferFigures(step=2, before=0.1, after=0.6, episodes=24, tasks=6, successes=0, verdict=verdict)
+    given = {"adapter": "x", "sha256": "", "steps": 2, "run": "", "chosen": 2, "ending": "does-not-transfer"}
+    shop.stage(row, TrainResult(**given, verdict=checked.verdict, transfer=checked), "a")
+    (found,) = figures(shop, row, settings, Ended(Ending.NOTHING_TRAINED, "")).capabilities
+    assert (found.verdict, found.reasons) == ("does-not-transfer", ["does-not-transfer: x"])
+    assert found.transfer is not None
+    assert found.transfer.model_dump() == {
+        "step": 2, "before": 0.1, "after": 0.6, "episodes": 24, "tasks": 6, "successes": 0,
+    }  # fmt: skip
+
+
+def test_what_an_accepted_environment_cost_is_a_figure_and_both_models_are_told(shop: Shop, settings: Settings) -> None:
+    row = shop.round()
+    given = {"analyst": {"kind": "llm", "model": "rater"}, "synthesizer": {"kind": "llm", "model": "writer"}}
+    asked = load_settings(**given)
+    spent = [("synthesize", "writer", 6, 0.6), ("synthesize", "writer", 2, 0.2), ("contrast", "rater", 90, 9.0)]
+    shop.store.put(
+        [
+            SpendRow(
+                id=f"s{i}", round_id=row.id, stage=stage, model=model, calls=calls, dollars=dollars, prompt_tokens=300,
+                sampled_tokens=100,
+            )
+            for i, (stage, model, calls, dollars) in enumerate(spent)
+        ]
+    )  # fmt: skip
+    none = analyst_figures(asked, shop.store, row.id, None)
+    assert none is not None
+    assert (none.judge, none.author, none.environments, none.dollars_each) == ("rater", "writer", 0, None)
+    shop.store.put([CapabilityRow(id="c", round_id=row.id, name="a", analyst="llm")])
+    states = (EnvironmentState.ACCEPTED, EnvironmentState.REJECTED, EnvironmentState.ACCEPTED)
+    for i, state in enumerate(states):
+        made = EnvironmentRow(
+            id=f"e{i}", round_id=row.id, capability_id="c", version=i + 1, kind="llm", state=EnvironmentState.DRAFT,
+            spec={"request_hash": "bank:x" if i == 2 else "r"},
+        )  # fmt: skip
+        shop.store.put([made])
+        if state == EnvironmentState.ACCEPTED:
+            shop.store.set_state(EnvironmentRow, made.id, EnvironmentState.CHECKED)
+        shop.store.set_state(EnvironmentRow, made.id, state)
+    found = analyst_figures(asked, shop.store, row.id, None)
+    assert found is not None
+    assert (found.environments, found.banked) == (2, 1)
+    assert (found.dollars_each, found.calls_each, found.tokens_each) == (pytest.approx(0.4), 4.0, 400.0)
 
 
 def test_a_round_from_before_there_were_releases_is_compared_with_the_base(shop: Shop, settings: Settings) -> None:

@@ -128,6 +128,7 @@ def test_every_figure_of_a_full_round_is_on_the_page():
         "0.1.0+6a9846f",
         "2 episodes were lost", "accepted on informative groups alone", "<success> 0.98 is above 0.6", "versions/1",
         "reward-misspecified", "unsynthesizable", "0 of 10 runs reach", "Not trained: unsynthesizable", "31 min 33 s",
+        "succeeded in 50.0 % of its environment’s fresh scenarios (before: 25.0 %) and in 2 of 24 episodes on 12",
     ):  # fmt: skip
         assert said in page.text, said
     assert sum(tag == "svg" for tag, _ in page.tags) == 7
@@ -210,6 +211,8 @@ def test_what_a_language_model_did_and_cost_is_on_the_page() -> None:
     words = " ".join(Page(source).words)
     for text in (
         "hosted_vllm/writer: 1,234 calls, 56,789 + 4,321 tokens, 1.5000 dollars; 9 of 10 labelling runs complete",
+        "Named and judged the capabilities: openai/rater. Wrote the environments: hosted_vllm/writer. 2 accepted (1",
+        "from the bank), at 0.1250 dollars, 2.5 calls and 12,345 tokens each.",
         "version 1 no module (sandbox: bubblewrap): model: refused",
         "static: import of os is forbidden",
         "version 3 def456def456 (sandbox: bubblewrap): accepted",

@@ -12,7 +12,7 @@ from db import Round, SpendRow, Store, open_store
 from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
-from tasks.round.analyst import analyst_settings
+from tasks.round.analyst import analyst_settings, author_settings, models_of
 from tasks.round.preflight import check_analyst, check_tasks, least_calls, preflight
 from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
@@ -138,6 +138,48 @@ def test_the_client_gets_every_setting_it_knows(settings_folder: Path) -> None:
     settings = with_model(max_dollars=2.5, concurrency=7)
     client = analyst_settings(settings)
     assert (client.max_dollars, client.concurrency, client.api_base) == (2.5, 7, "http://127.0.0.1:9/v1")
+
+
+def two_models(judge: str, author: str, **more: Any) -> Settings:
+    """One model that judges, and another that writes, each with its own address."""
+    own = {"kind": "llm", "model": "hosted_vllm/writer", "api_base": author, **FREE}
+    return with_model(judge).model_copy(update={"synthesizer": load_settings(synthesizer=own | more).synthesizer})
+
+
+def test_author_and_judge_may_be_two_models_and_both_are_probed(settings_folder: Path, store: Store) -> None:
+    with ScriptedAnalyst(in_turn(good({"ready": True}))) as one, ScriptedAnalyst(in_turn(good({"ready": True}))) as two:
+        settings = two_models(one.api_base, two.api_base)
+        assert (settings.judge, settings.author) == ("hosted_vllm/scripted", "hosted_vllm/writer")
+        check_analyst(settings, target(), store)
+        assert (len(one.requests), len(two.requests)) == (1, 1)
+    client = author_settings(settings)
+    assert (client.model, client.api_base, client.attempts) == ("hosted_vllm/writer", two.api_base, 2)
+    assert [part for part, _ in models_of(settings)] == ["analyst", "synthesizer"]
+    assert author_settings(with_model("http://a/v1")) == analyst_settings(with_model("http://a/v1"))
+    # The same model for both is asked once.
+    alone = load_settings(analyst={"kind": "llm", "model": "m"}, synthesizer={"kind": "llm"})
+    assert [part for part, _ in models_of(alone)] == ["analyst"]
+    assert (alone.judge, alone.author) == ("m", "m")
+
+
+def test_an_author_alone_needs_no_analyst_and_its_faults_name_it(
+    settings_folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"kind": "llm", "model": "hosted_vllm/writer", "api_base": "http://127.0.0.1:9/v1"}
+    with ScriptedAnalyst(in_turn(good({"ready": True}))) as server:
+        check_analyst(load_settings(synthesizer=given | FREE | {"api_base": server.api_base}), target(), store)
+        assert len(server.requests) == 1
+    monkeypatch.delenv("AUTHORS_KEY", raising=False)
+    with pytest.raises(ConfigurationError, match=r"synthesizer\.api_key_variable names .*'AUTHORS_KEY'"):
+        check_analyst(load_settings(synthesizer=given | {"api_key_variable": "AUTHORS_KEY"}), target(), store)
+    with (
+        ScriptedAnalyst(in_turn(good("I am ready."))) as server,
+        pytest.raises(ConfigurationError, match=r"another model as synthesizer\.model"),
+    ):
+        check_analyst(load_settings(synthesizer=given | FREE | {"api_base": server.api_base}), target(), store)
+    capped = load_settings(analyst={"max_dollars": 1.0}, synthesizer=given)
+    with pytest.raises(ConfigurationError, match="price of 'hosted_vllm/writer' is unknown"):
+        check_analyst(capped, target(), store)
 
 
 def test_the_context_holds_policy_and_every_tool() -> None:

@@ -27,12 +27,13 @@ def artifacts(key: str) -> list[Any]:
 
 @pytest.mark.usefixtures("prefect")
 def test_every_version_and_a_missing_sandbox_are_shown() -> None:
-    show_versions(versions("bubblewrap"))
+    show_versions(versions("bubblewrap"), {"c" * 12: "static: too old"})
     (shown,) = artifacts("environment-copy-exact-address")
     assert "import of os is forbidden" in shown.data
     assert "version 2 `bbbbbbbbbbbb` (sandbox: bubblewrap): accepted" in shown.data
+    assert "`cccccccccccc` of the bank was passed over: static: too old" in shown.data
     assert artifacts("sandbox-warning") == []
-    show_versions(versions("process"))
+    show_versions(versions("process"), {})
     (warning,) = artifacts("sandbox-warning")
     assert warning.data == UNCONFINED
     assert "TRACE_SANDBOX=process" in warning.data

@@ -3,22 +3,34 @@ stage's own parts: real target, store and sandbox; what the base would do in it 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from db import CapabilityRow, CheckRow, EnvironmentRow, LabelRow, SelectionRow, Store, open_store, row_id
+from db import (
+    CapabilityRow,
+    CheckRow,
+    EnvironmentRow,
+    EnvironmentState,
+    LabelRow,
+    SelectionRow,
+    Store,
+    open_store,
+    row_id,
+)
 from environments.contract import canonical_json
 from environments.targets.catalogue import load_target
 from models.providers.analyst import Answer
 from settings import load_settings
+from settings_parts import CalibrationSettings
 from tasks.round.results import RolloutResult, StoredRound
 from tasks.round.rollouts import outcomes
-from tasks.synthesis.calibration import Calibration
+from tasks.synthesis.calibration import Calibration, find_level, judge
 from tasks.synthesis.calibration_told import band_text, typical_episodes
-from tasks.synthesis.llm_synthesizer import EnvironmentWriter
+from tasks.synthesis.llm_synthesizer import EnvironmentWriter, accepted_environment
 from tests.db.store_examples import trajectory
 
 GOOD = (Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py").read_text(encoding="utf-8")
@@ -154,3 +166,52 @@ def test_a_module_with_a_held_out_task_is_refused_and_the_author_is_not_told_mor
     (refused, _) = sorted(stored.store.rows(EnvironmentRow), key=lambda row: row.version)
     assert "has the same request, as a held-out task of the target" in "; ".join(refused.spec["reasons"])
     assert tasks[0].id not in author.asked[1]
+
+
+def by_level(store: Store, *success: float) -> Any:
+    """Calibration looks through the levels of the module: the base succeeds at each in the share that is given."""
+
+    def measure(environment: Any) -> Calibration:
+        frame: pd.DataFrame = outcomes(store, ["t1", "t2", "t3"])
+
+        def play(level: int) -> Calibration:
+            figures = FIGURES | {"success_rate": success[level], "mean_reward": success[level]}
+            if not success[level]:
+                figures |= {"informative": 0.0, "all_zero": 1.0, "std_reward": 0.0}
+            accepted, reason = judge(figures, CalibrationSettings().model_dump())
+            shown = typical_episodes(store, frame)
+            return Calibration(figures, accepted, reason, 3, 1, "base1", {}, exhibits=shown, level=level)
+
+        return find_level(environment.levels, play, CalibrationSettings())
+
+    return measure
+
+
+@pytest.mark.usefixtures("prefect")
+def test_an_author_whose_environments_are_never_informative_hears_of_every_level_and_gives_up(stored, tmp_path):
+    author = RecordedAuthor(GOOD, GOOD, GOOD, GOOD)
+    at = replace(writer(stored, author, tmp_path), measure=by_level(stored.store, 0.0, 0.0))
+    result = at.write(CAPABILITY)
+    assert (result.accepted, result.versions, len(author.asked)) == (False, 4, 4)
+    assert all("no level is informative: level 0: mean reward 0.00 outside" in reason for reason in result.reasons)
+    assert "one level after another" in author.asked[0]
+    assert "no level is informative" in author.asked[1]
+    assert "worst episode" in author.asked[1]
+    rows = stored.store.rows(EnvironmentRow)
+    assert {row.state for row in rows} == {EnvironmentState.REJECTED}
+    assert all(row.verdicts["calibration"]["figures"]["levels"]["0"]["success_rate"] == 0.0 for row in rows)
+
+
+@pytest.mark.usefixtures("prefect")
+@pytest.mark.parametrize(("success", "level"), [((0.4, 0.1), 0), ((0.9, 0.5), 1)])
+def test_the_level_that_fits_is_found_without_asking_the_author_and_trained_at(stored, tmp_path, success, level):
+    author = RecordedAuthor(GOOD)
+    at = replace(writer(stored, author, tmp_path), measure=by_level(stored.store, *success))
+    assert at.write(CAPABILITY).accepted
+    assert len(author.asked) == 1
+    made = accepted_environment(stored.store, stored.round, at.target, CAPABILITY, lambda name, make: make())
+    try:
+        assert (made.level, made.levels) == (level, 2)
+        assert ("-level1" in made.scenario(3).id) is bool(level)
+    finally:
+        made.close()

@@ -8,6 +8,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "Change the address exactly as the customer writes it."
 MAX_STEPS = 4
+LEVELS = 2
 STEP = {"tool": "set_address", "argument": "address"}
 TOOLS = [
     {
@@ -26,13 +27,13 @@ TOOLS = [
 _STREETS = ["Oak Lane", "Mill Road", "St. John's Walk", "Harbour View", "Rue de l'Eau"]
 
 
-def scenario(seed):
+def scenario(seed, level):
     rng = random.Random(seed)
     order_id = f"A-{rng.randint(100, 999)}"
     address = f"{rng.randint(1, 250)} {rng.choice(_STREETS)}, {rng.randint(10000, 99999)}"
     call = {"name": "set_address", "arguments": {"order_id": order_id, "address": address}}
     return {
-        "request": f"Order {order_id} should go to {address} please.",
+        "request": "Please. " * level + f"Order {order_id} should go to {address} please.",
         "state": {"orders": {order_id: {"address": ""}}},
         "goal": {"calls": [call]},
     }

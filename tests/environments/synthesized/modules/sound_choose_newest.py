@@ -9,6 +9,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "List a customer's orders, then archive the newest one."
 MAX_STEPS = 5
+LEVELS = 2
 STEP = {"tool": "archive_order", "argument": "number"}
 TOOLS = [
     {
@@ -30,10 +31,10 @@ TOOLS = [
 ]
 
 
-def scenario(seed):
+def scenario(seed, level):
     rng = random.Random(seed)
     customer = rng.choice(["ada", "ben", "cleo", "dan"]) + str(rng.randint(10, 99))
-    numbers = rng.sample(range(1000, 9999), rng.randint(12, 18))
+    numbers = rng.sample(range(1000, 9999), rng.randint(12, 14) + 6 * level)
     start = datetime.date(2025, 1, 1)
     days = rng.sample(range(300), len(numbers))
     orders = [

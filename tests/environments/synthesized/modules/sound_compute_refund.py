@@ -9,6 +9,7 @@ TRANSFER = (
 )
 INSTRUCTIONS = "A refund is price times quantity, less a fee of 2.50. Look the order up first."
 MAX_STEPS = 5
+LEVELS = 3
 STEP = {"tool": "refund_order", "argument": "amount"}
 TOOLS = [
     {
@@ -34,10 +35,10 @@ TOOLS = [
 ]
 
 
-def scenario(seed):
+def scenario(seed, level):
     rng = random.Random(seed)
     order_id = f"R{rng.randint(1000, 9999)}"
-    price, quantity = Decimal(rng.randint(500, 9000)) / 100, rng.randint(2, 6)
+    price, quantity = Decimal(rng.randint(500, 9000)) / 100, rng.randint(2, 3) + 2 * level
     amount = str((price * quantity - Decimal("2.50")).quantize(Decimal("0.01")))
     return {
         "request": f"I sent everything of {order_id} back. Please refund me.",

@@ -1,0 +1,87 @@
+"""Whether what is practised carries over, asked early: after the first third of a training the adapter plays the tasks
+on which the capability was found lacking. Success that rises in the environment alone ends the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from db import SelectionRow, Store, row_id
+from environments.contract import TargetTask
+from models.episodes import Episode
+from tasks.round.results import RolloutResult, StoredRound, TransferFigures
+from tasks.synthesis.calibration_told import typical_episodes
+
+VERDICT = "does-not-transfer"
+# Rise of success in the environment from which the target's tasks must show some, too; and the fewest episodes on them
+# that say anything: of eight, an adapter that solves a third of them solves none in one case of twenty-five.
+RISE, LEAST_EPISODES = 0.2, 8
+# Steps of the shortest training that has a first third to look back on.
+LEAST_STEPS = 3
+
+
+def first_third(steps: int) -> int | None:
+    """The step after which a training of so many steps is looked at; None for one that is too short."""
+    return -(-steps // 3) if steps >= LEAST_STEPS else None
+
+
+def failed_tasks(stored: StoredRound, capability: str, tasks: Sequence[TargetTask]) -> list[TargetTask]:
+    """Of the round's diagnosis `tasks`, those that failed for lack of the capability, most votes first; none where the
+    round has neither rolled out nor selected."""
+    identity = row_id(stored.round.id, capability)
+    selected = stored.store.row(SelectionRow, round_id=stored.round.id, capability_id=identity)
+    if selected is None or stored.found(RolloutResult) is None:
+        return []
+    ids = [str(evidence["id"]) for evidence in selected.evidence]
+    frame = stored.store.trajectory_frame(None, id=ids)
+    task_of = dict(zip(frame["id"], frame["task_id"], strict=True))
+    by_id = {task.id: task for task in tasks}
+    names = dict.fromkeys(task_of[i] for i in ids if i in task_of)
+    return [by_id[name] for name in names if name in by_id]
+
+
+def target_episodes(tasks: Sequence[TargetTask], most: int, seed: int, adapter: str) -> list[Episode]:
+    """At most `most` episodes of the adapter, evenly over `tasks`."""
+    trials = max(1, most // len(tasks)) if tasks else 0
+    return [Episode("", task, seed, trial, adapter) for task in tasks[:most] for trial in range(trials)]
+
+
+def transfer_of(step: int, start: pd.DataFrame, now: pd.DataFrame, tried: pd.DataFrame) -> TransferFigures:
+    """What the check came to, from outcomes (see `outcomes`): in the environment on the same scenarios at the start
+    and after `step`, and on the target's tasks after it."""
+    before, after = float(start["success"].mean()), float(now["success"].mean())
+    wins = int(tried["success"].sum())
+    verdict = ""
+    if after - before >= RISE - 1e-9 and not wins and len(tried) >= LEAST_EPISODES:
+        verdict = (
+            f"{VERDICT}: after step {step} success in the environment rose from {before:.0%} to {after:.0%}, and none "
+            f"of {len(tried)} episodes on {tried['task'].nunique()} tasks that lacked the capability succeeded"
+        )
+    return TransferFigures(
+        step=step,
+        before=before,
+        after=after,
+        episodes=len(tried),
+        tasks=int(tried["task"].nunique()),
+        successes=wins,
+        verdict=verdict,
+        practised=list(now["id"]),
+        tried=list(tried["id"]),
+    )
+
+
+def transfer_verdict(store: Store, found: TransferFigures, outcome_of: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """The check as a verdict on the environment (as `ValidationVerdict.as_dict`), for its author: the figures, and
+    episodes from both sides (`outcome_of` has the outcomes of `practised` and `tried`): the best in the environment,
+    the worst and the median on the target."""
+    inside = typical_episodes(store, outcome_of["practised"], "the trained agent in your environment")
+    outside = typical_episodes(store, outcome_of["tried"], "the trained agent on the target")
+    figures = {
+        "success_before": found.before,
+        "success_after": found.after,
+        "target_success": found.successes / found.episodes,
+        "exhibits": [*inside[-1:], *outside[:2]],
+    }
+    return {"accepted": False, "reasons": [found.verdict], "figures": figures}
