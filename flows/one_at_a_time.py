@@ -16,8 +16,9 @@ from prefect.runtime import deployment
 
 from errors import TargetBusy
 
-# How long a run waits for the slot, and how long Prefect keeps that of a process that died.
-SECONDS, LEASE_SECONDS = 1.0, 60.0
+# How long a run waits for the slot (a server that has just started takes seconds to answer), and how long Prefect keeps
+# that of a process that died.
+SECONDS, LEASE_SECONDS = 20.0, 60.0
 
 
 def limit_name(target: str) -> str:

@@ -7,6 +7,7 @@ Prefect's database. They listen on loopback alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -27,6 +28,7 @@ from supervisor.xmlrpc import SupervisorTransport
 from errors import ConfigurationError, StoreError
 from settings import Settings, writable_folder
 
+logger = logging.getLogger("trace")
 HOST = "127.0.0.1"
 # The longest path of a socket that the kernel takes.
 LONGEST_PATH = 100
@@ -216,21 +218,31 @@ class Services:
             raise StoreError(f"the deployments were not made: {done.stderr.strip()[-1500:]}")
 
 
-def follow(supervisor: Any, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
-    """Say what dies and is started again, and start the gateway when there is a round; until all of it is stopped."""
+def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
+    """Say what dies and is started again, and start the gateway when there is a round; until Ctrl-C, or until somebody
+    else has stopped supervisord. A question that it did not answer is asked again."""
+    supervisor = services.connection()
     known = dict(pids(supervisor))
     try:
         while True:
             time.sleep(EVERY_SECONDS)
-            if not known["gateway"] and has_round():
-                with suppress(xmlrpc.client.Fault):  # it is being started again
-                    supervisor.startProcess("gateway", False)
-            now = dict(pids(supervisor))
+            try:
+                if not known["gateway"] and has_round():
+                    with suppress(xmlrpc.client.Fault):  # it is being started again
+                        supervisor.startProcess("gateway", False)
+                now = dict(pids(supervisor))
+            except (OSError, HTTPException, xmlrpc.client.Error) as problem:
+                if not running(services.socket):
+                    say("supervisor was stopped, by 'trace-agent down' or otherwise")
+                    return
+                logger.warning("supervisor or the store did not answer (%s): asked again", problem)
+                supervisor = services.connection()
+                continue
             for name in (n for n in now if now[n] != known[n]):
                 before = "died and " if known[name] else ""
                 say(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
             known = now
-    except (OSError, HTTPException, xmlrpc.client.Error, KeyboardInterrupt):  # 'trace-agent down', or Ctrl-C
+    except KeyboardInterrupt:
         say("stopping")
 
 

@@ -7,3 +7,5 @@ fi
 if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo"; fi
 $as_root apt-get update -qq
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends caddy
+# The package starts a server of its own, which nobody here wants.
+if command -v systemctl >/dev/null 2>&1; then $as_root systemctl disable --now caddy >/dev/null 2>&1 || true; fi

@@ -83,7 +83,7 @@ def up(
         if "gateway" not in waits:
             typer.echo("the gateway starts when there is a round: 'trace-agent improve', or the deployment 'improve'")
         typer.echo(f"all healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
-        follow(supervisor, lambda: bool(store.rows(Round)), lambda said: typer.echo(said, err=True))
+        follow(services, lambda: bool(store.rows(Round)), lambda said: typer.echo(said, err=True))
     typer.echo(f"the services of {settings.folder} are stopped")
 
 

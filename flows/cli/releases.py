@@ -29,6 +29,14 @@ def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
     return settings.target, open_store(settings.database_url), open_registry(settings, settings.target)
 
 
+def _tell(target: str, home: Path | None, kind: Any, text: str) -> None:
+    """Give the notice that the change deserves."""
+    from settings import load_settings
+    from tasks.unattended.notices import Notice, notify
+
+    notify(load_settings(target=target, home=home), Notice(kind, target, text))
+
+
 def history(target: TargetName = None, home: Home = None, as_json: AsJson = False) -> None:
     """The rounds and releases of a target: what each changed, what was live after it, success, verdict, cost."""
     from rich.console import Console
@@ -78,7 +86,9 @@ def rollback(
     with store:
         left = live_release(store, name)
         back = go_back(store, registry, name, to)
-    typer.echo(f"release {back.number} of {name} is live again" if back else f"the bare base answers for {name} again")
+    said = f"release {back.number} of {name} is live again" if back else f"the bare base answers for {name} again"
+    typer.echo(said)
+    _tell(name, home, "rolled-back", f"release {left.number if left else 0} was rolled back by hand: {said}")
     kept = set() if back is None else {member["sha256"] for member in back.members.values()}
     gone = [version_name(c, m) for c, m in left.members.items() if m["sha256"] not in kept] if left else []
     if left is not None and gone:
@@ -101,4 +111,6 @@ def promote(
     name, store, registry = _open(target, home)
     with store:
         row = go_live(store, registry, release_numbered(store, name, release).id, reason, by_hand=True)
-    typer.echo(f"release {row.number} of {name} is live: {', '.join(row.members)}")
+    said = f"release {row.number} of {name} is live: {', '.join(row.members)}"
+    typer.echo(said)
+    _tell(name, home, "promoted", f"{said} (by hand: {reason})")

@@ -32,7 +32,7 @@ def prefect() -> Finding:
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return well("prefect", "runs inside each command (PREFECT_API_URL is not set)")
-    do = "start it ('prefect server start'), or unset PREFECT_API_URL"
+    do = "start it ('python -m flows.prefect_server'), or unset PREFECT_API_URL"
     return _answers("prefect", f"{url.rstrip('/')}/health", do)
 
 

@@ -51,7 +51,8 @@ logger = logging.getLogger("trace")
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
     wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
-    `declined` is why a person who was asked does not want the candidate promoted ("": it may be)."""
+    `declined` is why a person who was asked does not want the candidate promoted ("": it may be). `adopted`:
+    another process has opened the round, this one does a part of it."""
 
     settings: Settings
     store: Store
@@ -60,6 +61,7 @@ class Context:
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
     declined: str = ""
+    adopted: bool = False
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -181,7 +183,7 @@ class Context:
 
     def _end_run(self, run: str) -> None:
         state = self.store.round(self.round.id).state
-        if state == RoundState.RUNNING:  # another process goes on with it: this one did a part
+        if self.adopted or state == RoundState.RUNNING:  # whoever opened the round, or goes on with it, ends its run
             return
         try:
             with answering(self.registry, "how the round ended"):

@@ -143,7 +143,7 @@ def current(round_id: str) -> Context:
 
 def adopt(settings: Settings, store: Store, opened: Round) -> Context:
     """The context of a round that another process has opened, with these settings."""
-    _OPEN[opened.id] = Context(settings, store, opened)
+    _OPEN[opened.id] = Context(settings, store, opened, adopted=True)
     return _OPEN[opened.id]
 
 

@@ -46,7 +46,7 @@ class Notice:
 
 def notify(settings: Settings, notice: Notice) -> None:
     """Emit the event, put the notice in the outbox and empty it as far as the receiver takes it. Never raises."""
-    logger.info("notice (%s): %s", notice.kind, notice.text)
+    logger.debug("notice (%s): %s", notice.kind, notice.text)
     try:
         _emit(notice)
         if settings.unattended.webhook_variable:

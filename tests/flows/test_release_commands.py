@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +14,7 @@ from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
 from tasks.round.results import GateResult
+from tasks.unattended.notices import Notice
 from tests.tasks.releases.release_homes import Home
 
 
@@ -46,7 +46,11 @@ def refused(home: Home, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said
 
 
-def test_looking_going_back_and_going_on(home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_looking_going_back_and_going_on(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Notice] = []
+    monkeypatch.setattr("tasks.unattended.notices.notify", lambda settings, notice: told.append(notice))
     assert run(home, "history") == "no round of shop yet; run 'trace-agent improve --target shop'\n"
     assert "nothing to go back to: the bare base answers" in refused(home, capsys, "rollback")
     assert "has no release 1; it has none yet" in refused(home, capsys, "promote", "1")
@@ -101,3 +105,5 @@ def test_looking_going_back_and_going_on(home: Home, capsys: pytest.CaptureFixtu
     home.check()
     states = {row["candidate"]: row["state"] for row in json.loads(run(home, "history", "--json"))}
     assert (states[1], states[2]) == ("retired", "rolled-back")
+    assert [notice.kind for notice in told] == ["rolled-back", "promoted", "rolled-back"]
+    assert told[1].text == "release 2 of shop is live: exchange, refund (by hand: it was right)"

@@ -97,5 +97,6 @@ def test_the_other_process_does_the_stage_of_that_round(
     assert apart.main() == (1 if problem else 0)
     ((given, capability),) = done
     assert (given.round, given.settings, capability) == (opened.round, opened.settings, "refund")
+    assert given.adopted, "it does not end the round's run in MLflow"
     said = capsys.readouterr().out
     assert said == ('{"error": "TrainingError", "message": "no group"}\n' if problem else "")

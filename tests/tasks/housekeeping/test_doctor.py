@@ -295,7 +295,7 @@ def test_the_command_and_its_exit_code(patient: Patient) -> None:
     patient.patch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{nobody()}/api")
     done = run()
     assert done.exit_code == 1
-    assert "-> start it ('prefect server start')" in done.output
+    assert "-> start it ('python -m flows.prefect_server')" in done.output
     told = json.loads(run("--json").output)
     assert [f["check"] for f in told if f["level"] == "fault"] == ["prefect"]
     assert set(told[0]) == {"check", "level", "said", "do"}

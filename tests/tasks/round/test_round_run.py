@@ -10,7 +10,7 @@ import pytest
 from db import RoundState
 from models.adapters.registry import PARENT_TAG
 from settings import load_settings
-from tasks.round.stage import forget, open_context
+from tasks.round.stage import adopt, forget, open_context
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,15 @@ def test_a_rounds_run_ends_as_the_round_does(settings_folder: Path, state: Round
         assert again.run == run
         assert registry.client.get_run(run).info.status == "RUNNING"
         forget(again.round.id)
+
+
+def test_a_process_that_does_a_part_of_a_round_does_not_end_its_run(settings_folder: Path) -> None:
+    context = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    part = adopt(context.settings, context.store, context.round)
+    run = part.run
+    forget(context.round.id)
+    assert part.registry.client.get_run(run).info.status == "RUNNING"
+    context.close()
 
 
 def test_a_round_ends_also_while_mlflow_does_not_answer(

@@ -1,0 +1,83 @@
+"""What is told of a round's beginning and of its end, through the flow's own door."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import flows.improve as flow
+from errors import BudgetExceeded, NotApproved, ProviderError, TrainingError
+from settings import Settings, load_settings
+from tasks.operations import told
+from tasks.operations.told import tell_start
+from tasks.unattended.notices import Notice
+from tasks.unattended.stalls import FILE
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[Notice]:
+    given: list[Notice] = []
+    monkeypatch.setattr(told, "notify", lambda settings, notice: given.append(notice))
+    return given
+
+
+@pytest.fixture
+def settings(settings_folder: Path) -> Settings:
+    return load_settings(profile="smoke", home=settings_folder / "home")
+
+
+def stop(settings: Settings, problem: BaseException) -> None:
+    with pytest.raises(type(problem)), flow.opened(settings, fresh=False):
+        raise problem
+
+
+def test_a_round_that_begins(settings: Settings, said: list[Notice]) -> None:
+    with flow.opened(settings, fresh=False) as context:
+        tell_start(context)
+    assert [(n.kind, n.text) for n in said] == [("started", "round 1 on shop began")]
+    assert said[0].details == {"round": 1, "round_id": context.round.id, "live": 0, "profile": "smoke"}
+
+
+def test_a_hang_is_told_once_by_the_run_that_goes_on(settings: Settings, said: list[Notice]) -> None:
+    with flow.opened(settings, fresh=False) as context:
+        pass
+    (context.folder / FILE).write_text("Thread 0x1 (most recent call first):")
+    for _ in range(2):
+        with flow.opened(settings, fresh=False) as context:
+            tell_start(context)
+    assert [n.kind for n in said] == ["hung", "started", "started"]
+    assert "no progress for 60 minutes" in said[0].text
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "words"),
+    [
+        (BudgetExceeded("limits.hours = 2 is reached"), "budget-reached", "limits.hours = 2 is reached (the next run"),
+        (ProviderError("busy", transient=True), "failed", "was stopped: busy (the next run goes on with it)"),
+        (TrainingError("no group"), "failed", "was stopped: no group (the next run begins another round)"),
+        (OSError("/home/somebody: password=123"), "failed", "was stopped: a OSError (the next run goes on with it)"),
+    ],
+)
+def test_how_a_round_was_stopped(
+    settings: Settings, said: list[Notice], problem: Exception, kind: str, words: str
+) -> None:
+    stop(settings, problem)
+    (notice,) = said
+    assert notice.kind == kind
+    assert words in notice.text
+
+
+def test_who_stops_it_by_hand_knows(settings: Settings, said: list[Notice]) -> None:
+    stop(settings, KeyboardInterrupt())
+    assert said == []
+
+
+@pytest.mark.parametrize("problem", [BudgetExceeded("reached"), NotApproved("nobody answered")])
+def test_what_waits_for_a_person_is_gone_on_with_however_often(
+    settings: Settings, said: list[Notice], problem: Exception
+) -> None:
+    for _ in range(3):
+        stop(settings, problem)
+    with flow.opened(settings, fresh=False) as context:
+        assert context.round.number == 1
