@@ -68,12 +68,13 @@ install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that
 	@$(TOOLSANDBOX_VENV)/bin/python -m pip --disable-pip-version-check -q -q install 'polars==0.20.31' 'langchain-core>=0.3,<1' 'ccy==1.3.1' \
 	  attrs decorator dill geopy holidays networkx openai phonenumbers pint rapidfuzz requests rouge-score scipy StrEnum tqdm
 
-test: install install-targets ## Run all tests, or some: ARGS="-m quick" (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium with apt, when missing)
+test: install install-targets ## Run all tests, or some: ARGS="-m quick" (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium, Caddy with apt, when missing)
 	@# Its CPU build exists for Linux on x86 alone: elsewhere the tests that need it are skipped, with this as the reason.
 	@$(MAKE) --no-print-directory install-vllm || echo "warning: vLLM was not installed; the tests against a real server will be skipped" >&2
 	@sh tests/ensure_postgres.sh
 	@sh tests/ensure_bubblewrap.sh
 	@sh tests/ensure_chromium.sh
+	@sh tests/ensure_caddy.sh
 	@# Two processes of one thread each: most tests wait for servers or run Python. A file's tests stay together.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 

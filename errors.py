@@ -70,6 +70,26 @@ class EpisodesSpent(BudgetExceeded):
     """The next episodes would pass what a method may play; raised before the first of them."""
 
 
+class LimitReached(BudgetExceeded):
+    """A round has taken what `limits` allow it; with a larger limit the same command goes on."""
+
+
+class TargetBusy(TraceError, RuntimeError):
+    """Another run of a deployment works on the target; this one ends as cancelled."""
+
+
+class NotApproved(TraceError, TimeoutError):
+    """Nobody answered whether a release may be promoted; the next run of the round asks again."""
+
+    boundary = "approval"
+
+
+class TrainingStuck(TraceError, TimeoutError):
+    """A training that took longer than it may, again after it was ended and gone on with."""
+
+    boundary = "training"
+
+
 class StoreError(TraceError, OSError):
     """The database does not answer, cannot be written, or holds something impossible."""
 

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -22,166 +22,23 @@ from pydantic_settings import (
 )
 
 from errors import ConfigurationError
+from settings_parts import (
+    TRANSFER,
+    AnalystSettings,
+    CalibrationSettings,
+    EvaluationSettings,
+    LimitSettings,
+    PolicySettings,
+    RolloutSettings,
+    SelectionSettings,
+    SynthesizerSettings,
+    TrainSettings,
+    UnattendedSettings,
+)
 
 SCRIPTED_USER = "scripted"
-TRANSFER = 24
 PROFILES = Path(__file__).parent / "profiles"
 Read = TypeVar("Read", bound=BaseSettings)
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RolloutSettings(_Part):
-    """How tasks of the target are played, in diagnosis and evaluation alike."""
-
-    trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
-    tasks: int = Field(0, ge=0, description="most tasks of a split that are played, spread over its families; 0 = all")
-    temperature: float = Field(0.3, ge=0, le=2)
-    max_tokens: int = Field(32, ge=1, description="longest turn")
-    rows: int = Field(64, ge=1, description="episodes computed at once")
-
-
-class SelectionSettings(_Part):
-    """Section 3 of the method."""
-
-    rho: float = Field(0.10, ge=0, le=1)
-    delta: float = Field(0.20, ge=-1, le=1)
-    runs: int = Field(10, ge=1)
-    required: int = Field(8, ge=1, description="K of N")
-    most: int = Field(3, ge=1, description="capabilities trained in one round")
-
-
-class CalibrationSettings(_Part):
-    """Section 4 of the method. `informative_alone` accepts below the success band when groups are informative."""
-
-    seeds: int = Field(100, ge=2)
-    samples: int = Field(16, ge=2)
-    low: float = 0.2
-    high: float = 0.6
-    spread: float = 0.05
-    uniform: float = 0.2
-    informative: float = 0.5
-    informative_alone: bool = False
-    distinct: int = 100
-    policy_episodes: int = 100
-    retention_share: float = Field(1 / 3, ge=0, lt=1)
-
-
-class TrainSettings(_Part):
-    """Section 5 of the method; `steps` 0 is derived from the budget."""
-
-    steps: int = Field(0, ge=0)
-    groups: int = Field(6, ge=1)
-    group_size: int = Field(8, ge=2)
-    collections: int = Field(3, ge=1, description="how often groups with equal rewards are replaced")
-    solved: float = Field(0.95, gt=0, le=1, description="mean success over two steps at which training ends early")
-    rank: int = Field(16, ge=1)
-    alpha: int = Field(32, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
-    temperature: float = Field(0.7, gt=0)
-    upper_layers: int | None = 15
-    micro_batch: int = Field(24, ge=1)
-    shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
-    candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
-    hints: float = Field(
-        0.5,
-        ge=0,
-        le=0.5,
-        description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
-    )
-    transfer: int = Field(
-        TRANSFER,
-        ge=0,
-        description="most episodes on diagnosis tasks that lack the capability, after a third of training; 0: none",
-    )
-    choosing: int = Field(
-        16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
-    )
-
-
-class EvaluationSettings(_Part):
-    """Section 7 of the method."""
-
-    trials: int = Field(2, ge=1, description="episodes per test task")
-    validation_trials: int = Field(2, ge=1, description="episodes per validation task (tasks tell more)")
-    margin: float = Field(2.0, ge=0, description="points another family may fall by")
-    own_tasks: int = Field(
-        60, ge=0, description="most validation tasks that are drawn of the families of a capability, for power"
-    )
-    alpha: float = Field(0.05, gt=0, lt=1)
-    fresh: int = Field(
-        32, ge=4, le=10_000, description="fresh seeds that an adapter is measured on in its own environment"
-    )
-
-
-class PolicySettings(_Part):
-    """Where turns are sampled. `vllm` needs servers (docs/6-serving.md); `url` may name several, separated by commas.
-    Only `backend` is part of what a round is: the rest says where things are."""
-
-    backend: Literal["local", "vllm"] = "local"
-    url: str = "http://127.0.0.1:8000"
-    model: str = Field("base", description="the name that the base is served under")
-    api_key_env: str = Field("", description="the variable that holds the servers' key")
-    concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
-    seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
-    lora_folder: Path | None = Field(
-        None, description="where adapters are put for the servers; under home if not given"
-    )
-    server_folder: str = Field("", description="that folder as the servers see it, if elsewhere")
-    max_lora_rank: int = Field(16, ge=1, description="the servers' --max-lora-rank")
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """Addresses of the servers."""
-        return tuple(url.strip() for url in self.url.split(",") if url.strip())
-
-
-class AnalystSettings(_Part):
-    """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
-
-    The N runs and K are `selection.runs` and `selection.required`, with either analyst. A cap of 0 is no cap; caps hold
-    for the round, the calls of a simulated user included. The key is named, never given: `api_key_variable` is the name
-    of an environment variable.
-    """
-
-    kind: Literal["checks", "llm"] = "checks"
-    model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
-    api_base: str = Field("", description="address of a server of your own, up to /v1")
-    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
-    structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
-    max_tokens: int = Field(8192, ge=16, description="longest reply")
-    temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
-    send_temperature: bool = Field(True, description="off for models that take no temperature")
-    blind: bool = Field(True, description="raters do not see the outcome")
-    candidates: int = Field(10, ge=1, le=10)
-    batch: int = Field(4, ge=1, description="trajectories labelled in one request")
-    trajectory_tokens: int = Field(2000, ge=100, description="most that one trajectory is compacted to")
-    concurrency: int = Field(4, ge=1)
-    attempts: int = Field(5, ge=1, description="tries of a call that fails for a while")
-    backoff_seconds: float = Field(1.0, ge=0)
-    deadline_seconds: float = Field(120.0, gt=0, description="of one call, with all its tries")
-    max_calls: int = Field(0, ge=0)
-    max_total_tokens: int = Field(0, ge=0)
-    max_dollars: float = Field(0.0, ge=0)
-    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
-    sampled_price: float | None = Field(None, ge=0)
-
-
-class SynthesizerSettings(_Part):
-    """Stage 4: composed from the target's own generators, or written by a language model as modules: the analyst's, or
-    another one, so that who writes an environment is not who judged that it is needed. That one has an address, a key
-    and prices of its own; everything else, the caps among it, is the analyst's."""
-
-    kind: Literal["generators", "llm"] = "generators"
-    versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
-    model: str = Field("", description="LiteLLM's name of the model that writes; empty: analyst.model")
-    api_base: str = Field("", description="address of a server of your own, up to /v1")
-    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
-    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
-    sampled_price: float | None = Field(None, ge=0)
 
 
 # How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
@@ -189,6 +46,12 @@ _TRANSPORT = (
     "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
     "max_total_tokens", "max_dollars", "prompt_price", "sampled_price",
 )  # fmt: skip
+
+
+# How rounds were trained before there was a choice: they are found under the same settings.
+_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER}
+# Where things are stored, what a round may take and whom it tells decide none either.
+_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "unattended")
 
 
 class MachineSettings(BaseSettings):
@@ -207,6 +70,7 @@ class MachineSettings(BaseSettings):
     sandbox_image: str = Field("", description="image with python3 for the level container")
     cache: str = Field("", description="folder for converted models; empty: trace-agent in the user's cache folder")
     gateway_keys: SecretStr = Field(SecretStr(""), description="keys of the gateway, commas between")
+    metrics_port: int = Field(0, ge=0, le=65_535, description="a round's process answers /metrics there; 0: nowhere")
     toolsandbox: str = Field("", description="a checkout of ToolSandbox; empty: the installed package")
     tau2_tasks: str = Field("", description="a folder with other task files of tau2; empty: the package's own")
 
@@ -238,6 +102,7 @@ class Settings(MachineSettings):
     home: Path = Path("runs")
     database: str = ""
     tracking: str = ""
+    traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
     policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -247,6 +112,8 @@ class Settings(MachineSettings):
     evaluation: EvaluationSettings = EvaluationSettings()
     analyst: AnalystSettings = AnalystSettings()
     synthesizer: SynthesizerSettings = SynthesizerSettings()
+    limits: LimitSettings = LimitSettings()
+    unattended: UnattendedSettings = UnattendedSettings()
 
     @field_validator("target_user")
     @classmethod
@@ -322,19 +189,16 @@ class Settings(MachineSettings):
 
     def identity(self) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
-        reached, and what it may cost."""
-        given = self.model_dump(
-            mode="json", exclude={"home", "database", "tracking", "policy", *MachineSettings.model_fields}
-        )
+        reached, and what may be spent."""
+        given = self.model_dump(mode="json", exclude={*_PLACES, *MachineSettings.model_fields})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
         made = given["synthesizer"]
         kept_of = made if self.author and made["model"] else {name: made[name] for name in ("kind", "versions")}
         given["synthesizer"] = {name: value for name, value in kept_of.items() if name not in _TRANSPORT}
-        if not self.train.shuffled:  # what rounds were before there was a placebo
-            del given["train"]["shuffled"]
-        if self.train.transfer == TRANSFER:  # and before adapters were tried on the target early
-            del given["train"]["transfer"]
+        for name, before in _TRAINED_BEFORE.items():
+            if given["train"][name] == before:
+                del given["train"][name]
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
         # same settings.
         if self.target_user == SCRIPTED_USER:

@@ -120,11 +120,13 @@ def main() -> None:
     sys.argv = ["trace-agent", *sys.argv[2:]]
     import models.training.trl_trainer as trainer
     from models.adapters.registry import Registry
+    from models.adapters.runs import RunLog
     from tasks.round.stage import Stage
 
     clocks = Clocks()
     clocks.watch("store", Store)
     clocks.watch("mlflow", Registry)
+    clocks.watch("mlflow", RunLog)
     make = trainer.make_learner
 
     def made(*args: Any) -> Any:

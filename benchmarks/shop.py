@@ -2,6 +2,7 @@
 
     python -m benchmarks.shop [--split test] [--trials 2]
     python -m benchmarks.shop --nights      # only: how many rounds in a row can draw tasks of their own
+    python -m benchmarks.shop --orders 12   # only: the base on diagnosis behind the same examples in other orders
 
 Required: the base succeeds on 25-60 % of the tasks, on at least 3 families under 20 % and on at least 2 over 80 %; the
 oracle on all, the no-op policy on at most 5 %, the random one on at most 20 %. Exits with 1 when one is missed.
@@ -10,10 +11,14 @@ oracle on all, the no-op policy on at most 5 %, the random one on at most 20 %. 
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from collections import defaultdict
+from functools import partial
 
 from environments.contract import SPLITS, Draw, TargetTask
+from environments.targets.shop.episode import ShopEnvironment
+from environments.targets.shop.prompt import WORKED
 from environments.targets.shop.target import target
 from errors import TargetError
 from models.episodes import Episode, Player, Trajectory, play_all
@@ -56,12 +61,38 @@ def nights() -> None:
         print(f"{number - 1} rounds drew {len(used)} contents, the slowest in {slowest:.2f} s; then: {error}")
 
 
+def orders(count: int) -> None:
+    """Success of the base behind the shop's worked examples in their order, in the reverse one and in random ones."""
+    shop, settings = target(), load_settings(profile="laptop")
+    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows, settings.cache)
+    rollout, places = settings.rollout, list(range(len(WORKED)))
+    tried = [places, places[::-1]]
+    for k in range(count - len(tried)):
+        tried.append(places.copy())
+        random.Random(k).shuffle(tried[-1])
+    for order in tried:
+        examples = [message for place in order for message in WORKED[place]]
+        player = Player(
+            partial(ShopEnvironment, shop.instructions, examples),
+            base.policy,
+            base.renderer,
+            Sampling(rollout.temperature, rollout.max_tokens),
+            2 * rollout.rows,
+        )
+        played = play_all(player, [Episode(t.id, t) for t in shop.tasks("diagnosis")])
+        never = sum(rate == 0 for rate in by_family(played).values())
+        print(f"{100 * success(played):5.1f} %, {never:2} families never solved, order {order}", flush=True)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--split", choices=[*SPLITS, "all"], default="all")
     arguments.add_argument("--trials", type=int, default=1)
     arguments.add_argument("--nights", action="store_true")
+    arguments.add_argument("--orders", type=int, default=0)
     given = arguments.parse_args()
+    if given.orders:
+        return orders(given.orders)
     if given.nights:
         return nights()
     shop, settings = target(), load_settings()

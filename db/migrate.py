@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, inspect, text
 
-from db.engine import Engines, lock_writers, migration_engine, show, speaking
+from db.engine import Engines, lock_writers, make_engines, migration_engine, parse_url, show, speaking
 from db.schema import HEAD, VERSION_TABLE
 from errors import StoreError
 
@@ -15,13 +15,34 @@ if TYPE_CHECKING:
 
 
 def ensure_schema(engines: Engines) -> None:
-    """Create or upgrade the tables. Costs one query when they are already at the newest schema. Raises `StoreError`
-    when the database does not answer, cannot be written, or was written by a newer version."""
+    """Create the tables of an empty database, and bring a SQLite file to the newest schema. Costs one query when they
+    are there already. Raises `StoreError` when the database does not answer, cannot be written, was written by a newer
+    version, or is a server's of an older one: other processes of the older version may use it, so a person decides
+    when it is upgraded (`trace-agent db upgrade`)."""
     with speaking(engines.url):
         with engines.read.connect() as connection:
-            if _version(connection) == HEAD:
-                return
+            version = _version(connection)
+        if version == HEAD:
+            return
+        if version is not None and engines.url.get_backend_name() != "sqlite" and version in known_revisions():
+            raise StoreError(
+                f"database {show(engines.url)!r} has schema {version!r}, this program needs {HEAD!r}; stop what else "
+                "uses it, make a backup of it, then run 'trace-agent db upgrade'"
+            )
         move_schema(engines.url, HEAD)
+
+
+def upgrade_database(address: str) -> tuple[str | None, str]:
+    """Bring a database to the newest schema; the schema that it had (None: it was empty) and the one that it has.
+    Raises `ConfigurationError` for an address that cannot work, `StoreError` for a database that was written by a newer
+    version, or does not answer."""
+    engines = make_engines(parse_url(address))
+    try:
+        before = stored_revision(engines)
+        move_schema(engines.url, HEAD)
+    finally:
+        engines.dispose()
+    return before, HEAD
 
 
 def move_schema(url: URL, revision: str) -> None:

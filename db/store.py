@@ -279,7 +279,8 @@ class Store:
 
 
 def open_store(url: str) -> Store:
-    """Open a database and bring it to the newest schema (made if it is not there). Several processes may do so at once.
+    """Open a database of the newest schema: made if it is not there, and a SQLite file is brought to it. Several
+    processes may do so at once.
     Raises `ConfigurationError` for a URL that cannot work and `StoreError` for a database that does not."""
     engines = make_engines(parse_url(url))
     try:

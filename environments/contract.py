@@ -206,6 +206,16 @@ class Draw:
 
 
 @runtime_checkable
+class ShiftTested(Protocol):
+    """Optional on a target: a shift test, tasks that its environment plays and that differ from those of all splits in
+    kind (other words, other things, harder ones). It is only ever reported: nothing is trained or chosen on it."""
+
+    def shift_test(self) -> Sequence[TargetTask]:
+        """The tasks, of all kinds from the first on, so that the first of them are a fair part."""
+        ...
+
+
+@runtime_checkable
 class Drawable(Protocol):
     """Optional on a target: new diagnosis and validation tasks for every round. A target with a finite set of tasks has
     no draws; its rounds play the same tasks with other seeds."""

@@ -7,36 +7,47 @@ The order is all that is here, and it stands here alone; each stage is a task th
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
 from db import RoundState
 from errors import (
     AdapterError,
+    BudgetExceeded,
     ConfigurationError,
     EnvironmentFault,
     EpisodesSpent,
+    NotApproved,
     SandboxError,
+    TargetBusy,
     TargetError,
     TraceError,
     TrainingError,
 )
+from flows.approval import ask_approval
 from flows.code_version import code_version
+from flows.one_at_a_time import alone_on
+from flows.train_apart import train_apart
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
+from tasks.operations.plan import pace_of, plan_of, rehearse
+from tasks.operations.told import tell_failure, tell_start
 from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
+from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
 from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
@@ -44,6 +55,9 @@ from tasks.route import route
 from tasks.select import select
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
+from tasks.unattended.stalls import watched
+
+logger = logging.getLogger("trace")
 
 # The round: find what is lacking, practise it capability by capability, prove it and tell.
 FIND = (rollout, contrast, select)
@@ -62,11 +76,15 @@ class ImproveParameters(BaseModel):
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
     fresh: bool = Field(default=False, description="start another round instead of resuming")
+    dry_run: bool = Field(default=False, description="check everything and print the plan; play nothing")
+
+
+NO_SETTINGS = {"fresh", "dry_run"}
 
 
 class RoundOutcome(BaseModel):
     """How a round ended: where its report is, what was promoted, and why nothing was trained ("" when something was).
-    `checked` is what the profile `dry` found."""
+    `checked` is what the profile `dry`, or a dry run, found; a dry run opens no round."""
 
     round: str
     report: str = ""
@@ -80,7 +98,9 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
     context = open_context(settings, fresh, code_version())
     try:
-        yield context
+        with watched(settings.limits.idle_minutes, context.folder):
+            context.limits.check()
+            yield context
     except (KeyboardInterrupt, SystemExit):
         context.store.finish_round(context.round.id, RoundState.INTERRUPTED, "stopped by the user", peak_gib())
         raise
@@ -88,6 +108,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         reason = f"{type(problem).__name__}: {problem}"
         state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
         context.store.finish_round(context.round.id, state, reason, peak_gib())
+        tell_failure(context, problem, state)
         raise
     finally:
         forget(context.round.id)
@@ -101,6 +122,8 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
     """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
     would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
     what was down may be up again, and a person may have mended a setting or raised a cap."""
+    if isinstance(problem, BudgetExceeded | NotApproved):  # it waits for a larger limit, or a person
+        return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before
     return isinstance(problem, _DETERMINISTIC) or reason == before
@@ -110,9 +133,8 @@ def run_name() -> str:
     """What a run is called in Prefect's UI: the target, profile and seed that follow from its parameters."""
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
-    values.pop("fresh", None)
     try:
-        settings = load_settings(**values)
+        settings = load_settings(**{k: v for k, v in values.items() if k not in NO_SETTINGS})
     except TraceError:  # the flow itself will say what is wrong
         return "improve"
     return f"improve {settings.target}, profile {settings.profile}, seed {settings.seed}"
@@ -122,11 +144,26 @@ def run_name() -> str:
 def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
-    settings = load_settings(**given.model_dump(exclude={"fresh"}))
+    settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, "a whole round")
-    with opened(settings, given.fresh) as context:
+    preflight(settings)
+    if given.dry_run:
+        return RoundOutcome(round="", checked=rehearse(settings))
+    try:
+        with alone_on(settings.target):
+            return play_round(settings, given.fresh)
+    except TargetBusy as busy:
+        cancelled: Any = Cancelled(message=str(busy))
+        return cancelled  # type: ignore[no-any-return]
+
+
+def play_round(settings: Settings, fresh: bool) -> RoundOutcome:
+    """The round, whole; see `improve`."""
+    with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
+        logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
+        tell_start(context)
         for _ in stages(context):
             pass
         told = context.result(ReportResult)
@@ -140,7 +177,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     """Run the round up to and with `stage`; what is stored is not done again. Returns the stage's results as JSON, by
     capability where there is one for each."""
     check_name(stage)
-    settings = load_settings(**params.model_dump(exclude={"fresh"}))
+    settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}
@@ -187,7 +224,7 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
-            results: dict[str, StageResult] = {c: _paid_for(practice, round_id, c) for c in batch}
+            results: dict[str, StageResult] = {c: _paid_for(practice, context, c) for c in batch}
             if practice.name == train.name:
                 results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
             yield practice.name, results
@@ -198,15 +235,20 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     if last in {practice.name for practice in PRACTISE}:
         return
     for proof in PROVE:
+        if proof.name == gate.name:
+            ask_approval(context)
         yield proof.name, {"": proof(round_id)}
         if proof.name == last:
             return
 
 
-def _paid_for(practice: Stage[[str], Any], round_id: str, capability: str) -> StageResult:
-    """A capability's result of a stage; skipped where the budget of episodes does not pay for it."""
+def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
+    """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training with a
+    time limit is done by another process first, and its result is read here."""
     try:
-        result: StageResult = practice(round_id, capability)
+        if practice.name == train.name and context.settings.limits.training_minutes and context.budget is None:
+            train_apart(context, capability)
+        result: StageResult = practice(context.round.id, capability)
     except EpisodesSpent as problem:
         return StageResult(skipped=str(problem))
     return result
@@ -218,7 +260,7 @@ def _trained_at_last(context: Context, capability: str, result: StageResult) -> 
     its turn (method, section 4)."""
     while isinstance(result, TrainResult) and result.goes_back and withdraw(context, capability, result.verdict):
         for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
-            result = _paid_for(practice, context.round.id, capability)
+            result = _paid_for(practice, context, capability)
             if not result.goes_on:
                 break
     return result

@@ -28,6 +28,7 @@ from tasks.round.results import ChallengeResult, RegisterResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
+from tasks.tracking.versions import log_decision
 
 SPLIT = "validation"
 
@@ -207,6 +208,6 @@ def _store(context: Context, capability: str, decision: CapabilityDecision) -> N
     row = context.store.row(AdapterRow, id=identity)
     assert row is not None
     assert row.registered_version is not None, "only registered adapters are judged"
-    context.registry.set_gate(capability, row.registered_version, str(decision.verdict))
+    log_decision(context.registry, capability, row.registered_version, decision)
     if not decision.passed and row.state == AdapterState.REGISTERED:
         context.store.set_state(AdapterRow, identity, AdapterState.REJECTED)

@@ -1,18 +1,19 @@
 """Stage 7, last half, `trace-agent stage gate`: the assembled candidate against the live release as a whole; what is
-proven becomes the live release (method, section 7; the rules are `tasks.measuring.gate_rules`)."""
+proven becomes the live release, unless a person who was asked declines it (method, section 7; the rules are
+`tasks.measuring.gate_rules`)."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prefect.artifacts import create_markdown_artifact
-from prefect.events import emit_event
 
 from db import ReleaseRow, VerdictRow
 from tasks.challenge import families_of, rules_of
-from tasks.measuring.decisions import ReleaseDecision
+from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_rules import judge_release
 from tasks.measuring.statistics import align
+from tasks.operations.told import tell_verdict
 from tasks.releases.lifecycle import promote, refuse
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
@@ -22,12 +23,34 @@ from tasks.round.stage import stage
 WHOLE = "release"
 
 
-@stage("gate", title="gate and promote")
-def gate(context: Context) -> GateResult:
-    """Decide on the candidate from the validation split; promote it, or refuse it with the reasons."""
+@dataclass(frozen=True)
+class Proposal:
+    """The candidate of a round, and what the gate says of it."""
+
+    candidate: ReleaseRow
+    challenged: ChallengeResult
+    evaluated: EvaluateResult
+    decision: ReleaseDecision
+
+    def table(self) -> str:
+        """The verdict in Markdown: reasons, and each family's difference."""
+        d = self.decision
+        rows = {"all tasks": d.difference, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
+        lines = [f"**release {self.candidate.number}: {d.verdict}**", ""]
+        lines += [f"- {reason}" for reason in d.reasons]
+        lines += ["", "| | points | 95 % interval | tasks | p |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {name} | {v.points:+.1f} | {v.low:+.1f} to {v.high:+.1f} | {v.tasks} | {v.p:.4f} |"
+            for name, v in rows.items()
+        ]
+        return "\n".join(lines)
+
+
+def proposal_of(context: Context) -> Proposal | None:
+    """What the gate will say, from the episodes that are stored; None where there is no candidate."""
     challenged, evaluated = context.result(ChallengeResult), context.result(EvaluateResult)
     if evaluated.skipped:
-        return GateResult(skipped=evaluated.skipped, verdicts=challenged.verdicts)
+        return None
     candidate = context.store.row(ReleaseRow, id=context.result(RouteResult).candidate)
     assert candidate is not None
     live = outcomes(context.store, [*evaluated.live_ids, *evaluated.further_live_ids])
@@ -36,6 +59,21 @@ def gate(context: Context) -> GateResult:
     own = {c: families_of(context, c) for c in challenged.passed}
     pair = align(live, other)
     decision = judge_release(pair, rules_of(context), challenged.alpha, trials, own, challenged.look)
+    return Proposal(candidate, challenged, evaluated, decision)
+
+
+@stage("gate", title="gate and promote")
+def gate(context: Context) -> GateResult:
+    """Decide on the candidate from the validation split; promote it, or refuse it with the reasons."""
+    proposal = proposal_of(context)
+    if proposal is None:
+        skipped, verdicts = context.result(EvaluateResult).skipped, context.result(ChallengeResult).verdicts
+        tell_verdict(context, 0, verdicts, skipped)
+        return GateResult(skipped=skipped, verdicts=verdicts)
+    candidate, challenged, decision = proposal.candidate, proposal.challenged, proposal.decision
+    if decision.promoted and context.declined:
+        reasons = (*decision.reasons, f"A person declined it: {context.declined}.")
+        decision = replace(decision, verdict=GateVerdict.DECLINED, reasons=reasons)
     verdict = str(decision.verdict)
     context.store.put(
         [
@@ -54,15 +92,17 @@ def gate(context: Context) -> GateResult:
     create_markdown_artifact(
         key="gate",
         description="The gate's verdict on the candidate release",
-        markdown=f"**release {candidate.number}: {verdict}**\n\n" + "\n".join(f"- {r}" for r in decision.reasons),
+        markdown=replace(proposal, decision=decision).table(),
     )
     context.store.put(
-        [replace(candidate, evidence=_evidence(candidate, challenged, evaluated, decision))], replace=True
+        [replace(candidate, evidence=_evidence(candidate, challenged, proposal.evaluated, decision))], replace=True
     )
-    promoted = _apply(context, candidate, challenged, decision)
+    promoted = _apply(context, candidate, decision)
+    verdicts = {**challenged.verdicts, WHOLE: verdict}
+    tell_verdict(context, candidate.number, verdicts, " ".join(decision.reasons))
     return GateResult(
         promoted=challenged.passed if promoted else [],
-        verdicts={**challenged.verdicts, WHOLE: verdict},
+        verdicts=verdicts,
         release=candidate.number if promoted else 0,
     )
 
@@ -84,16 +124,11 @@ def _evidence(
     }
 
 
-def _apply(context: Context, candidate: ReleaseRow, challenged: ChallengeResult, decision: ReleaseDecision) -> bool:
+def _apply(context: Context, candidate: ReleaseRow, decision: ReleaseDecision) -> bool:
     """Carry the verdict into store and registry; whether the candidate is live. Done again it changes nothing."""
     reason = " ".join(decision.reasons)
     if decision.promoted:
         promote(context.store, context.registry, candidate.id, reason)
-        emit_event(
-            "trace.release.promoted",
-            resource={"prefect.resource.id": f"trace.release.{context.round.target}"},
-            payload={"release": candidate.number, "capabilities": challenged.passed},
-        )
         return True
     refuse(context.store, candidate.id, reason)
     return False

@@ -5,33 +5,52 @@ from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
+from tasks.episodes.lineage import as_table, lineages_of
+from tasks.episodes.pages import FOLDER, INDEX, REPORT, write_report
+from tasks.episodes.secrets import hiding
+from tasks.episodes.traces import log_traces
 from tasks.reporting.collect import figures_of
+from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import headline
 from tasks.reporting.nothing_trained import how_it_ended
-from tasks.reporting.page import render
-from tasks.reporting.tracking import log_round
 from tasks.round.context import Context
-from tasks.round.results import ReportResult
+from tasks.round.results import ReportResult, StoredRound
 from tasks.round.stage import stage
-
-FILE = "report.html"
+from tasks.tracking.parts import log_parts
+from tasks.tracking.rounds import log_round
+from tasks.tracking.versions import describe_versions
 
 
 @stage("report", title="write the report")
 def report(context: Context) -> ReportResult:
-    """Write `report.html` and `figures.json` into the round's folder, and log both to MLflow: in the round's run, and
-    in the one of the target's history."""
+    """Write `report.html`, the pages of its episodes and `figures.json` into the round's folder, and log to MLflow:
+    in the round's run, and figures in the one of the target's history, too."""
     target, settings = context.target, context.settings
     ended = how_it_ended(context.stored, target, settings.asks_a_model, settings.selection.rho)
     figures = figures_of(context.stored, settings, target, context.base.identity, ended)
-    page = context.folder / FILE
-    html = render(figures)
-    page.write_text(html, encoding="utf-8")
+    page = context.folder / REPORT
+    html = write_report(settings, context.store, figures)
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
-    log_round(context.registry, figures, html)
+    run = log_round(context.registry, figures, html, page.parent / FOLDER)
+    log_parts(context.registry, context.stored, run)
+    describe_versions(context.registry, context.stored, figures)
+    log_traces(context.registry, context.stored, figures, hiding(settings), settings.traces)
     create_markdown_artifact(
         key="round",
         description=f"How the round on {context.round.target} ended",
-        markdown=f"{headline(figures)}\n\nReport: `{page.name}` of round `{context.round.id}`",
+        markdown=told_in_prefect(context.stored, figures, context.registry.run_link(run)),
     )
     return ReportResult(page=str(page), reason=ended.reason)
+
+
+def told_in_prefect(stored: StoredRound, figures: RoundFigures, link: str = "") -> str:
+    """How the round ended, the way of each capability from failure to release, and where the pages are, in Markdown.
+    `link` is the round's run in MLflow ("": there is no server)."""
+    run = f"[MLflow's run of it]({link})" if link else "MLflow's run of it"
+    where = f"`{REPORT}` and `{FOLDER}/{INDEX}` in the folder of round `{stored.round.id}`, and in {run}"
+    parts = (
+        headline(figures),
+        as_table(lineages_of(stored, figures, {})),
+        f"Report, and episodes side by side: {where}.",
+    )
+    return "\n\n".join(part for part in parts if part)

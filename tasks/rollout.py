@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from errors import EnvironmentFault
 from tasks.measuring.lineup import lineup_of, play_lineup
+from tasks.operations.turn_length import check_turn_length
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
@@ -17,11 +18,12 @@ from tasks.round.traffic import TrafficTarget, import_conversations
 def rollout(context: Context) -> RolloutResult:
     """Play what is not stored yet; conversations of users are imported instead.
 
-    Raises `EnvironmentFault` when no episode has a reward.
+    Raises `EnvironmentFault` when no episode has a reward, `ConfigurationError` when turns are too short to have one.
     """
     if isinstance(context.target, TrafficTarget):  # played already, by users
         ids = import_conversations(context.store, context.round, context.target)
     else:
+        check_turn_length(context)
         tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
         lineup = lineup_of(context, context.parent)
         ids = play_lineup(context, lineup, tasks, trials, context.seed, "diagnosis", "diagnosis").ids

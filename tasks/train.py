@@ -17,7 +17,9 @@ from environments.synthesized.hints import is_advised
 from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
+from models.adapters.runs import RunLog
 from models.episodes import Trajectory
+from models.telemetry.metrics import METRICS
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.levels import Dialled, levels_of
 from settings import Settings
@@ -32,6 +34,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.synthesis.limited import limited
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
 
@@ -52,6 +55,8 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         learning_rate=t.learning_rate,
         schedule=t.schedule,
         shuffled=t.shuffled,
+        scaled=t.scaled,
+        delta=t.delta,
         temperature=t.temperature,
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
@@ -156,7 +161,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         settings.max_tokens,
         identity,
     )
-    run = context.registry.start_run(f"{round_id}-{course.name}", {"round": round_id, "capability": course.name})
+    run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
+    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
 
     storing = Stopwatch()
 
@@ -164,6 +170,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         with storing:
             context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
+            METRICS.trained(course.name, record.step, record.reward, record.success)
             meter.advance(told(record), say=True)
 
     def on_trajectories(step: int, trajectories: list[Trajectory]) -> None:
@@ -174,6 +181,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 for t in trajectories
             ]
             context.store.add_trajectories(rows)
+            METRICS.stored(rows)
             # Charged after they are stored: `for_training` takes the stored ones for this training's own.
             if context.budget is not None:
                 context.budget.admit([row.id for row in rows], ground.purpose)
@@ -184,8 +192,9 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         stored = storing.seconds
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
+            source = limited(environment, context.limits, settings.groups * settings.group_size)
             made = train_adapter(
-                environment, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
+                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
             )
         context.environment.seconds += made.environment_seconds
         context.model.seconds += training.seconds - (storing.seconds - stored) - made.environment_seconds

@@ -145,9 +145,23 @@ def test_ports_are_published_on_loopback_only(name: str) -> None:
             assert port.startswith("127.0.0.1:"), f"{service} publishes {port} on every interface"
 
 
+def test_servers_without_a_login_are_reached_through_the_proxy_alone() -> None:
+    services = compose()["services"]
+    published = {name for name, body in services.items() if body.get("ports")}
+    assert published == {"postgres", "proxy"}, "the others have no login of their own"
+    assert "${PROXY_HASH:?" in services["proxy"]["environment"]["PROXY_HASH"], "never without a password"
+    text = (ROOT / "docker" / "Caddyfile").read_text()
+    for name in ("prefect", "mlflow", "vllm"):
+        assert f"_UPSTREAM:{name}:" in text
+    # Every site with something behind it asks for the login.
+    sites = [part for part in text.split("\n\n") if "reverse_proxy" in part]
+    assert len(sites) == 3
+    assert all("import login" in site for site in sites)
+
+
 def test_services_are_checked_and_start_in_order() -> None:
     services = compose()["services"]
-    assert set(services) == {"postgres", "prefect", "mlflow", "deploy", "worker", "vllm"}
+    assert set(services) == {"postgres", "prefect", "mlflow", "proxy", "deploy", "worker", "vllm"}
     for name, body in services.items():
         # The worker's check is the image's own.
         assert name == "worker" or "healthcheck" in body, name
@@ -183,12 +197,17 @@ def test_example_names_every_variable_of_the_services() -> None:
     assert used == given
 
 
-def test_deployment_names_an_existing_flow() -> None:
-    (deployment,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    path, function = deployment["entrypoint"].split(":")
-    assert re.search(rf"^@flow\b.*\ndef {function}\(", (ROOT / path).read_text(), re.MULTILINE)
-    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
-    assert deployment["schedules"] == [{"cron": "0 2 * * *", "timezone": "UTC", "active": True}]
+def test_deployments_name_existing_flows() -> None:
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    crons = {}
+    for deployment in deployments:
+        path, function = deployment["entrypoint"].split(":")
+        assert re.search(rf"^@flow\b.*\ndef {function}\(", (ROOT / path).read_text(), re.MULTILINE)
+        (schedule,) = deployment["schedules"]
+        crons[deployment["name"]] = (schedule["cron"], schedule["timezone"])
+    assert crons == {
+        "improve": ("0 2 * * *", "UTC"), "watch": ("0 12 * * *", "UTC"), "housekeeping": ("0 18 * * 0", "UTC")
+    }  # fmt: skip
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
@@ -223,6 +242,7 @@ def test_scripts_can_be_run() -> None:
         "tests/ensure_postgres.sh",
         "tests/ensure_bubblewrap.sh",
         "tests/ensure_chromium.sh",
+        "tests/ensure_caddy.sh",
     ):
         path = ROOT / name
         assert path.stat().st_mode & 0o111, f"{name} is not executable"

@@ -75,6 +75,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"analyst": {"api_key": "secret"}}, r"analyst\.api_key = \(not shown\)"),
     ({"sandbox": "chroot"}, "sandbox = 'chroot'"),
     ({"synthesizer": {"versions": 6}}, "synthesizer.versions = 6"),
+    ({"metrics_port": 70_000}, "metrics_port = 70000"),
+    ({"traces": 17}, "traces = 17"),
 ]
 
 
@@ -109,6 +111,9 @@ def test_the_budget_it_asks_for_suffices(settings_folder: Path) -> None:
 def test_identity_leaves_places_out(settings_folder: Path) -> None:
     one, other = (Settings(home=Path(p), database=d) for p, d in (("a", ""), ("b", "postgresql://x/y")))
     assert one.identity() == other.identity()
+    assert load_settings(traces=0).identity() == load_settings(traces=16).identity(), (
+        "what MLflow shows decides nothing"
+    )
     assert one.identity() != Settings(seed=1).identity()
 
 
@@ -152,7 +157,7 @@ def test_every_knob_of_the_machine_is_a_setting_and_read_by_either_name(
         "toolsandbox": "/t",
         "tau2_tasks": "/u",
     }
-    assert {*given, "gateway_keys"} == set(MachineSettings.model_fields) <= set(Settings.model_fields)
+    assert {*given, "gateway_keys", "metrics_port"} == set(MachineSettings.model_fields) <= set(Settings.model_fields)
     monkeypatch.delenv("TRACE_CACHE", raising=False)
     Path("trace.toml").write_text('budget = 2000\ncache = "/file"\nsandbox = "bubblewrap"\n')
     assert (machine_settings().cache, machine_settings().sandbox) == ("/file", "bubblewrap")

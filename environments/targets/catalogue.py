@@ -21,13 +21,13 @@ from environments.targets.third_party.simulated_user import UserModel
 from errors import TargetError
 
 ENTRY_POINTS = "trace_agent.environments"
-_SHOP = "environments.targets.shop:target"
+_SHOP, _SHIFT = "environments.targets.shop:target", "environments.targets.shop:shift"
 # How a target is built, given the simulated user's name (None: its default) and the model that plays one.
 Builder = Callable[[str | None, UserModel | None], Any]
 
 
-def _shop(user: str | None, user_model: UserModel | None) -> Any:
-    return _from_path(_SHOP)
+def _shop(path: str, user: str | None, user_model: UserModel | None) -> Any:
+    return _from_path(path)
 
 
 def _tau2(domain: str, user: str | None, user_model: UserModel | None) -> Any:
@@ -58,7 +58,7 @@ def _agentdojo(suite: str, attacked: bool, user: str | None, user_model: UserMod
 
 def _builders() -> dict[str, Builder]:
     """Name -> how to build the target."""
-    builders: dict[str, Builder] = {"shop": _shop}
+    builders: dict[str, Builder] = {"shop": partial(_shop, _SHOP), "shop:shift": partial(_shop, _SHIFT)}
     builders |= {f"tau2:{domain}": partial(_tau2, domain) for domain in tau2.DOMAINS}
     builders |= {"toolsandbox": partial(_toolsandbox, "base")}
     builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
@@ -153,7 +153,7 @@ def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:
 def describe_targets(user: str | None = None) -> list[TargetInfo]:
     """One line per target that `load_target` knows by name, with the simulated user called `user` where it has one;
     never fails because something is absent."""
-    lines = [_describe_loaded("shop", partial(load_target, "shop"))]
+    lines = [_describe_loaded(name, partial(load_target, name)) for name in ("shop", "shop:shift")]
     lines += tau2.describe(user) + toolsandbox.describe(user)
     lines += bfcl.describe() + bfcl_single.describe() + agentdojo.describe()
     lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]

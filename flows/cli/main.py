@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 import warnings
@@ -13,12 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from errors import TraceError
+from flows.cli.database import add_database
 from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
+from flows.cli.operations import add_operations
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
 from flows.cli.tools import add_commands
+from models.telemetry.logs import configure
 
 # Quiet and offline by default; set before the libraries that read them are imported.
 QUIET = {
@@ -54,9 +56,7 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 
 
 def _logging() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("trace").setLevel(logging.INFO)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # that it makes its tables
+    configure()
     # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
     # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
@@ -79,6 +79,17 @@ def _print(value: Any, as_json: bool, text: str) -> None:
     typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
 
 
+@app.callback()
+def options(
+    log_json: Annotated[
+        bool, typer.Option("--log-json", envvar="TRACE_LOG_JSON", help="Log lines as JSON objects, for a program.")
+    ] = False,
+) -> None:
+    """Makes an agent better at one environment by itself."""
+    if log_json:
+        configure(as_json=True)
+
+
 @app.command()
 def improve(
     target: TargetName = None,
@@ -89,6 +100,7 @@ def improve(
     home: Home = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start another round instead of resuming.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in a row, each from what the last made live.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, play nothing.")] = False,
 ) -> None:
     """Run one round, whole: the rest of the one that was stopped, or the next one, from what is live today."""
     from settings import load_settings
@@ -98,6 +110,13 @@ def improve(
     from tasks.round.traffic import check_stage
 
     check_stage(settings.target, "a whole round")
+    if dry_run:
+        from tasks.operations.plan import rehearse
+        from tasks.round.preflight import preflight
+
+        preflight(settings)
+        typer.echo("\n".join(rehearse(settings)))
+        return
     flow = ready(settings, "flows.improve")
     # The parameters' defaults are None, so that a later change of a profile is seen by a schedule too.
     params = flow.ImproveParameters(
@@ -139,15 +158,14 @@ def status(
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again from its figures when the page is gone."""
+    from tasks.episodes.pages import write_report
     from tasks.reporting.lookup import figures_by_key
-    from tasks.reporting.page import render
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     page = settings.folder / figures.round / "report.html"
     if not page.is_file():
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(render(figures), encoding="utf-8")
+        write_report(settings, store, figures)
     _print({"report": str(page)}, as_json, str(page))
 
 
@@ -245,6 +263,8 @@ add_releases(app)
 add_serving(app)
 add_housekeeping(app)
 add_environments(app)
+add_operations(app)
+add_database(app)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, r
 
 def add_serving(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (serve, blend):
+    for command in (serve, blend, key):
         app.command()(command)
     app.command("compose", hidden=True)(blend)  # the command's name in version 0.1
 
@@ -41,14 +41,17 @@ def serve(
             "--blend", "--compose", help="Use published blends: cumulative probability that a blend covers. 0: top-1."
         ),
     ] = 0.0,
-    keys: Annotated[Path | None, typer.Option(help="File with API keys, one a line.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File with API keys: one a line, or .toml with names, scopes and quotas.")
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 120.0,
     concurrency: Annotated[int, typer.Option(help="Requests at once; more are told to come again.")] = 64,
     sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
     plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
 ) -> None:
     """One OpenAI-compatible endpoint in front of the base and the live release."""
-    from models.serving.gateway.settings import GatewaySettings, Keys
+    from models.serving.gateway.keys import Keys
+    from models.serving.gateway.settings import GatewaySettings
     from settings import machine_settings
 
     wanted = GatewaySettings(
@@ -89,3 +92,20 @@ def blend(
         f"{name} is in release {row.number} of {row.target}, a candidate: try it with 'trace-agent serve --release "
         f"{row.number} --blend 0.6', make it live with 'trace-agent promote {row.number}'"
     )
+
+
+def key(
+    name: Annotated[str, typer.Argument(help="Who it is for.")],
+    scope: Annotated[list[str] | None, typer.Option(help="chat, feedback or admin; repeat. None: all.")] = None,
+    requests_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = 0,
+    tokens_per_day: Annotated[int, typer.Option(min=0, help="0: no limit.")] = 0,
+) -> None:
+    """A new key of the gateway: what goes into its key file, and the key, which is shown this once."""
+    import secrets
+
+    from models.serving.gateway.keys import entry
+
+    made = secrets.token_urlsafe(32)
+    quotas = {"requests_per_minute": requests_per_minute, "tokens_per_day": tokens_per_day}
+    typer.echo(entry(name, made, {"scopes": list(scope or ()), **quotas}))
+    typer.echo(f"the key of {name}, shown this once: {made}", err=True)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 RUN_KEY_TAG = "trace.key"
+PARENT_TAG = "mlflow.parentRunId"
 _BATCH = 1000  # the most metrics that MLflow takes in one call
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow takes only the literal "true"
@@ -78,8 +79,16 @@ class Registry:
         self.target = checked_name(target, "target")
         self.artifact_root = None if artifact_root is None else artifact_root.resolve()
 
-    def start_run(self, key: str, tags: Mapping[str, str] | None = None) -> str:
-        """The run of `key` (such as `r3/set_address/train`), begun or resumed, as MLflow's run id."""
+    def start_run(
+        self,
+        key: str,
+        tags: Mapping[str, str] | None = None,
+        name: str = "",
+        parent: str = "",
+        began: int | None = None,
+    ) -> str:
+        """The run of `key` (such as `r3/set_address/train`), begun or resumed, as MLflow's run id. It is called `name`
+        (the key if there is none) and nested under the run `parent`; `began` is in milliseconds since 1970."""
         found = self.client.search_runs(
             [self.experiment_id], f"tags.`{RUN_KEY_TAG}` = '{checked_key(key)}'", max_results=1
         )
@@ -87,12 +96,15 @@ class Registry:
             run_id = str(found[0].info.run_id)
             self.client.update_run(run_id, status="RUNNING")
         else:
-            run = self.client.create_run(self.experiment_id, tags={RUN_KEY_TAG: key} | dict(tags or {}), run_name=key)
+            own = {RUN_KEY_TAG: key} | ({PARENT_TAG: parent} if parent else {})
+            run = self.client.create_run(self.experiment_id, began, own | dict(tags or {}), run_name=name or key)
             run_id = str(run.info.run_id)
         return run_id
 
-    def end_run(self, run_id: str, failed: bool = False) -> None:
-        self.client.set_terminated(run_id, "FAILED" if failed else "FINISHED")
+    def end_run(self, run_id: str, failed: bool = False, stopped: bool = False, ended: int | None = None) -> None:
+        """End a run, at `ended` milliseconds since 1970 (now). `stopped`: it may be gone on with."""
+        status = "FAILED" if failed else "KILLED" if stopped else "FINISHED"
+        self.client.set_terminated(run_id, status, ended)
 
     def log_steps(self, run_id: str, steps: Mapping[int, Mapping[str, float]]) -> int:
         """Stores metrics by step and returns how many were new. A (metric, step) that is there already is left as it
@@ -151,10 +163,6 @@ class Registry:
                 dataset_digest=source.digest,
                 model_id=adapter.model_id,
             )
-
-    def set_gate(self, capability: str, version: str, verdict: str) -> None:
-        """Writes the gate's verdict on a version, where people look for it."""
-        self.client.set_model_version_tag(self.model_name(capability), version, "gate", verdict)
 
     def versions(self, capability: str) -> list[RegisteredAdapter]:
         """All versions of a capability, oldest first."""
@@ -219,6 +227,11 @@ class Registry:
         if self.remote:
             return f"{self.tracking_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
         return f"models:/{adapter.name}/{adapter.version}"
+
+    def run_link(self, run_id: str) -> str:
+        """Where a run is seen in MLflow's UI; "" when there is no server."""
+        where = f"#/experiments/{self.experiment_id}/runs/{run_id}"
+        return f"{self.shown_uri.rstrip('/')}/{where}" if self.remote else ""
 
     def model_name(self, capability: str) -> str:
         return f"trace-{self.target}-{checked_name(capability, 'capability')}"

@@ -243,6 +243,7 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         beta=0.0,
+        delta=settings.delta or None,
         loss_type="dapo",  # TRL's own advantage is not used: `group_advantages` replaces it
         max_completion_length=4096,
         logging_steps=1,

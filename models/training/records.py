@@ -24,7 +24,9 @@ class TrainingSettings:
     """Hyper-parameters. Defaults are those of the embedded default; the published ones are in `profiles/gpu.toml`.
 
     `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
-    out at random: a placebo, from which nothing about the task can be learnt. `hints` is the share of a group's
+    out at random: a placebo, from which nothing about the task can be learnt. Advantages are `scaled` to their group's
+    standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
+    `hints` is the share of a group's
     rollouts that get advice while the policy hardly succeeds without."""
 
     steps: int = 8
@@ -45,6 +47,8 @@ class TrainingSettings:
     seed: int = 0
     most_episodes: int | None = None
     shuffled: bool = False
+    scaled: bool = True
+    delta: float = 0.0
     hints: float = 0.0
 
 

@@ -43,14 +43,18 @@ def scenario_seed(seed: int, step: int, place: int) -> int:
     return (seed * STEPS + step) * SEEDS + place
 
 
-def group_advantages(rewards_GK: torch.Tensor) -> torch.Tensor:
-    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, in the group's standard
-    deviations (unbiased, plus 1e-4 against division by zero).
+def group_advantages(rewards_GK: torch.Tensor, scaled: bool = True) -> torch.Tensor:
+    """The advantage of every rollout, as (G, K): its reward's distance from the group's mean, if `scaled` in the
+    group's standard deviations (unbiased, plus 1e-4 against division by zero).
+
+    Not scaled (Liu et al., 2025, arXiv 2503.20783), a group of near misses that differ by little weighs little.
 
     Every token that the policy sampled in a rollout gets that rollout's advantage. A group with equal rewards gets 0.
     To change the advantage, change this function: nothing else computes one.
     """
     centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    if not scaled:
+        return centred_GK
     k = rewards_GK.shape[1]
     std_G1 = ((centred_GK**2).mean(dim=1, keepdim=True) * (k / (k - 1))).sqrt()
     return centred_GK / (std_G1 + 1e-4)
@@ -301,7 +305,7 @@ class Rollouts:
         trajectories = self.collect(step)
         rewards_R = [t.score.reward if t.score else 0.0 for t in trajectories]
         rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
-        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size))
+        advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size), self.settings.scaled)
         if self.settings.shuffled:
             advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)

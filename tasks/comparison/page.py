@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from markupsafe import Markup
 
 from tasks.comparison.results import SeedResult
-from tasks.comparison.table import Table
+from tasks.comparison.table import Share, Table
 from tasks.reporting.charts import curve_chart, heat_chart
 from tasks.reporting.page import environment
 
@@ -31,6 +31,7 @@ def lines(table: Table) -> list[str]:
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
             f"{row.seconds:>8.0f} {row.dollars:>8.4f}"
         )
+    found += other_tests(table)
     names = [row.name for row in table.rows]
     broad = max(6, *(len(f) for f in table.families))
     letters = dict(zip(ascii_uppercase, names, strict=False))
@@ -48,6 +49,29 @@ def lines(table: Table) -> list[str]:
     return found
 
 
+def other_tests(table: Table) -> list[str]:
+    """The shift test, untouched families and repeated success as text; nothing where none was measured."""
+    heads = heads_of(table)
+    if not heads:
+        return []
+    width = max(14, *(len(o.name) for o in table.others)) + 2
+    found = ["", f"{'other tests, %':<{width}} " + "  ".join(f"{head:>20}" for head in heads.values())]
+    for o in table.others:
+        found.append(f"{o.name:<{width}} " + "  ".join(f"{said(getattr(o, name)):>20}" for name in heads))
+    return found
+
+
+def heads_of(table: Table) -> dict[str, str]:
+    """What the other tests are called, by field of `OtherTests`; those that nothing was measured of are left out."""
+    heads = {"shift": "shift test", "untouched": "untouched families", "pass_k": f"pass^{table.trials}"}
+    return {name: head for name, head in heads.items() if any(getattr(o, name) for o in table.others)}
+
+
+def said(share: Share | None) -> str:
+    """A share in per cent with its interval; "" without one."""
+    return f"{100 * share.value:.1f} {_span(100 * share.low, 100 * share.high)}" if share else ""
+
+
 def _span(low: float, high: float, sign: str = "") -> str:
     return f"[{low:{sign}.1f}, {high:{sign}.1f}]"
 
@@ -59,7 +83,8 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     curve = curve_chart("TRACE by number of capabilities", "capabilities", points) if points else ""
     template = environment().get_template("methods.html.j2")
     return template.render(
-        t=table, results=results, letters=ascii_uppercase, heat=Markup(heat_chart(table.families, names)),
+        t=table, results=results, letters=ascii_uppercase, heads=heads_of(table), said=said,
+        heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},
     )  # fmt: skip

@@ -31,6 +31,7 @@ SAME = {
     "settings": "settings",
     "trials": "number of trials",
     "families": "list of test tasks",
+    "shift": "list of shift tasks",
 }
 
 
@@ -49,7 +50,8 @@ class MethodFigures(_Part):
     """What a method came to with one seed. `outcomes` are 1 or 0 by test task and trial (null: lost to the
     infrastructure). `episodes` are those that its budget paid for, by `purposes`, the test split's beside them; tokens,
     seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all;
-    `rollouts` are checkpoints of one training.
+    `rollouts` are checkpoints of one training. `shift` are outcomes on the target's shift test, `trained` the
+    capabilities that it trained adapters for.
     """
 
     outcomes: Outcomes
@@ -60,13 +62,16 @@ class MethodFigures(_Part):
     seconds: float
     dollars: float
     notes: tuple[str, ...] = ()
+    shift: Outcomes = {}
+    trained: tuple[str, ...] = ()
     capabilities: tuple[Point, ...] = ()
     rollouts: tuple[Point, ...] = ()
 
 
 class SeedResult(_Part):
     """A seed of a comparison. `settings` is the hash of everything that decides the figures but the seed, `commit` the
-    version of the program, `machine` what it ran on."""
+    version of the program, `machine` what it ran on. `families` and `shift` are the families of the test split's and of
+    the shift test's tasks; `needs` are the capabilities of each family."""
 
     format: int = 1
     target: str
@@ -81,6 +86,8 @@ class SeedResult(_Part):
     commit: str
     machine: dict[str, str | int | float]
     families: dict[str, str]
+    needs: dict[str, list[str]] = {}
+    shift: dict[str, str] = {}
     methods: dict[str, MethodFigures] = {}
 
     def with_method(self, name: str, figures: MethodFigures) -> SeedResult:
@@ -154,7 +161,7 @@ def check_same(results: Sequence[SeedResult]) -> None:
         for name, said in SAME.items():
             one, two = getattr(results[0], name), getattr(other, name)
             if one != two:
-                shown = "" if name == "families" else f": {one} and {two}"
+                shown = "" if isinstance(one, dict) else f": {one} and {two}"
                 raise ConfigurationError(
                     f"seeds {results[0].seed} and {other.seed} of {other.target} have another {said}{shown}; they "
                     "cannot stand in one table: keep them in folders of their own (--out)"

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from errors import ConfigurationError
 from tasks.comparison.results import Outcomes, SeedResult, check_same
+from tasks.measuring.paired_tasks import pass_k_of
 from tasks.measuring.statistics import Floats, holm
 
 REFERENCE = "trace"
@@ -53,10 +54,31 @@ class MethodRow:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A share of successes in [0, 1] with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class OtherTests:
+    """What a method does beside the test split's success: `shift` on the shift test, `untouched` on the test tasks
+    whose families need no capability that TRACE trained for in the same seed (the same tasks for every method),
+    `pass_k` the chance that `k` trials of a test task all succeed. None where nothing was measured."""
+
+    name: str
+    shift: Share | None
+    untouched: Share | None
+    pass_k: Share | None
+
+
+@dataclass(frozen=True)
 class Table:
     """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
     nested capabilities (with how many seeds have that many). `curves` have the success of a method's checkpoints
-    by episodes of its budget."""
+    by episodes of its budget; `others` every method's other tests, with k = `trials`."""
 
     target: str
     data_hash: str
@@ -67,6 +89,8 @@ class Table:
     families: dict[str, dict[str, float]]
     capabilities: tuple[tuple[int, float, int], ...]
     curves: dict[str, tuple[tuple[float, float], ...]]
+    others: tuple[OtherTests, ...]
+    trials: int
 
 
 def table_of(results: Sequence[SeedResult], draws: int = DRAWS) -> Table:
@@ -114,7 +138,45 @@ def table_of(results: Sequence[SeedResult], draws: int = DRAWS) -> Table:
         families=families,
         capabilities=_nested(results, tasks),
         curves=_curves(results, tasks),
+        others=tuple(_others(results, name, tasks, draws) for name in names),
+        trials=first.trials,
     )
+
+
+def _others(results: Sequence[SeedResult], name: str, tasks: Sequence[str], draws: int) -> OtherTests:
+    there = [r for r in results if name in r.methods]
+    beyond = [_by_task(r.methods[name].shift, sorted(r.shift)) for r in there if r.shift]
+    untouched = [
+        [rate if r.families[t] in free else float("nan") for t, rate in zip(tasks, _rates(r, name, tasks), strict=True)]
+        for r in there
+        if (free := untouched_families(r))
+    ]
+    k = results[0].trials
+    repeated = [_pass_k(r.methods[name].outcomes, tasks, k) for r in there] if k > 1 else []
+    return OtherTests(name, *(_share(rates, draws) for rates in (beyond, untouched, repeated)))
+
+
+def untouched_families(result: SeedResult) -> set[str]:
+    """Families of the test split that need no capability that TRACE trained for; none where TRACE was not run."""
+    if REFERENCE not in result.methods:
+        return set()
+    trained = set(result.methods[REFERENCE].trained)
+    return {family for family, needs in result.needs.items() if trained.isdisjoint(needs)}
+
+
+def _pass_k(outcomes: Outcomes, tasks: Sequence[str], k: int) -> list[float]:
+    """pass^k by task; NaN where fewer than k trials have an outcome."""
+    known = [[x for x in outcomes.get(task, ()) if x is not None] for task in tasks]
+    found: list[float] = pass_k_of(np.array([sum(x) for x in known]), np.array([len(x) for x in known]), k).tolist()
+    return found
+
+
+def _share(rates: Sequence[Sequence[float]], draws: int) -> Share | None:
+    """The share over seeds and tasks; None without an outcome."""
+    values = np.array(rates, dtype=float)
+    if not values.size or np.isnan(values).all():
+        return None
+    return Share(_mean(values), *_interval(_bootstrap(values[_there(values)], draws)))
 
 
 def _curves(results: Sequence[SeedResult], tasks: Sequence[str]) -> dict[str, tuple[tuple[float, float], ...]]:

@@ -70,7 +70,7 @@ def database(settings: Settings) -> Finding:
             "install the version that wrote it, or a newer one",
         )
     said = f"{show(url)} has schema {revision or 'none'}, this program's is {HEAD}"
-    return warning("database", said, "'trace-agent backup' first; the next command brings it to the newest schema")
+    return warning("database", said, "'trace-agent backup' first, then 'trace-agent db upgrade'")
 
 
 def clock(store: Store, server: bool) -> Finding:

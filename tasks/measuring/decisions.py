@@ -12,13 +12,15 @@ from tasks.measuring.statistics import PairedDifference
 
 
 class GateVerdict(StrEnum):
-    """What the gate says of an adapter or a release. `better` is an adapter that passed phase A and waits for B."""
+    """What the gate says of an adapter or a release. `better` is an adapter that passed phase A and waits for B;
+    `declined` a release that a person who was asked did not want."""
 
     PROMOTED = "promoted"
     BETTER = "better"
     NOT_BETTER = "rejected-not-better"
     REGRESSION = "rejected-regression"
     UNDERPOWERED = "underpowered"
+    DECLINED = "declined"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
 from tasks.measuring.lineup import Lineup
-from tasks.methods.answers import Answer, one_adapter, success_of
+from tasks.methods.answers import Answer, one_adapter, shift_tasks, success_of
 from tasks.methods.budget import Account
 from tasks.methods.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
@@ -93,5 +93,7 @@ def oracle_route(run: SeedRun, context: Context, account: Account) -> Answer:
     if not names:
         return Answer(context, notes=(NONE_TRAINED,))
     families = {f: c for c in reversed(names) for f in families_of(context, c)}
+    for task in shift_tasks(context):
+        families.setdefault(task.family, next((c for c in names if c in task.capabilities), ""))
     members = {c: own_adapter(context.stored, c) for c in names}
     return Answer(context, Lineup(members), families, notes=(f"adapters: {', '.join(names)}",))

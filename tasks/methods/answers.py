@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from environments.contract import TargetTask
+from environments.contract import ShiftTested, TargetTask
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.scripted import NoopPolicy
@@ -17,6 +17,9 @@ from tasks.methods.budget import Account
 from tasks.methods.prompts import Prompting, prompted
 from tasks.round.context import Context
 from tasks.round.rollouts import episodes_for, outcomes
+
+# Tasks of a shift test that a comparison plays: enough for an interval of seven points.
+SHIFT_TASKS = 200
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,9 @@ class Answer:
     `lineup` has the adapters and the router. `families` decides instead of a router: which of the lineup's adapters
     answers a task, by its family (the others are left to the base). `prompting` changes the base's prompt. `noop` does
     nothing. `notes` say what a reader of the figures has to know. `nested` are the lineup's capabilities in the order
-    in which they count. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that it
-    used and that no account has. `account` is the one in that home, where it is not the method's own.
+    in which they count; `trained` are the capabilities that adapters were trained for. `context` is the round in whose
+    home it plays. `shared_seconds` are seconds of work that it used and that no account has. `account` is the one in
+    that home, where it is not the method's own.
     `checkpoints` are of the training, for the curve over episodes.
     """
 
@@ -47,14 +51,22 @@ class Answer:
     noop: bool = False
     notes: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
     shared_seconds: float = 0.0
     account: Account | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
 
 
+def shift_tasks(context: Context) -> Sequence[TargetTask]:
+    """The first tasks of the target's shift test; none where it has none."""
+    target = context.target
+    return target.shift_test()[:SHIFT_TASKS] if isinstance(target, ShiftTested) else ()
+
+
 def one_adapter(context: Context, name: str, adapter: str) -> Answer:
     """One adapter that answers every task."""
-    families = {task.family for split in ("validation", "test") for task in context.tasks(split)}
+    tasks = [*context.tasks("validation"), *context.tasks("test"), *shift_tasks(context)]
+    families = {task.family for task in tasks}
     return Answer(context, Lineup({name: adapter}), dict.fromkeys(families, name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from errors import ConfigurationError
@@ -18,7 +19,7 @@ from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
 from tasks.methods.trace_gepa import NAME as TRACE_GEPA
 from tasks.methods.trace_gepa import trace_gepa
-from tasks.methods.trained import grpo_target, mixed
+from tasks.methods.trained import grpo_target, grpo_target_own, mixed
 from tasks.round.context import Context
 
 Changes = Callable[[Settings], dict[str, Any]]
@@ -50,12 +51,24 @@ def _noop(run: SeedRun, context: Context, account: Account) -> Answer:
     return Answer(context, noop=True)
 
 
+def changed(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `settings` with the changes: a part of them as a whole, with its other fields as they are."""
+    return {
+        name: getattr(settings, name).model_copy(update=dict(value)) if isinstance(value, Mapping) else value
+        for name, value in changes.items()
+    }
+
+
 def _unchanged(settings: Settings) -> dict[str, Any]:
     return {}
 
 
 def _shuffled(settings: Settings) -> dict[str, Any]:
-    return {"train": settings.train.model_copy(update={"shuffled": True})}
+    return changed(settings, {"train": {"shuffled": True}})
+
+
+def _ablation(about: str, changes: Mapping[str, Any]) -> Method:
+    return Method(f"TRACE, but {about}", trace, changes=partial(changed, changes=changes), trains=True)
 
 
 METHODS: Mapping[str, Method] = {
@@ -64,6 +77,7 @@ METHODS: Mapping[str, Method] = {
     "examples": Method("the base with worked examples of its own successes", examples),
     "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
+    "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter alone", single, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),
@@ -78,30 +92,48 @@ METHODS: Mapping[str, Method] = {
     ),
     "placebo-rewards": Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
 }
+# TRACE with one thing changed, to see what each part is worth: a whole round from the seed's diagnosis, in a home of
+# its own. What is changed, and where in the settings: by part and field, or by field alone.
+ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "select-once": ("one run of selection decides", {"selection": {"runs": 1, "required": 1}}),
+    "select-always": ("every run of selection must agree", {"selection": {"runs": 10, "required": 10}}),
+    "no-retention": ("no retention scenarios", {"calibration": {"retention_share": 0.0}}),
+    "half-retention": ("half of the scenarios for retention", {"calibration": {"retention_share": 0.5}}),
+    "no-hints": ("no hints", {"train": {"hints": 0.0}}),
+    "unscaled": ("advantages not divided by the group's deviation", {"train": {"scaled": False}}),
+    "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
+    "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
+    "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
+    "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
+    "router-label": ("the router's label alone", {"router": "label"}),
+    "router-both": ("the router's label and retrieval", {"router": "both"}),
+}
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge-linear", "merge-ties"),
     "placebo": ("placebo-capabilities", "placebo-rewards"),
+    "ablations": ("trace", *(f"ablation-{name}" for name in ABLATIONS)),
 }
+ABLATED = {f"ablation-{name}": _ablation(about, changes) for name, (about, changes) in ABLATIONS.items()}
+EVERY: Mapping[str, Method] = {**METHODS, **ABLATED}
 QUICK = ("base", "examples", "grpo-target", "trace")
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The methods of `names` (all without any) and what they need, in the order in which they are run.
+    """The methods of `names` (without any, all but the ablations) and what they need, in the order of their runs.
 
     Raises `ConfigurationError` for a name that is no method's, and for a method whose library is not installed."""
     wanted = [method for name in names or METHODS for method in GROUPS.get(name, (name,))]
     for name in wanted:
-        if name not in METHODS:
+        if name not in EVERY:
             raise ConfigurationError(
-                f"there is no method {name!r}; choose from {', '.join(METHODS)}, or {' and '.join(GROUPS)} for both "
-                "of a kind"
+                f"there is no method {name!r}; choose from {', '.join(EVERY)}, or {', '.join(GROUPS)} for all of a kind"
             )
-    wanted += [need for name in wanted for need in METHODS[name].needs]
+    wanted += [need for name in wanted for need in EVERY[name].needs]
     for name in wanted:
-        package = METHODS[name].package
+        package = EVERY[name].package
         if package and importlib.util.find_spec(package) is None:
             raise ConfigurationError(
                 f"method {name!r} needs the package {package!r}, which is not installed; "
                 f"pip install -c constraints.txt '.[{package}]', or leave it out with --methods"
             )
-    return [name for name in METHODS if name in wanted]
+    return [name for name in EVERY if name in wanted]

@@ -9,7 +9,7 @@ from environments.contract import Drawable, Target
 from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import read_result, settings_hash
-from tasks.methods.catalogue import METHODS
+from tasks.methods.catalogue import EVERY
 from tasks.methods.trace import choosing_episodes, least_episodes
 from tasks.methods.trace_gepa import NAME as TRACE_GEPA
 from tasks.round.registry import registry_name
@@ -25,13 +25,13 @@ def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
 
 def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> None:
     """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains."""
-    training = [name for name in names if METHODS[name].trains]
+    training = [name for name in names if EVERY[name].trains]
     if not training:
         return
     diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
     group = settings.train.groups * settings.train.group_size
     least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
-    if set(training) - {"grpo-target"}:  # the others practise and prove as a round does
+    if set(training) - {"grpo-target", "grpo-target-own"}:  # the others practise and prove as a round does
         least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
     if TRACE_GEPA in training:  # half of it is the prompt's
         least *= 2

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from environments.contract import TargetTask
 from tasks.comparison.results import (
     MethodFigures,
     Point,
@@ -21,9 +22,9 @@ from tasks.comparison.results import (
     settings_hash,
     write_result,
 )
-from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, successes
+from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, shift_tasks, successes
 from tasks.methods.budget import TEST, Account, Lender
-from tasks.methods.catalogue import METHODS
+from tasks.methods.catalogue import EVERY
 from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
 
 logger = logging.getLogger("trace")
@@ -63,12 +64,14 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
         commit=commit,
         machine=machine(),
         families={task.id: task.family for task in context.tasks("test")},
+        needs={task.family: list(task.capabilities) for task in context.tasks("test")},
+        shift={task.id: task.family for task in shift_tasks(context)},
     )
 
 
 def run_method(run: SeedRun, name: str) -> MethodFigures:
     """Make what the method makes within its budget, and measure it on the test split."""
-    method = METHODS[name]
+    method = EVERY[name]
     if method.inherits:
         diagnose(run)
     context = run.context if method.changes is None else own_home(run, name, **method.changes(run.context.settings))
@@ -87,14 +90,16 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
 
 
 def measured(answer: Answer, account: Account) -> MethodFigures:
-    """Play the test split, which no budget pays for, and add up what the method used."""
+    """Play the test split and the shift test, which no budget pays for, and add up what the method used."""
     context, paying = answer.context, answer.account or account
     tasks, trials = context.tasks("test"), context.settings.evaluation.trials
 
-    def outcomes_of(what: Answer, title: str) -> dict[str, list[float | None]]:
+    def outcomes_of(what: Answer, title: str, tasks: Sequence[TargetTask] = tasks) -> dict[str, list[float | None]]:
         return successes(what, play_answer(what, tasks, trials, title))
 
     outcomes = outcomes_of(answer, f"test ({account.method})")
+    shifted = shift_tasks(context)
+    beyond = outcomes_of(answer, f"shift test ({account.method})", shifted) if shifted else {}
     nested = [
         Point(count=k, outcomes=outcomes_of(first_of(answer, k), f"test ({account.method}, {k} capabilities)"))
         for k in range(len(answer.nested) + 1)
@@ -116,6 +121,8 @@ def measured(answer: Answer, account: Account) -> MethodFigures:
         seconds=round(sum(row.seconds for row in rows) + answer.shared_seconds, 1),
         dollars=round(sum(row.dollars for row in rows), 6),
         notes=answer.notes,
+        shift=beyond,
+        trained=answer.trained,
         capabilities=nested,
         rollouts=rollouts,
     )

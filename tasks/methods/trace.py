@@ -20,6 +20,7 @@ from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
 from tasks.methods.seed_run import SeedRun, find_lacking
 from tasks.releases.lookup import release_numbered
+from tasks.round.adapters import registered
 from tasks.round.context import Context
 from tasks.round.results import GateResult, SelectResult, TrainResult
 from tasks.round.stage import stage
@@ -60,15 +61,16 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
     except EpisodesSpent as problem:
         notes.append(f"the budget ended before the gate: {problem}")
     for capability in selected:
-        trained = context.found(TrainResult, capability)
-        if trained and trained.ending == "budget":
-            notes.append(f"training for {capability} ended with the budget, after {trained.steps} steps")
+        training = context.found(TrainResult, capability)
+        if training and training.ending == "budget":
+            notes.append(f"training for {capability} ended with the budget, after {training.steps} steps")
+    trained = tuple(registered(context.stored))
     gated = context.found(GateResult)
     if gated is None or not gated.release:
-        return Answer(context, notes=(*notes, "nothing was promoted, so the bare base answers"))
+        return Answer(context, notes=(*notes, "nothing was promoted, so the bare base answers"), trained=trained)
     lineup = lineup_of(context, release_numbered(context.store, context.round.target, gated.release))
     nested = tuple(c for c in selected if c in lineup.members)
-    return Answer(context, lineup, notes=tuple(notes), nested=nested)
+    return Answer(context, lineup, notes=tuple(notes), nested=nested, trained=trained)
 
 
 def after_training(context: Context, selected: list[str]) -> int:

@@ -1,8 +1,8 @@
 """Methods that train one adapter for everything, with TRACE's own trainer.
 
-`grpo-target` trains on the diagnosis tasks themselves, with the target's success and the dense reward of TRACE's
-environments. `mixed` trains on all environments that TRACE synthesized and calibrated, mixed evenly. Both choose among
-their checkpoints as TRACE does; all that the budget leaves is training.
+`grpo-target` trains on the diagnosis tasks themselves, with the dense reward of TRACE's environments,
+`grpo-target-own` with the target's own reward. `mixed` trains on all environments that TRACE synthesized and
+calibrated, mixed evenly. All choose among their checkpoints as TRACE does; all that the budget leaves is training.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ class Spec:
 
 
 class TargetPractice:
-    """The target's diagnosis tasks as scenarios; its validation tasks are those that a checkpoint is chosen on."""
+    """The target's diagnosis tasks as scenarios; its validation tasks are those that a checkpoint is chosen on. The
+    reward is `dense`, or the target's own."""
 
-    def __init__(self, target: Target, diagnosis: Sequence[TargetTask], validation: Sequence[TargetTask]) -> None:
-        self.target, self.diagnosis, self.validation = target, diagnosis, validation
+    def __init__(
+        self, name: str, target: Target, diagnosis: Sequence[TargetTask], validation: Sequence[TargetTask], dense: bool
+    ) -> None:
+        self.target, self.diagnosis, self.validation, self.dense = target, diagnosis, validation, dense
         tasks = [[t.id for t in part] for part in (diagnosis, validation)]
-        self.spec = Spec(content_hash(["grpo-target", target.name, target.data_hash, tasks]), "grpo-target")
+        self.spec = Spec(content_hash([name, target.name, target.data_hash, tasks]), name)
 
     def scenario(self, seed: int) -> TargetTask:
         return random.Random(f"{self.spec.id}:{seed}").choice(self.diagnosis)
@@ -58,6 +61,8 @@ class TargetPractice:
         return ()  # plain GRPO has none
 
     def environment(self) -> Environment:
+        if not self.dense:
+            return self.target.environment()
         return DenseEnvironment(self.target.environment(), self.target.environment(), NEAR_MISS)
 
 
@@ -109,9 +114,18 @@ class _Dispatching(WrappedEnvironment):
 
 
 def grpo_target(run: SeedRun, context: Context, account: Account) -> Answer:
-    """GRPO on the target itself."""
-    practice = TargetPractice(context.target, context.tasks("diagnosis"), context.tasks("validation"))
-    return _trained(run, account, "grpo-target", practice)
+    """GRPO on the target itself, with the dense reward."""
+    return _practised(run, context, account, "grpo-target", dense=True)
+
+
+def grpo_target_own(run: SeedRun, context: Context, account: Account) -> Answer:
+    """GRPO on the target itself, with the reward that it gives."""
+    return _practised(run, context, account, "grpo-target-own", dense=False)
+
+
+def _practised(run: SeedRun, context: Context, account: Account, name: str, dense: bool) -> Answer:
+    diagnosis, validation = context.tasks("diagnosis"), context.tasks("validation")
+    return _trained(run, account, name, TargetPractice(name, context.target, diagnosis, validation, dense))
 
 
 def mixed(run: SeedRun, context: Context, account: Account) -> Answer:

@@ -15,8 +15,9 @@ from tasks.reporting.headline import headline, tone, why_nothing
 TEMPLATES = Path(__file__).parent
 
 
-def render(figures: RoundFigures) -> str:
-    """The page as text (UTF-8 when written). Every part that the round never reached is replaced by the reason."""
+def render(figures: RoundFigures, episodes: str = "") -> str:
+    """The page as text (UTF-8 when written). Every part that the round never reached is replaced by the reason.
+    `episodes` is the address, relative to the page, of the round's episodes ("": none were written)."""
     chosen = [c for c in figures.capabilities if c.selected]
     ranked = sorted(figures.capabilities, key=lambda c: (not c.selected, -c.mean_delta, c.name))
     seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]
@@ -34,6 +35,7 @@ def render(figures: RoundFigures) -> str:
         .get_template("report.html.j2")
         .render(
             f=figures,
+            episodes=episodes,
             headline=headline(figures),
             nothing=why_nothing(figures),
             tone=tone(figures),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,25 +11,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, Store
+from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Store
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from errors import StoreError
 from models.adapters.registry import Registry
+from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
 from models.providers.client import ModelClient
 from models.renderer import Conversation
+from models.telemetry import tracing
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
-from tasks.round.registry import open_registry
+from tasks.round.registry import open_registry, round_key, run_name
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
 from tasks.round.target_prompt import first_opening
+from tasks.unattended.limits import RoundLimits
 
 
 class Closable(Protocol):
@@ -39,12 +44,14 @@ class Closable(Protocol):
 
 C = TypeVar("C", bound=Closable)
 R = TypeVar("R", bound=StageResult)
+logger = logging.getLogger("trace")
 
 
 @dataclass
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
-    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them."""
+    wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
+    `declined` is why a person who was asked does not want the candidate promoted ("": it may be)."""
 
     settings: Settings
     store: Store
@@ -52,6 +59,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
+    declined: str = ""
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -65,6 +73,11 @@ class Context:
     def seed(self) -> int:
         """What decides the round's draws: the seed of the settings and the round's number."""
         return round_seed(self.settings.seed, self.round.number)
+
+    @cached_property
+    def limits(self) -> RoundLimits:
+        """What the round may take. It counts hours from here on, so it is made when the round is opened."""
+        return RoundLimits(self.settings.limits, self.store, self.round, self.folder)
 
     @cached_property
     def parent(self) -> ReleaseRow | None:
@@ -113,8 +126,9 @@ class Context:
         """Plays a policy in the round."""
         renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
         rows = 2 * self.settings.rollout.rows
-        engine = Engine(self.store, self.origin, policy, renderer, rows, WITHIN_BUDGET)
-        return RoundEngine(engine, self.model, self.environment, self.budget)
+        options = replace(WITHIN_BUDGET, flushed=self.limits.look)
+        engine = Engine(self.store, self.origin, policy, renderer, rows, options)
+        return RoundEngine(engine, self.model, self.environment, self.budget, self.limits)
 
     @property
     def origin(self) -> Origin:
@@ -139,6 +153,39 @@ class Context:
     @cached_property
     def registry(self) -> Registry:
         return open_registry(self.settings, self.settings.target)
+
+    @cached_property
+    def span(self) -> Any:
+        """The span of this process's part in the round, under which those of its stages lie; ended with it."""
+        this = self.round
+        about = {"trace.round": this.number or 0, "trace.target": this.target, "trace.profile": this.profile}
+        span = tracing.begin(run_name(this.target, this.number), about)
+        self._closing.callback(span.end)
+        return span
+
+    @cached_property
+    def run(self) -> str:
+        """MLflow's run of the round, begun or resumed; those of its stages are nested under it. It is ended with this
+        process's part in the round, as what the round is then."""
+        this = self.round
+        tags = {"round": this.id, "kind": "round", "number": str(this.number), "target": this.target}
+        run = self.registry.start_run(round_key(this.id), tags, run_name(this.target, this.number))
+        self._closing.callback(self._end_run, run)
+        return run
+
+    def part_run(self, key: str, part: str, **tags: str) -> str:
+        """The run of a part of the round, begun or resumed, under the round's own."""
+        this = self.round
+        tags = {"round": this.id, **tags}
+        return self.registry.start_run(key, tags, run_name(this.target, this.number, part), self.run)
+
+    def _end_run(self, run: str) -> None:
+        state = self.store.round(self.round.id).state
+        try:
+            with answering(self.registry, "how the round ended"):
+                self.registry.end_run(run, failed=state == RoundState.FAILED, stopped=state != RoundState.DONE)
+        except StoreError as problem:  # the round itself is stored
+            logger.warning("%s", problem)
 
     def tasks(self, split: str) -> list[TargetTask]:
         """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances.

@@ -22,6 +22,7 @@ from models.policy import MessagePolicy, Sampling, TokenPolicy
 from models.providers.chat_policy import ChatPolicy, ChatTurns
 from models.providers.spending import SpendingCap
 from models.renderer import Renderer
+from models.telemetry.metrics import METRICS
 from tasks.round.progress import Meter
 
 logger = logging.getLogger("trace")
@@ -264,6 +265,7 @@ class _Writer:
 
     def close(self) -> None:
         self.store.add_trajectories(self.waiting)
+        METRICS.stored(self.waiting)
         self.flushed()
         self.waiting, self.since = [], time.monotonic()
 

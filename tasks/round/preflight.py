@@ -25,6 +25,7 @@ from tasks.round.analyst import analyst_prices, check_user, models_of, round_cli
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
+from tasks.unattended.notices import check_webhook
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -157,8 +158,23 @@ def check_without_loading(settings: Settings) -> None:
         pass
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)
+    check_webhook(settings)
+    check_approval(settings)
     if settings.asks_a_model:
         _check_settings(settings)
+
+
+def check_approval(settings: Settings) -> None:
+    """Raise `ConfigurationError` for a round that is to ask a person where nobody can answer."""
+    if not settings.unattended.approve:
+        return
+    from prefect.settings import get_current_settings
+
+    if not get_current_settings().api.url:
+        raise ConfigurationError(
+            "unattended.approve asks in Prefect's UI, and no Prefect server is named; set PREFECT_API_URL (see "
+            "'trace-agent up'), or switch it off"
+        )
 
 
 def check_tasks(target: Target) -> None:

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
+from tasks.unattended.stalls import pulse
+
 logger = logging.getLogger("trace")
 EVERY_SECONDS = 15.0
 
@@ -53,6 +55,7 @@ class Meter:
         self._tell(note, False)
 
     def _tell(self, note: str, say: bool) -> None:
+        pulse()
         now = time.monotonic()
         if self._bar:
             self._bar.show(note)

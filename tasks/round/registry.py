@@ -1,4 +1,4 @@
-"""The registry of a target's adapters."""
+"""The registry of a target's adapters, and what a round's runs are called there."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def registry_name(target: str) -> str:
 def open_registry(settings: Settings, target: str) -> Registry:
     """The registry that holds the adapters of `target`, where the settings say that it is."""
     return Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")
+
+
+def round_key(round_id: str) -> str:
+    """What the run of a round is found by."""
+    return f"{round_id}-round"
+
+
+def run_name(target: str, number: int | None, part: str = "") -> str:
+    """What a run is called: the target, the night, and the part of it ("": the whole round)."""
+    return f"{target} night {number or '?'}{f': {part}' if part else ''}"

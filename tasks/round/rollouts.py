@@ -14,6 +14,7 @@ from errors import BudgetExceeded
 from models.episodes import Episode
 from tasks.round.engine import Engine, Playground, PlayOptions
 from tasks.round.progress import Stopwatch
+from tasks.unattended.limits import RoundLimits
 
 # Of a round's episodes only the cap on spending ends the playing: the next call would meet it again.
 WITHIN_BUDGET = PlayOptions(fatal=(BudgetExceeded.boundary,))
@@ -50,12 +51,17 @@ class RoundEngine:
     model: Stopwatch
     environment: Stopwatch
     budget: EpisodeBudget | None = None
+    limits: RoundLimits | None = None
 
     def play(self, ground: Playground, episodes: Sequence[Episode], what: str = "") -> list[str]:
         """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`.
 
-        Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept; and
-        `EpisodesSpent` before any is played that the budget does not pay for."""
+        Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept;
+        `EpisodesSpent` before any is played that the budget does not pay for; and `LimitReached`, before they are
+        played or at a batch of them that was stored, where the round has a limit."""
+        if self.limits is not None and self.limits.any and episodes:
+            ids = set(self.engine.ids(ground, episodes))
+            self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
         if self.budget is not None and episodes:
             self.budget.admit(self.engine.ids(ground, episodes), purpose_of(ground, episodes))
         run = self.engine.play(ground, episodes, what)

@@ -23,6 +23,10 @@ from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
 from errors import StoreError
+from models.telemetry import tracing
+from models.telemetry.logs import note_places
+from models.telemetry.metrics import METRICS, serve
+from models.telemetry.place import Place, at
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
 from tasks.releases.lifecycle import live_release, publish, releases_of
 from tasks.round.analyst import check_user, round_client, target_of
@@ -31,6 +35,7 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
+from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
@@ -66,7 +71,15 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     )
     context = Context(settings, store, opened)
     (folder / opened.id).mkdir(exist_ok=True)
-    _OPEN[opened.id] = context
+    return _watched(context)
+
+
+def _watched(context: Context) -> Context:
+    """The context, known to this process from now on, and what it does with it seen from outside."""
+    _OPEN[context.round.id] = context
+    note_places()
+    METRICS.began(context.round.number, context.round.target, context.round.profile)
+    serve(context.settings.metrics_port)
     return context
 
 
@@ -124,8 +137,14 @@ def current(round_id: str) -> Context:
                 "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},
             }
         )
-        _OPEN[round_id] = Context(merged, store, row)
+        _watched(Context(merged, store, row))
     return _OPEN[round_id]
+
+
+def adopt(settings: Settings, store: Store, opened: Round) -> Context:
+    """The context of a round that another process has opened, with these settings."""
+    _OPEN[opened.id] = Context(settings, store, opened)
+    return _OPEN[opened.id]
 
 
 def forget(round_id: str) -> None:
@@ -170,11 +189,18 @@ class Stage(Generic[P, R]):
         waited = 0.0
         while not row.finished:
             if row.claim(lease_seconds=LEASE_SECONDS):
+                pulse()
                 logger.info("stage %s begins", ledger_name)
                 began = time.perf_counter()
                 before = context.model.seconds, context.environment.seconds
                 earlier = row.row().seconds or 0.0
-                with row.working():
+                place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
+                with (
+                    row.working(),
+                    at(place),
+                    METRICS.stage(place),
+                    tracing.span(ledger_name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
+                ):
                     done = self._work(context, *args, **kwargs)
                 # What the last attempt spent; what earlier ones did is known by its sum only.
                 result = done.model_copy(

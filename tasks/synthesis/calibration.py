@@ -18,7 +18,8 @@ from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
 from errors import EnvironmentFault
 from models.episodes import Episode
-from settings import CalibrationSettings, Settings
+from settings import Settings
+from settings_parts import CalibrationSettings
 from tasks.measuring.statistics import clustered_interval
 from tasks.round.engine import Playground
 from tasks.round.rollouts import RoundEngine, outcomes, round_seed
@@ -31,9 +32,9 @@ FRESH_SEED = 5_000_000
 CHOOSING_SEED = 5_050_000
 # Each round has this many of each kind, further from 0 with its number; a round's training has `round_seed`.
 ROUND_SEEDS = 100_000
-# Success with advice from which a capability that is never shown without may be trained with hints: of four rollouts
-# of a group, one in three groups has a success to learn from.
-HINTED = 0.1
+# Success with advice from which a policy may be trained with hints: of four rollouts of a group, one in five groups has
+# a success to learn from.
+HINTED = 0.05
 # What the trajectories of episodes with advice are grouped by.
 HINT = "hinted"
 WITHIN = "within the band"
@@ -105,8 +106,8 @@ def measure(
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
     on from there. Of an environment with levels the one is looked for at which it may train (`find_level`). Where it
-    never succeeds, at the easiest level, it plays once more with advice (`environments/synthesized/hints.py`). Raises
-    `EnvironmentFault` when no episode ended.
+    succeeds more rarely than the band has it, at the easiest level, it plays once more with advice
+    (`environments/synthesized/hints.py`). Raises `EnvironmentFault` when no episode ended.
     """
     bench = _Bench(engine, settings, adapter, number)
     if isinstance(environment, WrittenEnvironment) and environment.levels > 1:
@@ -114,8 +115,8 @@ def measure(
         environment = environment.at(found.level or 0)
     else:
         found = bench.plain(environment)
-    never = not found.accepted and not found.level and not found.figures["success_rate"]
-    return bench.with_advice(environment, found) if never and settings.train.hints else found
+    rarely = found.reason != WITHIN and not found.level and found.figures["success_rate"] < settings.calibration.low
+    return bench.with_advice(environment, found) if rarely and settings.train.hints else found
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class _Bench:
         return lambda level: self.plain(environment.at(level))
 
     def with_advice(self, environment: ComposedEnvironment | WrittenEnvironment, plain: Calibration) -> Calibration:
-        """`plain`, decided by success on the same scenarios when the policy is advised; as it is where there is no
-        advice to give."""
+        """`plain`, or trained with hints by success on the same scenarios when the policy is advised: enough of it, and
+        twice what it is without. As it is where there is no advice to give."""
         episodes = self._episodes(self._tasks(environment))
         advice = {task.id: environment.advice(task) for task in {e.task.id: e.task for e in episodes}.values()}
         told = [replace(e, task=advised(e.task, advice[e.task.id])) for e in episodes if advice[e.task.id]]
@@ -162,13 +163,13 @@ class _Bench:
         )
         frame = self._played(shown, told, f"calibrate {environment.spec.capability} with advice")
         hinted = float(frame["success"].mean())
+        alone, needed = plain.figures["success_rate"], max(HINTED, 2 * plain.figures["success_rate"])
         found = f"with advice {100 * hinted:.0f} % of the episodes succeed"
-        reason = (
-            f"accepted with hints: {found}, without none ({plain.reason})"
-            if hinted >= HINTED
-            else f"{plain.reason}; {found}, at least {100 * HINTED:.0f} % are needed to train with hints"
-        )
-        return replace(plain, accepted=hinted >= HINTED, reason=reason, hinted=hinted)
+        if hinted >= needed:
+            reason = f"accepted with hints: {found}, without {100 * alone:.0f} % ({plain.reason})"
+            return replace(plain, accepted=True, reason=reason, hinted=hinted)
+        reason = f"{plain.reason}; {found}, at least {100 * needed:.0f} % are needed to train with hints"
+        return replace(plain, reason=reason, hinted=None if plain.accepted else hinted)
 
     def _tasks(self, environment: ComposedEnvironment | WrittenEnvironment) -> list[TargetTask]:
         first = CALIBRATION_SEED - seed_offset(self.number)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from db import Store
-from settings import CalibrationSettings
+from settings_parts import CalibrationSettings
 
 
 def typical_episodes(

@@ -8,7 +8,8 @@ import pytest
 
 from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Round, open_store, row_id
 from db.engine import migration_engine, parse_url
-from db.migrate import move_schema
+from db.migrate import move_schema, upgrade_database
+from db.schema import HEAD
 
 ROWS = Path(__file__).with_name("home_before_releases.sql")
 
@@ -28,6 +29,7 @@ def old_home(database_url: str) -> str:
 
 
 def test_the_champions_become_release_1(old_home: str) -> None:
+    assert upgrade_database(old_home) == ("0002", HEAD)
     with open_store(old_home) as store:
         rounds = {r.number: r for r in store.rows(Round)}
         found = {row.target: row for row in store.rows(ReleaseRow)}
@@ -70,5 +72,6 @@ def test_the_champions_become_release_1(old_home: str) -> None:
 
 def test_a_home_without_champions_has_no_release(database_url: str) -> None:
     move_schema(parse_url(database_url), "0002")
+    upgrade_database(database_url)
     with open_store(database_url) as store:
         assert store.rows(ReleaseRow) == []

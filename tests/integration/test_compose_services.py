@@ -83,7 +83,8 @@ def test_prefect_command_runs_on_its_own_database(postgres: str, tmp_path: Path)
         PREFECT_HOME=str(tmp_path / "home"),
         PREFECT_SERVER_API_PORT=str(port),
     )
-    command = [sys.executable, "-m", *(part.replace("0.0.0.0", "127.0.0.1") for part in service["command"])]
+    assert service["command"][:2] == ["python", "-m"]
+    command = [sys.executable, "-m", *(part.replace("0.0.0.0", "127.0.0.1") for part in service["command"][2:])]
     # Ready, not merely healthy: it answers from its database.
     ready = f"http://127.0.0.1:{port}/api/ready"
     with running(command, environment, tmp_path / "log", lambda: status(ready) == 200):

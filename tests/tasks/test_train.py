@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -72,9 +73,13 @@ class Quiet:
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, float]] = {}
+        self.client = Mock()
+        self.client.get_run.return_value.data.params = {}
 
-    def start_run(self, key: str, tags: dict[str, str]) -> str:
+    def start_run(self, key: str, tags: dict[str, str], name: str = "", parent: str = "") -> str:
         return key
+
+    def end_run(self, run: str, failed: bool = False, stopped: bool = False) -> None: ...
 
     def log_steps(self, run: str, steps: dict[int, dict[str, float]]) -> None:
         for step, metrics in steps.items():

@@ -1,25 +1,29 @@
 """Which scenario goes where: training, the fixed splits and the rounds' draws never share a content.
 
 A content is what the customer opens with and what solves it, whatever the seed and the rest of the database. Half of
-all contents, by their hash, are for training and the other half for evaluation, so that no record of what was trained
-on is needed.
+all openings, by their hash, are for training and the other half for evaluation, so that no record of what was trained
+on is needed. An opening of the test split occurs in no other; two rounds' draws may open alike where what solves the
+one does not solve the other. What solves a question about one of sixteen items does come back: only its opening is new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from environments.contract import SPLITS, Draw, TargetTask, content_hash
-from environments.targets.shop.families import FAMILIES, Scenario, draw
+from environments.contract import Draw, TargetTask, content_hash
+from environments.targets.shop.families import FAMILIES, Scenario, draw, every_family
+from environments.targets.shop.shifted import SHIFTED
 from errors import TargetError
 
-# Tasks per unit of a family's share, and where each split's seeds begin. Fresh scenarios begin above all of them, and
-# the rounds' draws above those.
-PER_SHARE: Mapping[str, int] = {"diagnosis": 4, "validation": 4, "test": 4}
+# Tasks of every family in every split: the same of each, so that no family counts more than another. Where each split's
+# seeds begin: fresh scenarios begin above all of them, and the rounds' draws above those.
+PER_FAMILY = 8
 FIRST_SEED: Mapping[str, int] = {"diagnosis": 0, "validation": 100_000, "test": 200_000}
 SEEDS_OF_A_SPLIT = 100_000
+SHIFTED_SEED = 300_000
 FRESH_SEED = 1_000_000
 FRESH_SEEDS = 10**12
 DRAWN_SEED = FRESH_SEED + FRESH_SEEDS
@@ -29,19 +33,25 @@ ROUNDS = 2**32
 DRAWN_SPLITS = ("diagnosis", "validation")
 
 
+def opening_of(content: str) -> str:
+    """The opening's part of a content."""
+    return content[:8]
+
+
 def content_of(opening: str, reference: Sequence[Mapping[str, Any]]) -> str:
-    """The content of a scenario, as a hash of 16 hex digits."""
-    return content_hash([opening, reference])
+    """The content of a scenario: 8 hex digits of the opening's hash and 8 of the reference's."""
+    return content_hash(opening, 8) + content_hash(reference, 8)
 
 
 def for_training(content: str) -> bool:
-    """Whether a content may be trained on; it is for evaluation otherwise."""
+    """Whether a content may be trained on, which its opening decides; it is for evaluation otherwise."""
     return int(content[0], 16) < 8
 
 
-def _task(family: str, seed: int, split: str, scenario: Scenario) -> TargetTask:
+def _task(family: str, seed: int, split: str, scenario: Scenario, name: str = "") -> TargetTask:
     # `vars`, not `asdict`: the scenario was made for this task, and a copy of it takes longer than all else here.
-    return TargetTask(f"{family}-{seed}", split, family, seed, dict(vars(scenario)), FAMILIES[family].capabilities)
+    needs = every_family()[family].capabilities
+    return TargetTask(name or f"{family}-{seed}", split, family, seed, dict(vars(scenario)), needs)
 
 
 def fresh(family: str, seed: int) -> TargetTask:
@@ -53,10 +63,17 @@ def fresh(family: str, seed: int) -> TargetTask:
     raise AssertionError("unreachable: `count` does not end")
 
 
-def _take(family: str, seeds: Iterator[int], split: str, taken: set[str], wanted: int = 0) -> list[TargetTask]:
-    """Tasks of a family for a split (`wanted`, or its share), on the first of `seeds` whose contents are for evaluation
-    and not in `taken`, which grows by them. Raises TargetError when the seeds run out."""
-    wanted = wanted or FAMILIES[family].share * PER_SHARE[split]
+@dataclass
+class Taken:
+    """What no further task may be: a content met before, or an opening of another split."""
+
+    contents: set[str]
+    openings: frozenset[str] = frozenset()
+
+
+def _take(family: str, seeds: Iterator[int], split: str, taken: Taken, wanted: int = PER_FAMILY) -> list[TargetTask]:
+    """Tasks of a family for a split, on the first of `seeds` whose contents are for evaluation and not taken; what is
+    taken grows by them. Raises TargetError when the seeds run out."""
     tasks: list[TargetTask] = []
     met: set[str] = set()
     while len(tasks) < wanted:
@@ -65,51 +82,72 @@ def _take(family: str, seeds: Iterator[int], split: str, taken: set[str], wanted
             raise TargetError(
                 f"family {family!r} has {len(tasks)} contents left for the {split} split, which needs {wanted}: all "
                 f"others of the {len(met)} found for evaluation are in earlier rounds or in another split. Begin a new "
-                "home, or give the family's customers more to say (environments/targets/shop/families.py)"
+                "home, or give the family's customers more to say (environments/targets/shop/lines.py)"
             )
         scenario = draw(family, seed)
         content = content_of(scenario.opening, scenario.reference)
         if for_training(content):
             continue
         met.add(content)
-        if content not in taken:
-            taken.add(content)
+        if content not in taken.contents and opening_of(content) not in taken.openings:
+            taken.contents.add(content)
             tasks.append(_task(family, seed, split, scenario))
     return tasks
 
 
+def _contents(tasks: Iterable[TargetTask]) -> set[str]:
+    return {content_of(task.payload["opening"], task.payload["reference"]) for task in tasks}
+
+
+def _openings(tasks: Iterable[TargetTask]) -> frozenset[str]:
+    return frozenset(map(opening_of, _contents(tasks)))
+
+
 def fixed_splits() -> dict[str, tuple[TargetTask, ...]]:
-    """The tasks of every split that are the same in every round."""
-    taken: set[str] = set()
+    """The tasks of every split that are the same in every round. Test is drawn first: its openings are no other's."""
     splits: dict[str, tuple[TargetTask, ...]] = {}
-    for split in SPLITS:
-        first = FIRST_SEED[split]
-        splits[split] = tuple(
-            task
-            for family in FAMILIES
-            for task in _take(family, iter(range(first, first + SEEDS_OF_A_SPLIT)), split, taken)
-        )
+    for split in ("test", "diagnosis", "validation"):
+        before = [task for tasks in splits.values() for task in tasks]
+        taken = Taken(_contents(before), _openings(before))
+        seeds = range(FIRST_SEED[split], FIRST_SEED[split] + SEEDS_OF_A_SPLIT)
+        splits[split] = tuple(task for family in FAMILIES for task in _take(family, iter(seeds), split, taken))
     return splits
 
 
-def drawn_splits(chosen: Draw, reserved: set[str]) -> dict[str, tuple[TargetTask, ...]]:
-    """A round's tasks of both splits, without the contents in `chosen.used` and those in `reserved`.
+def drawn_splits(chosen: Draw, fixed: Mapping[str, Sequence[TargetTask]]) -> dict[str, tuple[TargetTask, ...]]:
+    """A round's tasks of both splits, without the contents in `chosen.used` and of the fixed splits, and without an
+    opening of the test split; nor does validation open like the round's diagnosis.
 
     A seed always gives the same scenario, so a task's id says its content, whatever was used before.
     """
-    taken = reserved | chosen.used
-    found: dict[str, list[TargetTask]] = {split: [] for split in DRAWN_SPLITS}
-    for family in FAMILIES:
-        seeds = _seeds(chosen)
-        for split in DRAWN_SPLITS:
-            found[split] += _take(family, seeds, split, taken)
-    return {split: tuple(tasks) for split, tasks in found.items()}
+    contents = _contents(task for tasks in fixed.values() for task in tasks) | chosen.used
+    sealed = _openings(fixed["test"])
+    seeds = {family: _seeds(chosen) for family in FAMILIES}
+    found: dict[str, tuple[TargetTask, ...]] = {}
+    for split in DRAWN_SPLITS:
+        taken = Taken(contents, sealed | _openings(task for tasks in found.values() for task in tasks))
+        found[split] = tuple(task for family in FAMILIES for task in _take(family, seeds[family], split, taken))
+    return found
 
 
-def further_tasks(chosen: Draw, drawn: set[str], family: str, wanted: int) -> tuple[TargetTask, ...]:
-    """`wanted` more validation tasks of a family for a round, without the contents in `chosen.used` and in `drawn`,
-    those of the fixed splits and of the round's own."""
-    return tuple(_take(family, _seeds(chosen), "validation", drawn | chosen.used, wanted)) if wanted else ()
+def further_tasks(
+    chosen: Draw, elsewhere: Mapping[str, Sequence[TargetTask]], family: str, wanted: int
+) -> tuple[TargetTask, ...]:
+    """`wanted` more validation tasks of a family for a round, without the contents in `chosen.used` and those of the
+    tasks `elsewhere` (the fixed splits and the round's own), and without an opening of test and diagnosis."""
+    contents = _contents(task for tasks in elsewhere.values() for task in tasks) | chosen.used
+    taken = Taken(contents, _openings([*elsewhere["test"], *elsewhere["diagnosis"]]))
+    return tuple(_take(family, _seeds(chosen), "validation", taken, wanted)) if wanted else ()
+
+
+def shifted_test() -> tuple[TargetTask, ...]:
+    """The shift test: every family, and pairs of wants that no other split has, in other surroundings."""
+    tasks = []
+    for family in every_family():
+        for seed in range(PER_FAMILY):
+            scenario = draw(family, SHIFTED_SEED + seed, at=SHIFTED)
+            tasks.append(_task(family, SHIFTED_SEED + seed, "test", scenario, f"shift-{family}-{seed}"))
+    return tuple(tasks)
 
 
 def _seeds(chosen: Draw) -> Iterator[int]:

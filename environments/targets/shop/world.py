@@ -15,72 +15,74 @@ from typing import Any
 
 Database = dict[str, Any]
 
-ITEMS: Mapping[str, Mapping[str, Any]] = {
-    "lamp": {"price": 40, "options": ["red", "white", "black"]},
-    "mug": {"price": 12, "options": ["blue", "green", "white"]},
-    "chair": {"price": 85, "options": ["oak", "black", "grey"]},
-    "backpack": {"price": 60, "options": ["small", "large", "medium"]},
-    "kettle": {"price": 35, "options": ["steel", "black", "white"]},
-    "blanket": {"price": 28, "options": ["wool", "cotton", "linen"]},
-    "clock": {"price": 22, "options": ["round", "square", "oval"]},
-    "radio": {"price": 55, "options": ["silver", "brown", "black"]},
-}
-FIRST = (
-    "ann",
-    "bob",
-    "carla",
-    "dan",
-    "eva",
-    "finn",
-    "gina",
-    "hugo",
-    "ida",
-    "jon",
-    "kim",
-    "lea",
-    "max",
-    "nora",
-    "otto",
-    "pia",
+
+@dataclass(frozen=True)
+class Stock:
+    """What a shop deals in, and with whom. Orders go to the shop's branch in a town."""
+
+    items: Mapping[str, Mapping[str, Any]]
+    customers: tuple[str, ...]
+    towns: tuple[str, ...]
+    coupon_words: tuple[str, ...]
+
+
+ORDINARY = Stock(
+    items={
+        "lamp": {"price": 40, "options": ["red", "white", "black"]},
+        "mug": {"price": 12, "options": ["blue", "green", "white"]},
+        "chair": {"price": 85, "options": ["oak", "black", "grey"]},
+        "backpack": {"price": 60, "options": ["small", "large", "medium"]},
+        "kettle": {"price": 35, "options": ["steel", "black", "white"]},
+        "blanket": {"price": 28, "options": ["wool", "cotton", "linen"]},
+        "clock": {"price": 22, "options": ["round", "square", "oval"]},
+        "radio": {"price": 55, "options": ["silver", "brown", "black"]},
+        "towel": {"price": 14, "options": ["blue", "pink", "white"]},
+        "vase": {"price": 26, "options": ["tall", "short", "wide"]},
+        "desk": {"price": 190, "options": ["oak", "pine", "steel"]},
+        "pan": {"price": 45, "options": ["iron", "steel", "small"]},
+        "umbrella": {"price": 18, "options": ["red", "green", "black"]},
+        "basket": {"price": 16, "options": ["round", "square", "large"]},
+        "candle": {"price": 9, "options": ["vanilla", "rose", "lemon"]},
+        "ladder": {"price": 98, "options": ["tall", "short", "steel"]},
+    },
+    customers=(
+        *("ann", "bob", "carla", "dan", "eva", "finn", "gina", "hugo"),
+        *("ida", "jon", "kim", "lea", "max", "nora", "otto", "pia"),
+    ),
+    towns=("Paris", "Berlin", "Madrid", "London", "Rome", "Dublin", "Vienna", "Athens", "Oslo", "Lisbon"),
+    coupon_words=("SAVE", "GIFT", "SPRING", "HELLO", "THANKS", "WINTER"),
 )
-# Orders go to the shop's branch in a town.
-TOWNS = ("Paris", "Berlin", "Madrid", "London", "Rome", "Dublin", "Vienna", "Athens", "Oslo", "Lisbon")
-COUPON_WORDS = ("SAVE", "GIFT", "SPRING", "HELLO", "THANKS", "WINTER")
 STATUSES = ("pending", "shipped", "delivered", "cancelled")
 CARDS = ("visa", "paypal", "mastercard", "giro")
 
 
-def address(rng: random.Random) -> str:
-    """Where an order goes: a town."""
-    return rng.choice(TOWNS)
-
-
-def new_database(rng: random.Random) -> Database:
+def new_database(rng: random.Random, stock: Stock = ORDINARY) -> Database:
     """Three customers with two orders each, all coupons unused. Order numbers have three digits."""
-    names = rng.sample(FIRST, 3)
+    names = rng.sample(stock.customers, 3)
     numbers = rng.sample(range(101, 999), 6)
-    codes = [f"{word}{rng.randint(10, 99)}" for word in rng.sample(COUPON_WORDS, 2)]
+    codes = [f"{word}{rng.randint(10, 99)}" for word in rng.sample(stock.coupon_words, 2)]
     customers, orders = {}, {}
     for index, name in enumerate(names):
         email = f"{name}{rng.randint(10, 99)}@mail.com"
         mine = numbers[2 * index : 2 * index + 2]
-        customers[email] = {"name": name, "address": address(rng), "payment": rng.choice(CARDS), "orders": mine}
+        town, card = rng.choice(stock.towns), rng.choice(CARDS)
+        customers[email] = {"name": name, "address": town, "payment": card, "orders": mine}
         for number in mine:
-            item = rng.choice(sorted(ITEMS))
+            item = rng.choice(sorted(stock.items))
             orders[str(number)] = {
                 "customer": email,
                 "status": rng.choice(STATUSES[:3]),
                 "item": item,
-                "option": rng.choice(ITEMS[item]["options"]),
-                "paid": ITEMS[item]["price"],
+                "option": rng.choice(stock.items[item]["options"]),
+                "paid": stock.items[item]["price"],
                 "refunded": 0,
-                "address": customers[email]["address"],
+                "address": town,
                 "coupon": "",
             }
     return {
         "customers": customers,
         "orders": orders,
-        "items": {k: {**v, "options": list(v["options"])} for k, v in ITEMS.items()},
+        "items": {k: {**v, "options": list(v["options"])} for k, v in stock.items.items()},
         "coupons": dict.fromkeys(codes, "unused"),
         "handed_over": "",
     }

@@ -23,14 +23,18 @@ from starlette.types import Receive, Scope, Send
 
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.gateway.gateway import Gateway, Streamed
+from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest, parse_body, parse_chat, parse_completion
+from models.telemetry import tracing
 
 logger = logging.getLogger("trace.gateway")
 CONVERSATION = "x-trace-conversation"
+# What a request's span is told of its answer.
+TOLD = ("x-trace-release", "x-trace-adapter", "x-trace-capability", "x-trace-mode", "x-trace-missing")
 PAGE_MAY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -44,14 +48,14 @@ class GatewayApp:
     def __init__(self, gateway: Gateway, reconciler: Reconciler | None = None, loopback: bool = True) -> None:
         self.gateway, self.reconciler, self.loopback = gateway, reconciler, loopback
         routes = [
-            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self.completion), methods=["POST"]),
-            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            Route("/v1/feedback", self._guarded(self.feedback), methods=["POST"]),
-            Route("/metrics", self._guarded(self.metrics), methods=["GET"]),
-            Route("/status", self._guarded(self.status), methods=["GET"]),
-            Route("/health", self._guarded(self.health, open_to_all=True), methods=["GET"]),
-            Route("/", self._guarded(self.page, open_to_all=True), methods=["GET"]),
+            Route("/v1/chat/completions", self._guarded(self.chat, CHAT, counted=True), methods=["POST"]),
+            Route("/v1/completions", self._guarded(self.completion, CHAT, counted=True), methods=["POST"]),
+            Route("/v1/models", self._guarded(self.models, CHAT), methods=["GET"]),
+            Route("/v1/feedback", self._guarded(self.feedback, FEEDBACK), methods=["POST"]),
+            Route("/metrics", self._guarded(self.metrics, ADMIN), methods=["GET"]),
+            Route("/status", self._guarded(self.status, ADMIN), methods=["GET"]),
+            Route("/health", self._guarded(self.health), methods=["GET"]),
+            Route("/", self._guarded(self.page), methods=["GET"]),
         ]
         failures: Mapping[Any, Any] = {404: _not_found, 405: _not_allowed, 500: _broken}
         self.app = Starlette(routes=routes, exception_handlers=failures, lifespan=self._lifespan)
@@ -70,15 +74,27 @@ class GatewayApp:
         if self.gateway.log is not None:
             await asyncio.to_thread(self.gateway.log.close)
 
-    def _guarded(self, handler: Handler, open_to_all: bool = False) -> Handler:
-        """`handler` behind the checks that all paths share; what goes wrong becomes an error body."""
+    def _guarded(self, handler: Handler, scope: str = "", counted: bool = False) -> Handler:
+        """`handler` behind the checks that all paths share; what goes wrong becomes an error body. `scope` is what a
+        key needs ("": open to all); a `counted` request uses its quota."""
 
         async def guarded(request: Request) -> Response:
+            path = request.scope["path"]
+            about = {"http.request.method": request.method, "url.path": path}
+            with tracing.span(f"{request.method} {path}", about, headers=request.headers) as span:
+                answer = await answered(request)
+                span.set_attribute("http.response.status_code", answer.status_code)
+                for name in TOLD:
+                    if name in answer.headers:
+                        span.set_attribute(name.replace("x-trace-", "trace."), answer.headers[name])
+            return answer
+
+        async def answered(request: Request) -> Response:
             status = 499
             try:
                 self._check_origin(request)
-                if not open_to_all:
-                    request.state.owner = self._owner(request)
+                if scope:
+                    request.state.owner = self._owner(request, scope, counted)
                 answer = await handler(request)
                 status = answer.status_code
             except ApiError as problem:
@@ -102,11 +118,22 @@ class GatewayApp:
                 400, "this gateway has no keys and answers to 127.0.0.1 and localhost only", code="foreign_host"
             )
 
-    def _owner(self, request: Request) -> str:
-        owner = self.gateway.settings.keys.owner(request.headers.get("authorization", ""))
-        if owner is None:
+    def _owner(self, request: Request, scope: str, counted: bool) -> str:
+        """The name of the key that a request comes with, once it may ask this. Raises `ApiError` (401, 403, 429)."""
+        keys, metrics = self.gateway.settings.keys, self.gateway.metrics
+        key = keys.who(request.headers.get("authorization", ""))
+        if key is None:
             raise ApiError(401, "the key is missing or wrong; send Authorization: Bearer KEY")
-        return owner
+        outcome = "refused"
+        try:
+            if scope not in key.scopes:
+                raise ApiError(403, f"this key may not do that: it needs the scope {scope}")
+            if counted:
+                keys.admit(key)
+            outcome = "admitted"
+        finally:
+            metrics.keys.labels(key.name or "none", outcome).inc()
+        return key.name
 
     # --- answering --------------------------------------------------------------------------------------------
 

@@ -318,6 +318,7 @@ class Gateway:
         """Count an answer, and have it stored."""
         turn, heard = opened.turn, opened.turn.heard
         self.metrics.answered(turn.name, heard.usage.prompt, heard.usage.completion)
+        self.settings.keys.spend(owner, heard.usage.prompt + heard.usage.completion)
         self.metrics.seconds.observe(time.monotonic() - opened.began)
         if self.log is not None and turn.listen:
             self.log.add(LoggedTurn(owner, opened.routed, turn, time.monotonic() - opened.began))

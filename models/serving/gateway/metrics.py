@@ -31,6 +31,7 @@ class Metrics:
             return Histogram(f"trace_gateway_{name}", text, buckets=buckets, registry=self.registry)
 
         self.requests = counter("requests", "Requests by path and status", ("path", "status"))
+        self.keys = counter("key_requests", "Requests by the name of their key", ("key", "outcome"))
         self.answers = counter("answers", "Answers by the model that gave them", ("model",))
         self.routes = counter("routes", "Decisions by capability (none: the base)", ("capability", "mode"))
         self.missing = counter("missing_adapter", "Requests whose adapter was not live", ("capability", "policy"))

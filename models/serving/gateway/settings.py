@@ -1,64 +1,16 @@
-"""The gateway's settings: names, limits, keys, and what happens when an adapter is missing."""
+"""The gateway's settings: names, limits, and what happens when an adapter is missing."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import SecretStr
+from dataclasses import dataclass, field
 
 from environments.contract import Prompt
 from errors import ConfigurationError
+from models.serving.gateway.keys import Keys
 
 KEYS_VARIABLE = "TRACE_GATEWAY_KEYS"
-SHORTEST_KEY = 16
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MISSING = ("base", "503")
-
-
-@dataclass(frozen=True)
-class Keys:
-    """API keys, kept as hashes: neither a log nor a traceback can show one. None means that none is asked for."""
-
-    digests: tuple[bytes, ...] = ()
-
-    @classmethod
-    def of(cls, keys: Iterable[str]) -> Keys:
-        """Raises `ConfigurationError` for a key that is too short to be one."""
-        given = [key.strip() for key in keys if key.strip()]
-        if any(len(key) < SHORTEST_KEY for key in given):
-            raise ConfigurationError(f"a gateway key has fewer than {SHORTEST_KEY} characters; take a random one")
-        return cls(tuple(hashlib.sha256(key.encode()).digest() for key in given))
-
-    @classmethod
-    def read(cls, file: Path | None, given: SecretStr) -> Keys:
-        """Keys of `file` (one a line, # begins a comment) and those `given` by the setting `gateway_keys` (commas
-        between). Raises `ConfigurationError`, which never shows a key."""
-        lines: list[str] = given.get_secret_value().split(",")
-        if file is not None:
-            try:
-                lines += [line.partition("#")[0] for line in file.read_text("utf-8").splitlines()]
-            except (OSError, UnicodeDecodeError) as problem:
-                raise ConfigurationError(
-                    f"key file {file} cannot be read ({type(problem).__name__}); name another"
-                ) from None
-        keys = cls.of(lines)
-        if file is not None and not keys.digests:
-            raise ConfigurationError(f"key file {file} holds no key; write one a line")
-        return keys
-
-    def owner(self, authorization: str) -> str | None:
-        """Who sent the header `Authorization: Bearer KEY`: a name for the key that does not tell it, "" when no keys
-        are asked for, None when the key is wrong. Takes equally long for every wrong key."""
-        if not self.digests:
-            return ""
-        scheme, _, key = authorization.partition(" ")
-        given = hashlib.sha256(key.strip().encode()).digest()
-        right = [hmac.compare_digest(given, digest) for digest in self.digests]
-        return given.hex()[:8] if any(right) and scheme.lower() == "bearer" else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +39,7 @@ class GatewaySettings:
     most_requests: int = 64
     sample: float = 1.0
     blend: float = 0.0
-    keys: Keys = Keys()
+    keys: Keys = field(default_factory=Keys)
 
     def __post_init__(self) -> None:
         if self.missing not in MISSING:

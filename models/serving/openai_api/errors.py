@@ -10,6 +10,7 @@ from errors import ContextOverflow, TraceError
 KINDS: dict[int, tuple[str, str]] = {
     400: ("invalid_request_error", "invalid_request"),
     401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "insufficient_scope"),
     404: ("invalid_request_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     408: ("invalid_request_error", "request_timeout"),
@@ -28,9 +29,11 @@ class ApiError(TraceError, ValueError):
 
     boundary = "gateway"
 
-    def __init__(self, status: int, message: str, *, code: str = "", param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str = "", param: str | None = None, retry_after: int = 1
+    ) -> None:
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status, self.param, self.retry_after = status, param, retry_after
         self.kind, usual = KINDS[status]
         self.code = code or usual
 
@@ -43,7 +46,7 @@ class ApiError(TraceError, ValueError):
     def headers(self) -> dict[str, str]:
         """Headers that go with the status."""
         if self.status in (429, 503):
-            return {"retry-after": "1"}
+            return {"retry-after": str(self.retry_after)}
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 

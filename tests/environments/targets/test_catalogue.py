@@ -64,7 +64,7 @@ def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
-    with pytest.raises(TargetError, match=r"did you mean tau2:retail.*There are: shop, tau2:airline"):
+    with pytest.raises(TargetError, match=r"did you mean tau2:retail.*There are: shop, shop:shift, tau2:airline"):
         load_target("tau2:retial")
     with pytest.raises(TargetError, match="There are"):
         load_target("")

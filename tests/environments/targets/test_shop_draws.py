@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
 
-from environments.contract import SPLITS, Draw, Drawable, TargetTask
+from environments.contract import SPLITS, Draw, Drawable, ShiftTested, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
-from environments.targets.shop import draws
-from environments.targets.shop.families import FAMILIES
+from environments.targets.catalogue import load_target
+from environments.targets.shop import draws, lines, shifted, world
+from environments.targets.shop.families import COMPOSED, FAMILIES
 from environments.targets.shop.target import ShopTarget, target
 from errors import TargetError
 from models.episodes import Episode, Player, play_all
@@ -62,13 +65,56 @@ def test_the_shop_draws_and_a_finite_target_need_not() -> None:
 def test_no_content_is_met_twice_in_forty_nights(everything: list[TargetTask]) -> None:
     fixed = [task for split in SPLITS for task in SHOP.tasks(split)]
     evaluated = contents([*fixed, *everything])
-    assert len(everything) == NIGHTS * 2 * 144
+    assert len(everything) == NIGHTS * 2 * 160
     assert len(set(evaluated)) == len(evaluated)
     ids = [task.id for task in [*fixed, *everything]]
     assert len(set(ids)) == len(ids)
     trained = contents(SHOP.generate(f, seed) for f in FAMILIES for seed in range(FRESH_PER_FAMILY))
     assert len(trained) >= 3000
     assert not set(trained) & set(evaluated)
+
+
+def test_no_opening_of_the_test_split_occurs_elsewhere_nor_does_validation_open_like_diagnosis(
+    nights: list[dict[str, tuple[TargetTask, ...]]],
+) -> None:
+    def openings(tasks: Iterable[TargetTask]) -> set[str]:
+        return {str(task.payload["opening"]) for task in tasks}
+
+    rounds = [{split: SHOP.tasks(split) for split in DRAWN}, *nights]
+    sealed = openings(SHOP.tasks("test"))
+    trained = openings(SHOP.generate(f, seed) for f in FAMILIES for seed in range(FRESH_PER_FAMILY))
+    for drawn in rounds:
+        diagnosis, validation = openings(drawn["diagnosis"]), openings(drawn["validation"])
+        assert not diagnosis & validation
+        assert not sealed & (diagnosis | validation)
+        assert not trained & (diagnosis | validation | sealed)
+    assert not trained & sealed
+    asked = [m.content for m in SHOP.examples if m.role == "user"]
+    assert len(asked) == 13
+    assert not sealed & set(asked)
+
+
+def test_the_shift_test_has_words_goods_and_pairs_of_wants_that_no_other_split_has() -> None:
+    shift = load_target("shop:shift")
+    tasks = shift.tasks("test")
+    assert isinstance(SHOP, ShiftTested)
+    assert list(SHOP.shift_test()) == list(tasks)
+    assert not shift.tasks("diagnosis")
+    assert {t.family for t in tasks} == {*FAMILIES, *COMPOSED}
+    assert Counter(t.family for t in tasks) == dict.fromkeys([*FAMILIES, *COMPOSED], draws.PER_FAMILY)
+    assert shift.data_hash != SHOP.data_hash
+    assert all(solved(OraclePolicy(), list(tasks)))
+    assert not any(solved(NoopPolicy(), list(tasks)))
+    ours = {f.name: set(getattr(lines.ORDINARY, f.name)) for f in dataclasses.fields(lines.Lines)}
+    theirs = {f.name: set(getattr(shifted.LINES, f.name)) for f in dataclasses.fields(lines.Lines)}
+    assert {name: ours[name] & theirs[name] for name in ours if ours[name] & theirs[name]} == {"greetings": {""}}
+    stock, other = world.ORDINARY, shifted.STOCK
+    assert not set(stock.items) & set(other.items)
+    assert not {o for i in stock.items.values() for o in i["options"]} & {
+        o for i in other.items.values() for o in i["options"]
+    }
+    for kind in ("customers", "towns", "coupon_words"):
+        assert not set(getattr(stock, kind)) & set(getattr(other, kind))
 
 
 def test_composed_scenarios_have_contents_of_training_only() -> None:
@@ -98,7 +144,7 @@ def test_every_family_has_contents_for_training_and_for_evaluation(family: str) 
     training = sum(map(draws.for_training, found))
     evaluation = len(found) - training
     assert min(training, evaluation) >= 1200
-    needed = (2 * NIGHTS_TO_LAST + len(SPLITS)) * 4 * FAMILIES[family].share
+    needed = (2 * NIGHTS_TO_LAST + len(SPLITS)) * draws.PER_FAMILY
     assert needed < evaluation
 
 
@@ -195,7 +241,7 @@ def test_a_family_without_unused_contents_is_an_error_that_says_so(monkeypatch: 
     assert any(f"family '{family}' has" in said for family in FAMILIES)
     for words in ("contents left for the", "split, which needs", "found for evaluation", "Begin a new home"):
         assert words in said
-    assert len(used) >= 144  # it went on until nothing was left
+    assert len(used) >= 160  # it went on until nothing was left
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

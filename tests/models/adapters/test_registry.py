@@ -29,6 +29,8 @@ from models.adapters.releases import (
     set_champion,
     set_live,
 )
+from models.adapters.runs import RunLog, put_on_version
+from models.adapters.traces import PlayedTrace
 
 CAPABILITY = "set_address"
 
@@ -129,7 +131,7 @@ def test_evaluation_and_report_are_stored_where_people_look(registry, tmp_path):
     assert [(m.key, m.value, m.dataset_name) for m in metrics] == [("eval/success_rate", 0.5, "validation-v1")]
     inputs = registry.client.get_run(adapter.run_id).inputs.dataset_inputs
     assert [i.dataset.name for i in inputs] == ["validation-v1"]
-    registry.set_gate(CAPABILITY, adapter.version, "promoted")
+    put_on_version(registry, adapter, {"gate": "promoted"})
     assert registry.versions(CAPABILITY)[0].tags["gate"] == "promoted"
     registry.log_report(adapter.run_id, "<p>Berichtä</p>")
     assert [a.path for a in registry.client.list_artifacts(adapter.run_id)] == ["report.html"]
@@ -300,6 +302,13 @@ def test_the_same_over_a_server(server, tmp_path):
     registry.log_evaluation(one, pd.DataFrame({"a": [1.0]}), "validation", {"eval/success_rate": 0.25})
     assert registry.log_steps(one.run_id, {0: {"reward": 0.1}, 1: {"reward": 0.2}}) == 2
     registry.log_report(one.run_id, "<p>report</p>")
+    log = RunLog(registry, one.run_id)
+    log.table(pd.DataFrame({"task": ["a"], "success": [True]}), "test.json")
+    log.metrics({"gate/points": 12.5}, one)
+    log.traces([PlayedTrace("e", "episode", {"asked": "x"}, {}, (), {"reward": "1"}, "group", 10**18, 0.5)])
+    (trace,) = registry.client.search_traces(locations=[registry.experiment_id], run_id=one.run_id)
+    assert (trace.info.tags["reward"], trace.data.spans[0].inputs) == ("1", {"asked": "x"})
+    assert registry.client.get_logged_model(one.model_id).metrics[-1].value == 12.5
     with urllib.request.urlopen(registry.link(one).split("#")[0], timeout=5) as page:
         assert page.status == 200
 

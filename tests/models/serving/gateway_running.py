@@ -16,7 +16,8 @@ from models.router.router import Router
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
-from models.serving.gateway.settings import GatewaySettings, Keys
+from models.serving.gateway.keys import Keys
+from models.serving.gateway.settings import GatewaySettings
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 

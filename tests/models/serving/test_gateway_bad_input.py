@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from errors import ConfigurationError
-from models.serving.gateway.settings import Keys, check_host
+from models.serving.gateway.keys import Keys
+from models.serving.gateway.settings import check_host
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import Stub, serving
 
@@ -107,7 +108,7 @@ def test_without_keys_only_this_machine_may_ask() -> None:
         Keys.of(["short"])
     both = Keys.read(None, SecretStr(f"{KEY}, {'x' * 20}"))
     assert len(both.digests) == 2
-    assert both.owner(f"Bearer {KEY}")
+    assert both.who(f"Bearer {KEY}") is not None
     assert KEY not in repr(both)
     stub = Stub()
     with serving(stub.app) as behind:

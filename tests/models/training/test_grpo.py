@@ -27,6 +27,7 @@ from models.training.learner import FusedLearner, make_learner
 from models.training.lora import lora_config
 from models.training.records import StepRecord, TrainingSettings
 from models.training.rollouts import group_advantages
+from models.training.trl_trainer import EpisodeGRPO
 from tests.tokenizers_trained import plain_twin, random_ids
 
 SMALL = TrainingSettings(
@@ -286,6 +287,34 @@ def test_the_advantage_is_the_distance_from_the_groups_mean_in_its_deviations() 
     assert torch.allclose(group_advantages(rewards_GK + 3), advantages_GK, atol=1e-5)  # the baseline is the group's
 
 
+def test_advantages_that_are_not_scaled_are_the_distance_alone() -> None:
+    rewards_GK = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.2]])
+    assert group_advantages(rewards_GK, scaled=False).tolist() == [
+        [-0.5, 0.5, -0.5, 0.5],
+        pytest.approx([-0.05, -0.05, -0.05, 0.15]),
+    ]
+
+
+@pytest.mark.parametrize(("changed", "same"), [({}, True), ({"scaled": False}, False), ({"delta": 1.35}, False)])
+def test_scale_and_bound_reach_the_step(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], same: bool
+) -> None:
+    """`delta` acts where trainer and sampler disagree: here the sampler is said to have found every token rarer."""
+    policy, renderer = tiny_model
+    generated = EpisodeGRPO._generate_and_score_completions
+
+    def rarer(self: Any, inputs: Any) -> Any:
+        output = generated(self, inputs)
+        output["old_per_token_logps"] = output["old_per_token_logps"] - 0.5  # ratio 1.65
+        return output
+
+    monkeypatch.setattr(EpisodeGRPO, "_generate_and_score_completions", rarer)
+    steps: list[StepRecord] = []
+    for name, settings in (("plain", SMALL), ("changed", replace(SMALL, **changed))):
+        train_adapter(Source(), LocalActor(policy), renderer, replace(settings, steps=1), tmp_path / name, steps.append)
+    assert (steps[0].loss == pytest.approx(steps[1].loss, rel=1e-5)) is same
+
+
 def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +323,8 @@ def test_the_trainer_learns_from_the_advantage_of_that_one_function(
     steps: list[StepRecord] = []
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "as it is", steps.append)
     monkeypatch.setattr(
-        "models.training.rollouts.group_advantages", lambda rewards_GK: -2 * group_advantages(rewards_GK)
+        "models.training.rollouts.group_advantages",
+        lambda rewards_GK, scaled: -2 * group_advantages(rewards_GK, scaled),
     )
     train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "turned round", steps.append)
     assert steps[1].loss == pytest.approx(-2 * steps[0].loss, rel=1e-4)

@@ -125,3 +125,30 @@ def test_text_and_page_are_made_of_the_files_alone() -> None:
     assert "tasks alone (one seed)" in one
     with pytest.raises(ConfigurationError, match="no seed's file"):
         table_of([])
+
+
+def test_the_shift_test_untouched_families_and_repeated_success() -> None:
+    shift = {"s0": "other", "s1": "other"}
+
+    def seed(number: int, trained: tuple[str, ...]) -> SeedResult:
+        methods = {
+            "base": figures(4, shift={"s0": [0.0, 0.0], "s1": [1.0, 0.0]}),
+            "trace": figures(12, shift={"s0": [1.0, 1.0], "s1": [1.0, 0.0]}, trained=trained),
+        }
+        needs = {"cancel": ["stop"], "refund": ["pay"], "move": ["send", "pay"]}
+        return seed_result(number, methods, shift=shift, needs=needs)
+
+    others = {o.name: o for o in table_of([seed(7, ("pay",)), seed(8, ("pay",))]).others}
+    assert [round(others[n].shift.value, 3) for n in ("base", "trace")] == [0.25, 0.75]  # type: ignore[union-attr]
+    # The first 4 (12) of 24 tasks succeed, and every third of them is a cancellation, which nothing was trained for.
+    assert [others[n].untouched.value * 8 for n in ("base", "trace")] == [2, 4]  # type: ignore[union-attr]
+    assert [others[n].pass_k.value * TASKS for n in ("base", "trace")] == [4, 12]  # type: ignore[union-attr]
+    table = table_of([seed(7, ("stop", "pay"))])
+    assert [o.untouched for o in table.others] == [None, None], "no family is untouched"
+    said = "\n".join(lines(table))
+    assert "shift test" in said
+    assert "pass^2" in said
+    assert "untouched" not in said
+    assert "Other tests" in render(table, [seed(7, ())])
+    bare = table_of([seed_result(7, {"base": figures(4)}, trials=1)])
+    assert "other tests" not in "\n".join(lines(bare))

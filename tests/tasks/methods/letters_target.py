@@ -11,14 +11,17 @@ from environments.contract import Action, Check, Message, Observation, Score, Ta
 from environments.targets.third_party.adapter import of_split
 
 FAMILIES = {"low": ("say_low_letters",), "high": ("say_high_letters",)}
+# A family of the shift test alone, solved as `high` is.
+NEEDS = {**FAMILIES, "both": ("say_high_letters",)}
 # The prompt is one sentence: whoever adds worked examples adds most of it.
 FIRST = {"diagnosis": 100, "validation": 200, "test": 300}
 SIZE = 10
+SHIFTED = 4
 
 
 def made(split: str, n: int, family: str = "") -> TargetTask:
     family = family or ("low", "high")[n % 2]
-    return TargetTask(f"{split}-{family}-{n}", split, family, n, {"n": n}, FAMILIES[family])
+    return TargetTask(f"{split}-{family}-{n}", split, family, n, {"n": n}, NEEDS[family])
 
 
 class Letters:
@@ -55,6 +58,9 @@ class LettersTarget:
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
         return of_split([made(s, first + i) for s, first in FIRST.items() for i in range(SIZE)], split)
+
+    def shift_test(self) -> Sequence[TargetTask]:
+        return [made("test", n, "both") for n in range(400, 400 + SHIFTED)]
 
     def environment(self) -> Letters:
         return Letters()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from errors import ConfigurationError
+from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
 from tasks.methods import catalogue
-from tasks.methods.catalogue import METHODS, QUICK, chosen
+from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.trace import choosing_episodes, least_episodes, proof_episodes
 from tests.tasks.comparison.seed_files import seed_result
@@ -28,6 +30,8 @@ def test_methods_by_name_with_what_they_need_in_order(monkeypatch: pytest.Monkey
     assert chosen(["merge"]) == ["trace", "merge-linear", "merge-ties"]
     assert chosen(["placebo"]) == ["placebo-capabilities", "placebo-rewards"]
     assert chosen(QUICK) == list(QUICK)
+    assert chosen(["ablations"]) == ["trace", *(name for name in EVERY if name.startswith("ablation-"))]
+    assert not set(chosen([])) & set(EVERY) - set(METHODS)
     with pytest.raises(ConfigurationError, match="there is no method 'tarce'; choose from base, noop"):
         chosen(["base", "tarce"])
     monkeypatch.setattr(catalogue.importlib.util, "find_spec", lambda name: None)
@@ -43,6 +47,31 @@ def test_every_method_takes_only_what_is_there() -> None:
         before = list(METHODS)[: list(METHODS).index(name)]
         assert set(method.needs) <= set(before)
         assert set(method.inherits) <= {"diagnosis", *before}
+
+
+@pytest.mark.parametrize("name", sorted(ABLATIONS))
+def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str) -> None:
+    settings, (_, changes) = load_settings(profile="laptop", home=home), ABLATIONS[name]
+    method = EVERY[f"ablation-{name}"]
+    assert method.changes is not None
+    other = settings.model_copy(update=method.changes(settings))
+    assert load_settings(**other.model_dump()) == other, "values that settings allow"
+
+    def flat(given: Settings) -> dict[str, Any]:
+        dumped = given.model_dump(mode="json")
+        parts = {k: v for k, v in dumped.items() if isinstance(v, dict)}
+        return {k: v for k, v in dumped.items() if k not in parts} | {
+            f"{k}.{field}": value for k, part in parts.items() for field, value in part.items()
+        }
+
+    differ = {k: v for k, v in flat(other).items() if flat(settings)[k] != v}
+    wanted = {
+        f"{part}.{field}" if isinstance(value, Mapping) else part: new
+        for part, value in changes.items()
+        for field, new in (value.items() if isinstance(value, Mapping) else [("", value)])
+    }
+    assert differ
+    assert differ.items() <= wanted.items()
 
 
 def test_each_seed_has_an_embedded_home_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

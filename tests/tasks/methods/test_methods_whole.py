@@ -17,7 +17,7 @@ from tasks.methods.budget import TEST, Account
 from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import SeedRun, close_round
-from tests.tasks.methods.letters_target import SIZE
+from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
 from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
 
 ALL = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
@@ -65,19 +65,24 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     for name, figures in result.methods.items():
         assert set(figures.outcomes) == tasks, "every method is measured on the same tasks"
         assert {len(trials) for trials in figures.outcomes.values()} == {1 if name == "noop" else 2}
+        assert len(figures.shift) == SHIFTED, "and on the same shift test"
+        assert {len(trials) for trials in figures.shift.values()} == {1 if name == "noop" else 2}
         assert figures.episodes == sum(n for what, n in figures.purposes.items() if what != TEST) <= BUDGET
         # Behind another prompt the diagnosis is played once more.
         diagnosed = {"base": 0, "noop": 0, "trace+gepa": 2 * SIZE}.get(name, SIZE)
         assert figures.purposes.get("diagnosis", 0) in (diagnosed, SIZE if name == "trace+gepa" else diagnosed)
         assert metrics_of(result, name)["episodes"] == figures.episodes
-    trained = [result.methods[name] for name in ("grpo-target", "trace", "mixed", "placebo-rewards")]
+    trained = [result.methods[name] for name in ("grpo-target", "grpo-target-own", "trace", "mixed", "placebo-rewards")]
     assert all(figures.purposes["training"] >= 8 for figures in trained)
+    assert result.needs == {family: list(needs) for family, needs in FAMILIES.items()}
+    assert set(result.methods["trace"].trained) <= {need for needs in FAMILIES.values() for need in needs}
+    assert result.methods["trace"].trained
     for name in ("single", "merge-linear", "merge-ties", "trace-oracle-route"):
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes
         assert result.methods[name].seconds >= result.methods["trace"].seconds
     assert result.methods["mixed"].purposes["calibration"] == result.methods["trace"].purposes["calibration"]
-    for name in ("grpo-target", "mixed"):
+    for name in ("grpo-target", "grpo-target-own", "mixed"):
         figures = result.methods[name]
         counts = [point.count for point in figures.rollouts]
         assert len(counts) == 2

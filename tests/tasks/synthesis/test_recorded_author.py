@@ -25,7 +25,8 @@ from db import (
 from environments.contract import canonical_json
 from environments.targets.catalogue import load_target
 from models.providers.analyst import Answer
-from settings import CalibrationSettings, load_settings
+from settings import load_settings
+from settings_parts import CalibrationSettings
 from tasks.round.results import RolloutResult, StoredRound, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import Calibration, find_level, judge

@@ -148,6 +148,10 @@ class SingleTarget(SingleTurnTarget):
     def __init__(self) -> None:
         super().__init__(NAME, splits(), FAMILIES)
 
+    def shift_test(self) -> Sequence[TargetTask]:
+        """The live categories, which `bfcl:single:live` has as a target."""
+        return live_target().tasks("test")
+
     def families(self) -> Mapping[str, tuple[str, ...]]:
         return CAPABILITIES
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from report_samples import full_round, later_round, refused_round
 
 from models.adapters.registry import Registry
-from tasks.reporting.tracking import history_metrics, log_round, round_metrics
+from tasks.tracking.rounds import history_metrics, log_round, round_metrics
+from tests.tasks.reporting.report_samples import full_round, later_round, refused_round
 
 
 def test_the_history_run_has_a_step_a_round_and_is_the_same_when_done_again(tmp_path: Path) -> None:
@@ -22,9 +22,9 @@ def test_the_history_run_has_a_step_a_round_and_is_the_same_when_done_again(tmp_
 
     client = MlflowClient(registry.tracking_uri)
     runs = {run.info.run_name: run for run in client.search_runs([registry.experiment_id])}
-    assert set(runs) == {"r4-round", "r1-5f3a-round", "shop-history"}
+    assert set(runs) == {"shop night 4", "shop night 5", "shop: all nights"}
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
-    history = runs["shop-history"].info.run_id
+    history = runs["shop: all nights"].info.run_id
 
     def steps(name: str) -> list[tuple[int, float]]:
         return [(m.step, round(m.value, 4)) for m in client.get_metric_history(history, name)]
@@ -35,8 +35,8 @@ def test_the_history_run_has_a_step_a_round_and_is_the_same_when_done_again(tmp_
     assert steps("lineage") == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
     assert steps("release") == [(1, 1), (3, 2), (4, 2), (5, 5)]
     assert steps("test/gain_points") == [(4, 0.0), (5, 6.25)]
-    assert client.get_metric_history(runs["r1-5f3a-round"].info.run_id, "test/live")[0].value == 0.55
-    assert runs["shop-history"].data.tags["kind"] == "history"
+    assert client.get_metric_history(runs["shop night 5"].info.run_id, "test/live")[0].value == 0.55
+    assert runs["shop: all nights"].data.tags["kind"] == "history"
 
 
 def test_metrics_of_a_round_without_releases() -> None:

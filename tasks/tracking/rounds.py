@@ -3,23 +3,38 @@ target's history, which MLflow draws as a chart over rounds."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from models.adapters.registry import Registry
+from models.adapters.runs import RunLog
 from tasks.reporting.figures import RoundFigures, lineages
+from tasks.reporting.headline import headline
+from tasks.round.registry import round_key, run_name
+
+# A run's description, as MLflow shows it.
+NOTE = "mlflow.note.content"
+WHERE = "Artifacts: `report.html`, and `episodes/index.html`: its episodes, and the way from failure to release."
 
 
-def log_round(registry: Registry, figures: RoundFigures, html: str) -> None:
-    """Log a round that is done. Done again it changes nothing: what is logged already for a step stays as it is."""
+def log_round(registry: Registry, figures: RoundFigures, html: str, pages: Path | None = None) -> str:
+    """Log a round that is done, with its report and the folder of its episodes' `pages`; returns its run. Done again
+    it changes nothing: what is logged already for a step stays as it is."""
     metrics = round_metrics(figures)
-    run = registry.start_run(f"{figures.round}-round", {"round": figures.round, "kind": "round"})
-    registry.log_report(run, html)
-    registry.log_steps(run, {0: metrics})
-    registry.end_run(run)
+    tags = {"round": figures.round, "kind": "round", "number": str(figures.number or ""), "target": figures.target}
+    own = registry.start_run(round_key(figures.round), tags, run_name(figures.target, figures.number))
+    registry.log_report(own, html)
+    if pages is not None:
+        RunLog(registry, own).folder(pages, pages.name)
+    registry.log_steps(own, {0: metrics})
+    registry.client.set_tag(own, NOTE, f"{headline(figures)}\n\n{WHERE}")
+    registry.end_run(own)
     steps = history_metrics(figures)
     if figures.number is not None:
         steps[figures.number] = steps.get(figures.number, {}) | metrics
-    run = registry.start_run(f"{registry.target}-history", {"kind": "history"})
+    run = registry.start_run(f"{registry.target}-history", {"kind": "history"}, f"{figures.target}: all nights")
     registry.log_steps(run, steps)
     registry.end_run(run)
+    return own
 
 
 def round_metrics(figures: RoundFigures) -> dict[str, float]:

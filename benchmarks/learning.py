@@ -1,0 +1,95 @@
+"""What one training can teach a base on a target: one adapter on some of its families, success by family before and
+after.
+
+    python -m benchmarks.learning --target bfcl:single --profile bfcl --families irrelevance,simple_python
+    python -m benchmarks.learning --target bfcl:single --profile bfcl --families parallel --hints \\
+        --retention simple_python
+
+For choosing settings on development seeds, before a comparison is run. Scenarios are the target's own generators', with
+the dense reward of composed environments; success is the target's, on fresh scenarios of every family that training
+never draws. One training: a difference of a few episodes says nothing. Other settings as everywhere
+(`TRACE_TRAIN__...`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from db import TrainingStepRow
+from environments.contract import Generators
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from errors import ConfigurationError
+from models.adapters.loading import load_folder
+from models.episodes import Episode
+from settings import load_settings
+from tasks.measuring.statistics import clustered_interval
+from tasks.round.context import Context
+from tasks.round.rollouts import outcomes
+from tasks.round.stage import forget, open_context
+from tasks.synthesis.calibration import FRESH_SEED
+from tasks.train import Course, train_on
+
+NAME, ADAPTER = "learning", "adapter-learning"
+
+
+def environment_of(context: Context, families: tuple[str, ...], retention: tuple[str, ...] = ()) -> ComposedEnvironment:
+    """The environment of some families."""
+    spec = CompositionSpec(context.round.target, context.round.data_hash, NAME, families, retention)
+    return ComposedEnvironment(context.target, spec)
+
+
+def success(context: Context, family: str, fresh: int, name: str | None) -> str:
+    """Success on fresh scenarios of a family with its interval, of the base (None) or the adapter of that name."""
+    environment = environment_of(context, (family,))
+    tasks = [environment.own_scenario(FRESH_SEED + i) for i in range(fresh)]
+    ground = context.training_ground(environment.spec.id, environment.environment, ADAPTER if name else "")
+    frame = outcomes(
+        context.store, context.engine.play(ground, [Episode("", t, 0, 0, name) for t in tasks], name or "base")
+    )
+    found = clustered_interval(frame["success"].to_numpy(dtype=float), frame["task"].to_numpy())
+    return f"{100 * frame['success'].mean():3.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="shop")
+    parser.add_argument("--profile", default="laptop")
+    parser.add_argument("--families", required=True, help="what is trained on, commas between")
+    parser.add_argument("--retention", default="", help="families of a third of the scenarios, commas between")
+    parser.add_argument("--hints", action="store_true", help="half of each group's rollouts with a worked example")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--fresh", type=int, default=40, help="fresh scenarios of each family")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    families, retention = ([f for f in text.split(",") if f] for text in (given.families, given.retention))
+    with tempfile.TemporaryDirectory() as home:
+        settings = load_settings(
+            target=given.target, profile=given.profile, home=Path(home), seed=given.seed, train={"steps": given.steps}
+        )
+        context = open_context(settings)
+        try:
+            if not isinstance(context.target, Generators):
+                raise ConfigurationError(f"{given.target} has no generators; take a target that has")
+            before = {f: success(context, f, given.fresh, None) for f in context.target.families()}
+            environment = environment_of(context, tuple(families), tuple(retention))
+            began = time.monotonic()
+            result = train_on(
+                context, Course(NAME, environment, ADAPTER, context.folder / NAME, given.steps, given.hints)
+            )
+            seconds = time.monotonic() - began
+            for row in sorted(context.store.rows(TrainingStepRow, adapter_id=ADAPTER), key=lambda r: r.step):
+                print(f"step {row.step}: reward {row.reward:.2f}, {row.metrics['played']:.0f} episodes played")
+            name = load_folder(context.policy, context.folder / NAME / "final", NAME, context.round.id, result.sha256)
+            print(f"{seconds:.0f} s, {result.ending}, the weights after step {result.chosen}")
+            for family, rate in before.items():
+                mark = "*" if family in families else " "
+                print(f"{mark} {family:<24} base {rate:<18} trained {success(context, family, given.fresh, name)}")
+        finally:
+            forget(context.round.id)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""`trace-agent db upgrade`: a database is brought to this program's schema when a person says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+database = typer.Typer(no_args_is_help=True, help="The database of a home.")
+
+
+def add_database(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    app.add_typer(database, name="db")
+
+
+@database.command()
+def upgrade(
+    home: Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")] = None,
+) -> None:
+    """Bring the database to the newest schema, in one transaction. Make a backup first; stop what else uses it."""
+    from db.engine import parse_url, show
+    from db.migrate import upgrade_database
+    from settings import load_settings
+
+    url = load_settings(home=home).database_url
+    before, after = upgrade_database(url)
+    where = show(parse_url(url))
+    if before == after:
+        typer.echo(f"{where} has the newest schema, {after}, already")
+    else:
+        typer.echo(f"{where}: schema {before or 'none'} -> {after}")
+
+
+@database.callback()
+def _commands() -> None:
+    """Keeps `upgrade` a command of its own: with a single one typer would fold the two."""

@@ -1,0 +1,99 @@
+"""Commands of who operates it: tell a Prefect server what to run, watch what is live, start and stop all services."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+
+
+def add_operations(app: typer.Typer) -> None:
+    """Register the commands of this file."""
+    for command in (deploy, watch, up, down):
+        app.command()(command)
+
+
+def deploy(
+    pool: Annotated[str, typer.Option(help="Name of the work pool; made when it is not there.")] = "trace",
+    kind: Annotated[str, typer.Option("--type", help="process, docker or kubernetes.")] = "process",
+    project: Annotated[Path, typer.Option(help="Folder of the checkout, with prefect.yaml.")] = Path(),
+) -> None:
+    """Make the work pool, the deployments and the automation for dead runs on the server that PREFECT_API_URL names."""
+    from flows.deploy import deploy as make
+
+    typer.echo("\n".join(make(pool, kind, project)))
+
+
+def watch(
+    target: Annotated[str | None, typer.Option(help="What the release answers on, such as shop.")] = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, gpu, smoke or dry.")] = None,
+    base_model: Annotated[str | None, typer.Option(help="The model that rounds train.")] = None,
+    home: Home = None,
+) -> None:
+    """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall."""
+    from settings import load_settings
+    from tasks.operations.watch import told, watch_release
+    from tasks.round.preflight import preflight
+
+    settings = load_settings(target=target, profile=profile, base_model=base_model, home=home)
+    preflight(settings)
+    watched = watch_release(settings)
+    typer.echo(told(watched))
+    if watched.falls:
+        raise typer.Exit(1)
+
+
+def up(
+    home: Home = None,
+    target: Annotated[str | None, typer.Option(help="Whose release the gateway serves.")] = None,
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
+    gateway_port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8900,
+    worker_port: Annotated[int, typer.Option(help="Port of the worker's health.")] = 8080,
+) -> None:
+    """Start Prefect, MLflow, a worker with the nightly deployment, and the gateway; what dies is started again."""
+    import signal
+    import time
+
+    from db import Round, open_store
+    from flows.services import Ports, Services, follow
+    from settings import load_settings
+
+    settings = load_settings(home=home, target=target)
+    ports = Ports(prefect_port, mlflow_port, gateway_port, worker_port)
+    services = Services(settings, ports, target)
+    services.check()
+    # A stop by 'kill' ends them as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    began = time.monotonic()
+    typer.echo(f"starting the services of {settings.folder} (logs in {services.folder})", err=True)
+    with open_store(settings.database_url) as store, services.started() as supervisor:
+        waits = ["worker"]
+        if store.rows(Round):
+            supervisor.startProcess("gateway", False)
+            waits.append("gateway")
+        services.wait_for("prefect")
+        supervisor.startProcess("worker", False)
+        services.make_deployments()
+        services.wait_for("mlflow", *waits)
+        typer.echo("\n".join(services.addresses()))
+        if "gateway" not in waits:
+            typer.echo("the gateway starts when there is a round: 'trace-agent improve', or the deployment 'improve'")
+        typer.echo(f"all healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
+        follow(supervisor, lambda: bool(store.rows(Round)), lambda said: typer.echo(said, err=True))
+    typer.echo(f"the services of {settings.folder} are stopped")
+
+
+def down(home: Home = None) -> None:
+    """Stop what 'trace-agent up' started for a home."""
+    from errors import ConfigurationError
+    from flows.services import Ports, Services, stop
+    from settings import load_settings
+
+    settings = load_settings(home=home)
+    if not stop(Services(settings, Ports()).socket):
+        raise ConfigurationError(f"no services run for {settings.folder}; 'trace-agent up' starts them")
+    typer.echo(f"the services of {settings.folder} are stopped")

@@ -1,0 +1,124 @@
+"""What a Prefect server has to know before anything runs by itself, made by one command: `trace-agent deploy`.
+
+The work pool with its base job template (`flows/pools/`), the deployments of `prefect.yaml`, and the automation that
+calls a run crashed whose process died without a word. Doing it again brings all of it up to date.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from prefect.automations import Automation
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+
+from errors import ConfigurationError
+
+POOLS = Path(__file__).with_name("pools")
+KINDS = tuple(sorted(path.stem for path in POOLS.glob("*.json")))
+ZOMBIES = "trace: runs whose process died"
+# Flow runs send a heartbeat every 30 seconds (prefect.yaml); two and a half of them missed are a death.
+SILENT = timedelta(seconds=75)
+ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
+# The checkout inside the image (docker/Dockerfile).
+IN_IMAGE = Path("/app")
+
+
+def deploy(pool: str, kind: str, project: Path) -> list[str]:
+    """Make or update pool, deployments and automation; a line for each. Raises `ConfigurationError` when no server is
+    named or answers, the pool is of another type, or `project` has no prefect.yaml."""
+    if kind not in KINDS:
+        raise ConfigurationError(f"work pools of type {kind!r} have no template here; choose from {', '.join(KINDS)}")
+    if not (project / "prefect.yaml").is_file():
+        raise ConfigurationError(
+            f"{project} holds no prefect.yaml; run this in the checkout, or name it with --project"
+        )
+    api = get_current_settings().api.url
+    if not api:
+        raise ConfigurationError("no Prefect server is named; set PREFECT_API_URL, such as http://127.0.0.1:4200/api")
+    _check_server(api)
+    return [_make_pool(pool, kind), *_deploy_all(pool, kind, project), _make_automation()]
+
+
+def _check_server(api: str) -> None:
+    with get_client(sync_client=True) as client:
+        problem = client.api_healthcheck()
+    if problem is not None:
+        raise ConfigurationError(
+            f"the Prefect server at {api} does not answer ({type(problem).__name__}); start it, or correct "
+            "PREFECT_API_URL"
+        )
+
+
+def _make_pool(pool: str, kind: str) -> str:
+    template = json.loads((POOLS / f"{kind}.json").read_text(encoding="utf-8"))
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_work_pool(pool)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=pool, type=kind, base_job_template=template))
+            return f"work pool {pool} ({kind}) made"
+        if found.type != kind:
+            raise ConfigurationError(
+                f"the work pool {pool!r} is of type {found.type}, not {kind}; give another with --pool, or delete it: "
+                f"prefect work-pool delete {pool}"
+            )
+        client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
+        return f"work pool {pool} ({kind}) is up to date"
+
+
+def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
+    """`prefect deploy --all`, which alone reads prefect.yaml."""
+    where = project.resolve() if kind == "process" else IN_IMAGE
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    given = {**os.environ, "TRACE_PROJECT": str(where), "TRACE_POOL": pool}
+    done = subprocess.run(command, cwd=project, env=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigurationError(
+            f"'prefect deploy --all' failed in {project}; mend what it says: {(done.stdout + done.stderr)[-2000:]}"
+        )
+    with get_client(sync_client=True) as client:
+        names = sorted(d.name for d in client.read_deployments() if d.work_pool_name == pool)
+    return [f"deployment {name}/{name}" for name in names]
+
+
+def zombie_automation() -> Automation:
+    """Calls a flow run crashed that stopped sending its heartbeat, so that its slot is free again."""
+    beat = "prefect.flow-run.heartbeat"
+    return Automation(
+        name=ZOMBIES,
+        description="A run whose process was killed stays in state Running for ever; the round itself goes on.",
+        trigger=EventTrigger(
+            after={beat},
+            expect={beat, *ENDS},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},  # type: ignore[arg-type]
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENT,
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=f"no heartbeat for {SILENT.seconds} s")],
+    )
+
+
+def _make_automation() -> str:
+    wanted: Any = zombie_automation()
+    try:
+        known: Any = Automation.read(name=ZOMBIES)
+    except ValueError:
+        wanted.create()
+        return f"automation '{ZOMBIES}' made"
+    wanted.id = known.id
+    wanted.update()
+    return f"automation '{ZOMBIES}' is up to date"

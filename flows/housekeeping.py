@@ -1,0 +1,52 @@
+"""Weekly housekeeping as a flow: what nothing needs is removed, everything around the home is looked at, and notices
+that wait are sent. The run fails where something is wrong, so that Prefect's pages show it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from pydantic import BaseModel, Field
+
+from errors import StoreError
+from settings import load_settings
+from tasks.housekeeping.doctor import examine, lines
+from tasks.housekeeping.findings import Level
+from tasks.housekeeping.retention import removals, remove
+from tasks.unattended.notices import Notice, deliver, notify
+
+logger = logging.getLogger("trace")
+
+
+class HousekeepingParameters(BaseModel):
+    """What `trace-agent clean` and `trace-agent doctor` take."""
+
+    older_than: int = Field(default=30, ge=1, description="days since what is removed was done with")
+    keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")
+    profile: str | None = Field(default=None, description="laptop, gpu, smoke or dry")
+    home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
+
+
+@flow(name="housekeeping", log_prints=False)
+def housekeeping(params: HousekeepingParameters | None = None) -> str:
+    """Keep a home once. Raises `StoreError` when the doctor finds a fault: it is told, too."""
+    given = params or HousekeepingParameters()
+    settings = load_settings(home=given.home, profile=given.profile)
+    chosen = removals(settings, given.older_than, given.keep)
+    freed = f"{len(chosen)} removed, {remove(chosen) / 1e9:.3f} GB freed"
+    logger.info("%s", freed)
+    deliver(settings)
+    findings = examine(settings)
+    faults = [f for f in findings if f.level == Level.FAULT]
+    report = "\n".join(["```", *lines(findings), "```", "", freed])
+    create_markdown_artifact(
+        key="housekeeping", description="What was removed, and the doctor's lines", markdown=report
+    )
+    if faults:
+        what = "; ".join(f"{f.check}: {f.said}" for f in faults)
+        text = f"{len(faults)} faults around {settings.folder.name}: {what}; 'trace-agent doctor' says what to do"
+        notify(settings, Notice("unwell", settings.target, text))
+        raise StoreError(text)
+    return freed

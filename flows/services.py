@@ -1,0 +1,280 @@
+"""All services of a home on one machine, kept running by supervisor: `trace-agent up` and `trace-agent down`.
+
+Prefect's server, MLflow's server, a worker, and the gateway, each a program of one supervisord, which starts again what
+dies. Everything that they write lies in the home: HOME/up holds the configuration and a log for each, HOME/prefect
+Prefect's database. They listen on loopback alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import xmlrpc.client
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from supervisor.xmlrpc import SupervisorTransport
+
+from errors import ConfigurationError, StoreError
+from settings import Settings, writable_folder
+
+HOST = "127.0.0.1"
+# The longest path of a socket that the kernel takes.
+LONGEST_PATH = 100
+# An idle machine needs a small part of this; two cores that are busy otherwise may need it.
+SECONDS_TO_START = 180.0
+SECONDS_TO_STOP = 60.0
+EVERY_SECONDS = 2.0
+PROJECT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the services listen."""
+
+    prefect: int = 4200
+    mlflow: int = 5000
+    gateway: int = 8900
+    worker: int = 8080
+
+
+@dataclass(frozen=True)
+class Services:
+    """The services of one home."""
+
+    settings: Settings
+    ports: Ports
+    target: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Configuration and logs."""
+        return self.settings.folder / "up"
+
+    @property
+    def socket(self) -> Path:
+        """Where supervisord is spoken to; its folder is the owner's alone."""
+        return self.folder / "s"
+
+    @property
+    def health(self) -> dict[str, str]:
+        """The address that answers 200 when a service is well."""
+        p = self.ports
+        return {
+            "prefect": f"http://{HOST}:{p.prefect}/api/health",
+            "mlflow": f"http://{HOST}:{p.mlflow}/health",
+            "worker": f"http://{HOST}:{p.worker}/health",
+            "gateway": f"http://{HOST}:{p.gateway}/health",
+        }
+
+    def connection(self) -> Any:
+        """supervisord's interface; one for each thread that speaks to it."""
+        return connect(self.socket)
+
+    def addresses(self) -> list[str]:
+        """Where a person finds each, a line each."""
+        pages = {"prefect": "Prefect", "mlflow": "MLflow", "gateway": "gateway"}
+        return [f"{title:<8} http://{HOST}:{getattr(self.ports, name)}" for name, title in pages.items()]
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` when they run already, or a port is taken."""
+        if len(str(self.socket)) > LONGEST_PATH:
+            raise ConfigurationError(
+                f"the path of {self.socket} is longer than {LONGEST_PATH} characters, which no socket may have; give a "
+                "home with a shorter path"
+            )
+        if "%" in str(self.settings.folder):
+            raise ConfigurationError(
+                f"{self.settings.folder} has a '%', which supervisor cannot read; give another home"
+            )
+        if self.settings.tracking.startswith("http"):
+            raise ConfigurationError(
+                "the setting tracking names an MLflow server, and this starts one of its own; clear TRACE_TRACKING, or "
+                "start worker and gateway by themselves (docs/1-running.md)"
+            )
+        if running(self.socket):
+            raise ConfigurationError(
+                f"the services of {self.settings.folder} run already; stop them with 'trace-agent down --home "
+                f"{self.settings.folder}'"
+            )
+        for name, port in vars(self.ports).items():
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((HOST, port))
+                except OSError as problem:
+                    raise ConfigurationError(
+                        f"port {port} of {name} cannot be listened on ({problem.strerror}): stop what has it, or give "
+                        f"another with --{name}-port"
+                    ) from None
+
+    def environment(self) -> dict[str, str]:
+        """What the services get: this process's variables, and where everything is."""
+        kept = {k: v for k, v in os.environ.items() if (k, v) != ("PREFECT_LOGGING_LEVEL", "CRITICAL")}
+        return kept | {
+            "PREFECT_API_URL": f"http://{HOST}:{self.ports.prefect}/api",
+            "PREFECT_HOME": str(self.settings.folder / "prefect"),
+            "PREFECT_SERVER_API_PORT": str(self.ports.prefect),
+            "PREFECT_UI_API_URL": "/api",
+            "PREFECT_WORKER_WEBSERVER_HOST": HOST,
+            "PREFECT_WORKER_WEBSERVER_PORT": str(self.ports.worker),
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            # Not on its command line, which every user of the machine can read: it may hold a password.
+            "MLFLOW_BACKEND_STORE_URI": self.settings.tracking_uri,
+            "TRACE_HOME": str(self.settings.folder),
+            "TRACE_PROJECT": str(PROJECT),
+            # A target of one's own in the working folder is found by the runs, too.
+            "PYTHONPATH": os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p),
+        }
+
+    def programs(self) -> dict[str, list[str]]:
+        """The command of each service."""
+        python, p = sys.executable, self.ports
+        serve = [python, "-m", "flows.cli.main", "serve", "--port", str(p.gateway)]
+        return {
+            "prefect": [python, "-m", "flows.prefect_server", "--host", HOST, "--port", str(p.prefect)],
+            "mlflow": [
+                python, "-m", "mlflow", "server", "--host", HOST, "--port", str(p.mlflow), "--workers", "1",
+            ],
+            "worker": [
+                python, "-m", "prefect", "worker", "start", "--pool", "trace", "--type", "process", "--limit", "1",
+                "--with-healthcheck",
+            ],
+            "gateway": [*serve, "--target", self.target] if self.target else serve,
+        }  # fmt: skip
+
+    def configuration(self) -> str:
+        """supervisord's file. Worker and gateway are started later: they need the others, and a round to serve."""
+        files = {"logfile": "supervisord.log", "pidfile": "supervisord.pid", "childlogdir": ""}
+        text = ["[supervisord]", "nodaemon=true", "silent=true", f"directory={PROJECT}"]
+        text += [f"{key}={self.folder / name}" for key, name in files.items()]
+        text += ["[unix_http_server]", f"file={self.socket}", "chmod=0600", "[rpcinterface:supervisor]"]
+        text.append("supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface")
+        for name, command in self.programs().items():
+            text += [
+                f"[program:{name}]", "command=" + " ".join(f'"{part}"' for part in command),
+                f"autostart={'true' if name in ('prefect', 'mlflow') else 'false'}", "autorestart=true", "startsecs=2",
+                "startretries=20", "stopasgroup=true", "killasgroup=true", "stopwaitsecs=35", "redirect_stderr=true",
+                f"stdout_logfile={self.folder / f'{name}.log'}", "stdout_logfile_maxbytes=10MB",
+                "stdout_logfile_backups=2",
+            ]  # fmt: skip
+        return "\n".join(text) + "\n"
+
+    @contextmanager
+    def started(self) -> Iterator[Any]:
+        """supervisord with Prefect and MLflow; its interface. All of it is stopped at the end of the block."""
+        writable_folder(self.folder)
+        self.folder.chmod(0o700)
+        file = self.folder / "supervisord.conf"
+        file.write_text(self.configuration(), encoding="utf-8")
+        # A session of its own: Ctrl-C is for this process, which stops them in order.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], env=self.environment(),
+            start_new_session=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            self.wait(lambda: running(self.socket), "supervisor", process)
+            yield self.connection()
+        finally:
+            stop(self.socket)
+            try:
+                process.wait(SECONDS_TO_STOP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def wait(self, ready: Callable[[], bool], what: str, process: Any = None) -> None:
+        """Return when it is ready. Raises `StoreError` with the end of its log when it is not in time."""
+        deadline = time.monotonic() + SECONDS_TO_START
+        while not ready():
+            dead = process is not None and process.poll() is not None
+            if dead or time.monotonic() > deadline:
+                log = self.folder / f"{what}.log"
+                tail = log.read_text(errors="replace")[-1500:] if log.is_file() else "no log"
+                raise StoreError(f"{what} {'ended' if dead else 'is not healthy'}; its log {log} ends: {tail}")
+            time.sleep(0.25)
+
+    def wait_for(self, *names: str) -> None:
+        """Return when these services are healthy."""
+        for name in names:
+            self.wait(lambda name=name: answers(self.health[name]), name)  # type: ignore[misc]
+
+    def make_deployments(self) -> None:
+        """What `trace-agent deploy` does, on the server that was started."""
+        command = [sys.executable, "-m", "flows.cli.main", "deploy", "--project", str(PROJECT)]
+        given = self.environment() | {"PYTHONPATH": os.pathsep.join([str(PROJECT), self.environment()["PYTHONPATH"]])}
+        done = subprocess.run(command, env=given, cwd=PROJECT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise StoreError(f"the deployments were not made: {done.stderr.strip()[-1500:]}")
+
+
+def follow(supervisor: Any, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
+    """Say what dies and is started again, and start the gateway when there is a round; until all of it is stopped."""
+    known = dict(pids(supervisor))
+    try:
+        while True:
+            time.sleep(EVERY_SECONDS)
+            if not known["gateway"] and has_round():
+                with suppress(xmlrpc.client.Fault):  # it is being started again
+                    supervisor.startProcess("gateway", False)
+            now = dict(pids(supervisor))
+            for name in (n for n in now if now[n] != known[n]):
+                before = "died and " if known[name] else ""
+                say(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
+            known = now
+    except (OSError, HTTPException, xmlrpc.client.Error, KeyboardInterrupt):  # 'trace-agent down', or Ctrl-C
+        say("stopping")
+
+
+def pids(supervisor: Any) -> Mapping[str, int]:
+    """Process id of each service; 0 of one that does not run."""
+    return {info["name"]: info["pid"] for info in supervisor.getAllProcessInfo()}
+
+
+def connect(path: Path) -> Any:
+    """supervisord's interface behind a socket."""
+    transport = SupervisorTransport(None, None, serverurl=f"unix://{path}")
+    return xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
+
+
+def running(path: Path) -> bool:
+    """Whether a supervisord answers on a socket."""
+    try:
+        return bool(connect(path).getState()["statename"] == "RUNNING")
+    except (OSError, HTTPException, xmlrpc.client.Error):
+        return False
+
+
+def stop(path: Path) -> bool:
+    """Stop supervisord and all its services, and wait; False when none runs."""
+    if not running(path):
+        return False
+    deadline = time.monotonic() + SECONDS_TO_STOP
+    supervisor = connect(path)
+    try:
+        supervisor.shutdown()
+        while time.monotonic() < deadline:
+            time.sleep(0.2)
+            with suppress(xmlrpc.client.Fault):  # it is stopping its services
+                supervisor.getState()
+    except (OSError, HTTPException):  # it is gone
+        return True
+    raise StoreError(f"the services behind {path} did not stop within {SECONDS_TO_STOP:g} s; look at the logs there")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET gives 200."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError, HTTPException):
+        return False

@@ -1,0 +1,44 @@
+"""The daily watch as a flow: what is live against what it replaced, on the deployment `watch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact
+from prefect.states import Cancelled
+from pydantic import BaseModel, Field
+
+from errors import TargetBusy
+from flows.one_at_a_time import alone_on
+from settings import load_settings
+from tasks.operations.watch import told, watch_release
+from tasks.round.preflight import preflight
+from tasks.unattended.notices import deliver
+
+
+class WatchParameters(BaseModel):
+    """What a person sets for a watch; everything else comes from the profile, `trace.toml` and the environment."""
+
+    target: str | None = Field(default=None, description="what the release answers on, such as shop or tau2:retail")
+    profile: str | None = Field(default=None, description="laptop, gpu, smoke or dry")
+    base_model: str | None = Field(default=None, description="the model that rounds train")
+    home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
+
+
+@flow(name="watch", log_prints=False)
+def watch(params: WatchParameters | None = None) -> str:
+    """Watch the live release of a target once; what was found, in one sentence a comparison."""
+    settings = load_settings(**(params or WatchParameters()).model_dump())
+    preflight(settings)
+    try:
+        with alone_on(settings.target):
+            watched = watch_release(settings)
+            deliver(settings)
+    except TargetBusy as busy:
+        cancelled: Any = Cancelled(message=str(busy))
+        return cancelled  # type: ignore[no-any-return]
+    text = told(watched)
+    create_markdown_artifact(key="watch", description="The live release against what it replaced", markdown=text)
+    return text

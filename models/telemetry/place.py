@@ -1,0 +1,43 @@
+"""Where a process is in its work: the round, the stage and the capability that log lines carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """`round` is its number as text; "" where there is none."""
+
+    round: str = ""
+    stage: str = ""
+    capability: str = ""
+
+    def fields(self) -> dict[str, str]:
+        """What is known, by name."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    def __str__(self) -> str:
+        return " ".join(f"{name} {value}" if name == "round" else value for name, value in self.fields().items())
+
+
+# One of a process and not of a thread: a process does one stage at a time, and its threads work on that one.
+_now = Place()
+
+
+def here() -> Place:
+    """Where this process is."""
+    return _now
+
+
+@contextmanager
+def at(place: Place) -> Iterator[None]:
+    """Within the block this process is at `place`."""
+    global _now
+    before, _now = _now, place
+    try:
+        yield
+    finally:
+        _now = before

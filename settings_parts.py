@@ -1,0 +1,193 @@
+"""The parts of the settings (`settings.py`): fields that belong together, with defaults and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TRANSFER = 24
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RolloutSettings(Part):
+    """How tasks of the target are played, in diagnosis and evaluation alike."""
+
+    trials: int = Field(2, ge=1, description="episodes per diagnosis task, each with its own seed")
+    tasks: int = Field(0, ge=0, description="most tasks of a split that are played, spread over its families; 0 = all")
+    temperature: float = Field(0.3, ge=0, le=2)
+    max_tokens: int = Field(32, ge=1, description="longest turn")
+    rows: int = Field(64, ge=1, description="episodes computed at once")
+
+
+class SelectionSettings(Part):
+    """Section 3 of the method."""
+
+    rho: float = Field(0.10, ge=0, le=1)
+    delta: float = Field(0.20, ge=-1, le=1)
+    runs: int = Field(10, ge=1)
+    required: int = Field(8, ge=1, description="K of N")
+    most: int = Field(3, ge=1, description="capabilities trained in one round")
+
+
+class CalibrationSettings(Part):
+    """Section 4 of the method. `informative_alone` accepts below the success band when groups are informative."""
+
+    seeds: int = Field(100, ge=2)
+    samples: int = Field(16, ge=2)
+    low: float = 0.2
+    high: float = 0.6
+    spread: float = 0.05
+    uniform: float = 0.2
+    informative: float = 0.5
+    informative_alone: bool = False
+    distinct: int = 100
+    policy_episodes: int = 100
+    retention_share: float = Field(1 / 3, ge=0, lt=1)
+
+
+class TrainSettings(Part):
+    """Section 5 of the method; `steps` 0 is derived from the budget."""
+
+    steps: int = Field(0, ge=0)
+    groups: int = Field(6, ge=1)
+    group_size: int = Field(8, ge=2)
+    collections: int = Field(3, ge=1, description="how often groups with equal rewards are replaced")
+    solved: float = Field(0.95, gt=0, le=1, description="mean success over two steps at which training ends early")
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
+    temperature: float = Field(0.7, gt=0)
+    upper_layers: int | None = 15
+    micro_batch: int = Field(24, ge=1)
+    shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
+    scaled: bool = Field(True, description="advantages in the standard deviations of their group, else as they are")
+    delta: float = Field(0.0, ge=0, description="TRL's upper bound of the ratio where advantages are negative; 0: none")
+    candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
+    hints: float = Field(
+        0.5,
+        ge=0,
+        le=0.5,
+        description="share of a group's rollouts with advice where the policy never succeeds; 0: none",
+    )
+    transfer: int = Field(
+        TRANSFER,
+        ge=0,
+        description="most episodes on diagnosis tasks that lack the capability, after a third of training; 0: none",
+    )
+    choosing: int = Field(
+        16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
+    )
+
+
+class EvaluationSettings(Part):
+    """Section 7 of the method."""
+
+    trials: int = Field(2, ge=1, description="episodes per test task")
+    validation_trials: int = Field(2, ge=1, description="episodes per validation task (tasks tell more)")
+    margin: float = Field(2.0, ge=0, description="points another family may fall by")
+    own_tasks: int = Field(
+        60, ge=0, description="most validation tasks that are drawn of the families of a capability, for power"
+    )
+    alpha: float = Field(0.05, gt=0, lt=1)
+    fresh: int = Field(
+        32, ge=4, le=10_000, description="fresh seeds that an adapter is measured on in its own environment"
+    )
+
+
+class PolicySettings(Part):
+    """Where turns are sampled. `vllm` needs servers (docs/6-serving.md); `url` may name several, separated by commas.
+    Only `backend` is part of what a round is: the rest says where things are."""
+
+    backend: Literal["local", "vllm"] = "local"
+    url: str = "http://127.0.0.1:8000"
+    model: str = Field("base", description="the name that the base is served under")
+    api_key_env: str = Field("", description="the variable that holds the servers' key")
+    concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
+    seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
+    lora_folder: Path | None = Field(
+        None, description="where adapters are put for the servers; under home if not given"
+    )
+    server_folder: str = Field("", description="that folder as the servers see it, if elsewhere")
+    max_lora_rank: int = Field(16, ge=1, description="the servers' --max-lora-rank")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Addresses of the servers."""
+        return tuple(url.strip() for url in self.url.split(",") if url.strip())
+
+
+class AnalystSettings(Part):
+    """Stages 2 and 4 by a language model (docs/5-synthesis.md). `checks` needs none of it.
+
+    The N runs and K are `selection.runs` and `selection.required`, with either analyst. A cap of 0 is no cap; caps hold
+    for the round, the calls of a simulated user included. The key is named, never given: `api_key_variable` is the name
+    of an environment variable.
+    """
+
+    kind: Literal["checks", "llm"] = "checks"
+    model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
+    api_base: str = Field("", description="address of a server of your own, up to /v1")
+    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
+    max_tokens: int = Field(8192, ge=16, description="longest reply")
+    temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
+    send_temperature: bool = Field(True, description="off for models that take no temperature")
+    blind: bool = Field(True, description="raters do not see the outcome")
+    candidates: int = Field(10, ge=1, le=10)
+    batch: int = Field(4, ge=1, description="trajectories labelled in one request")
+    trajectory_tokens: int = Field(2000, ge=100, description="most that one trajectory is compacted to")
+    concurrency: int = Field(4, ge=1)
+    attempts: int = Field(5, ge=1, description="tries of a call that fails for a while")
+    backoff_seconds: float = Field(1.0, ge=0)
+    deadline_seconds: float = Field(120.0, gt=0, description="of one call, with all its tries")
+    max_calls: int = Field(0, ge=0)
+    max_total_tokens: int = Field(0, ge=0)
+    max_dollars: float = Field(0.0, ge=0)
+    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
+    sampled_price: float | None = Field(None, ge=0)
+
+
+class SynthesizerSettings(Part):
+    """Stage 4: composed from the target's own generators, or written by a language model as modules: the analyst's, or
+    another one, so that who writes an environment is not who judged that it is needed. That one has an address, a key
+    and prices of its own; everything else, the caps among it, is the analyst's."""
+
+    kind: Literal["generators", "llm"] = "generators"
+    versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
+    model: str = Field("", description="LiteLLM's name of the model that writes; empty: analyst.model")
+    api_base: str = Field("", description="address of a server of your own, up to /v1")
+    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
+    sampled_price: float | None = Field(None, ge=0)
+
+
+class LimitSettings(Part):
+    """The most that one round may take, all of its runs together; 0 is no limit. Dollars are `analyst.max_dollars`.
+    What a limit stops is gone on with by the same command and a larger limit (docs/8-unattended.md)."""
+
+    rollouts: int = Field(0, ge=0, description="episodes")
+    tokens: int = Field(0, ge=0, description="tokens read and sampled, those of language models included")
+    hours: float = Field(0.0, ge=0, description="hours at work")
+    disk_gib: float = Field(0.0, ge=0, description="GiB of the round's own files")
+    idle_minutes: float = Field(60.0, ge=0, description="without any progress after which a hanging run ends itself")
+    training_minutes: float = Field(
+        0.0, ge=0, description="longest training of a capability, which then has a process of its own"
+    )
+
+
+class UnattendedSettings(Part):
+    """What a round and the daily watch do by themselves, and whom they tell. The webhook's address is a secret: the
+    environment variable that holds it is named, never the address."""
+
+    approve: bool = Field(False, description="a person approves in Prefect's UI before a release is promoted")
+    approval_hours: float = Field(24.0, gt=0, description="how long a round waits for that")
+    roll_back: bool = Field(False, description="the watch rolls a release back that has fallen significantly")
+    watch_tasks: int = Field(48, ge=4, description="fresh tasks that the watch plays")
+    webhook_variable: str = Field("", description="name of the variable with the webhook's address")
+    webhook_format: Literal["json", "slack"] = Field("json", description="slack: the field text alone")

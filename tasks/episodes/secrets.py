@@ -1,0 +1,40 @@
+"""What must not be read on a page or in a trace: the keys and passwords that the settings know of.
+
+Episodes hold what a target and its tools say. That is not expected to be a key of ours; where it is one all the same
+(an environment that prints its variables), it is taken out before anything is written.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import unquote, urlparse
+
+from settings import Settings
+from tasks.episodes.shown import Hide
+
+HIDDEN = "(hidden)"
+# Shorter values stand in ordinary words: to hide them would tear texts apart and hide nothing.
+SHORTEST = 8
+
+
+def secrets_of(settings: Settings) -> list[str]:
+    """The keys and passwords of a round's settings, longest first."""
+    named = (settings.analyst.api_key_variable, settings.policy.api_key_env)
+    found = {os.environ.get(name, "") for name in named if name}
+    found |= {key.strip() for key in settings.gateway_keys.get_secret_value().split(",")}
+    for address in (settings.database, settings.tracking):
+        password = urlparse(address).password or ""
+        found |= {password, unquote(password)}
+    return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)
+
+
+def hiding(settings: Settings) -> Hide:
+    """What takes these secrets out of a text."""
+    secrets = secrets_of(settings)
+
+    def hide(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    return hide

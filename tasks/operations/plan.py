@@ -1,0 +1,124 @@
+"""What a round will play at most, before it begins, and about how long that takes on this machine.
+
+    at most 2,400 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 training + 44 choosing + 64 fresh seeds), 864
+    evaluation; at most about 12 minutes on this machine
+
+The minutes are the pace of the last finished round of the same target, profile and base in this home; without one they
+are not known, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from db import Round, RoundState, StageRow, Store, open_store
+from environments.contract import SPLITS, Target
+from settings import Settings
+from tasks.round.analyst import round_client, target_of
+from tasks.round.preflight import least_calls
+from tasks.round.registry import open_registry
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`.
+    `seconds` is what an episode took in the last round, all stages included; None: there was none."""
+
+    diagnosis: int
+    capabilities: int
+    calibration: int
+    steps: int
+    batch: int
+    choosing: int
+    fresh: int
+    evaluation: int
+    calls: int = 0
+    seconds: float | None = None
+
+    @property
+    def rollouts(self) -> int:
+        """All of them."""
+        each = self.calibration + self.steps * self.batch + self.choosing + self.fresh
+        return self.diagnosis + self.capabilities * each + self.evaluation
+
+    def text(self) -> str:
+        """The plan in one sentence."""
+        each = f"{self.calibration} calibration + {self.steps} x {self.batch} training"
+        each += f" + {self.choosing} choosing" if self.choosing else ""
+        text = (
+            f"at most {self.rollouts:,} rollouts: {self.diagnosis} diagnosis, {self.capabilities} x ({each} + "
+            f"{self.fresh} fresh seeds), {self.evaluation} evaluation"
+        )
+        if self.calls:
+            text += f"; at least {self.calls} calls of a language model"
+        if self.seconds is None:
+            return f"{text}; how long that takes here is known after the first round"
+        return f"{text}; at most about {max(1, round(self.rollouts * self.seconds / 60))} minutes on this machine"
+
+
+def plan_of(settings: Settings, target: Target, seconds: float | None = None) -> RoundPlan:
+    """The plan of a round with these settings."""
+    s, t = settings, settings.train
+    counts = {split: len(target.tasks(split)) for split in SPLITS}
+    most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
+    # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
+    contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
+    trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
+    # An adapter alone: every trial on its own families, one on each other task.
+    adapters = s.selection.most * (most["validation"] + s.evaluation.own_tasks * trials + further)
+    # Base, live release and candidate, and one episode a task of doing nothing; further tasks are for the last two.
+    validation = (3 * most["validation"] + 2 * further) * trials + most["validation"]
+    test = (3 * s.evaluation.trials + 1) * most["test"]
+    return RoundPlan(
+        diagnosis=most["diagnosis"] * s.rollout.trials,
+        capabilities=s.selection.most,
+        calibration=s.calibration.seeds * s.calibration.samples,
+        steps=s.training_steps(),
+        batch=t.groups * t.group_size,
+        choosing=contenders * (t.choosing + (t.choosing + 1) // 2),
+        fresh=2 * s.evaluation.fresh,
+        evaluation=adapters + validation + test,
+        calls=least_calls(s, target),
+        seconds=seconds,
+    )
+
+
+def pace_of(store: Store, settings: Settings) -> float | None:
+    """Seconds of work an episode in the last finished round of the same target, profile and base; None without one."""
+    for row in sorted(store.rows(Round, target=settings.target, state=RoundState.DONE), key=lambda r: -r.number):
+        if (row.profile, row.config.get("base_model")) != (settings.profile, settings.base_model):
+            continue
+        frame = store.query("SELECT count(*) AS n FROM trajectories WHERE round_id = :round", round=row.id)
+        worked = sum(stage.seconds or 0.0 for stage in store.rows(StageRow, round_id=row.id))
+        # A round that had nothing to train says little of one that has.
+        trained = any(stage.name.startswith("train:") for stage in store.rows(StageRow, round_id=row.id))
+        if trained and int(frame["n"].iloc[0]):
+            return worked / int(frame["n"].iloc[0])
+    return None
+
+
+def rehearse(settings: Settings) -> list[str]:
+    """A dry run, once `preflight` has passed: what would be played, where it would be stored, and what it may take.
+    Registry and store are opened, no round is."""
+    with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
+        target = target_of(settings, store, client)
+        open_registry(settings, settings.target).champions()
+        plan = plan_of(settings, target, pace_of(store, settings))
+        tasks = {split: len(target.tasks(split)) for split in SPLITS}
+        return [
+            f"target {settings.target} with {tasks}",
+            f"store {store.url}",
+            f"plan: {plan.text()}",
+            f"limits: {limits_text(settings)}",
+        ]
+
+
+def limits_text(settings: Settings) -> str:
+    """The limits that are set, as people read them."""
+    limits, dollars = settings.limits, settings.analyst.max_dollars
+    held = {
+        "rollouts": limits.rollouts, "tokens": limits.tokens, "hours": limits.hours, "GiB": limits.disk_gib,
+        "dollars": dollars,
+    }  # fmt: skip
+    return ", ".join(f"{value:g} {name}" for name, value in held.items() if value) or "none"

@@ -1,0 +1,60 @@
+"""What people are told of a round: that it began, what the gate said, and how it ended where it did not go well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from db import RoundState
+from errors import BudgetExceeded, TraceError
+from tasks.measuring.decisions import GateVerdict
+from tasks.round.context import Context
+from tasks.unattended.notices import Kind, Notice, notify
+from tasks.unattended.stalls import hung_before
+
+
+def tell_start(context: Context) -> None:
+    """The round begins, or goes on; that its last process hung, where it did."""
+    this = context.round
+    left = hung_before(context.folder)
+    if left is not None:
+        _tell(
+            context, "hung",
+            f"the last run of round {this.number} on {this.target} made no progress for "
+            f"{context.settings.limits.idle_minutes:g} minutes and ended itself; {left} says where it stood",
+        )  # fmt: skip
+    live = context.parent.number if context.parent else 0
+    _tell(context, "started", f"round {this.number} on {this.target} began", live=live, profile=this.profile)
+
+
+def tell_failure(context: Context, problem: Exception, state: RoundState) -> None:
+    """The round was stopped by an error; whether the next run goes on with it."""
+    this = context.round
+    kind: Kind = "budget-reached" if isinstance(problem, BudgetExceeded) else "failed"
+    # What is no error of ours may quote anything: its kind is told, the store has the rest.
+    said = str(problem) if isinstance(problem, TraceError) else f"a {type(problem).__name__}"
+    after = "the next run begins another round" if state == RoundState.FAILED else "the next run goes on with it"
+    _tell(context, kind, f"round {this.number} on {this.target} was stopped: {said} ({after})", state=str(state))
+
+
+def tell_question(context: Context, release: int) -> None:
+    """The run has paused for a person's word."""
+    text = f"release {release} of {context.round.target} waits for approval: open the paused run in Prefect's UI"
+    _tell(context, "approval-asked", text, release=release)
+
+
+def tell_verdict(context: Context, release: int, verdicts: Mapping[str, str], reasons: str) -> None:
+    """What the gate said of the candidate `release` (0: there was none): promoted, refused, or underpowered."""
+    this, whole = context.round, verdicts.get("release", "")
+    kind: Kind = "refused"
+    if whole == GateVerdict.PROMOTED:
+        kind = "promoted"
+    elif GateVerdict.UNDERPOWERED in ([whole] if whole else verdicts.values()):
+        kind = "underpowered"
+    subject = f"release {release} of {this.target}" if release else f"round {this.number} on {this.target}"
+    said = {"promoted": "is live", "underpowered": "could not be judged", "refused": "changes nothing"}[kind]
+    _tell(context, kind, f"{subject} {said}: {reasons}", release=release, verdicts=dict(verdicts))
+
+
+def _tell(context: Context, kind: Kind, text: str, **details: object) -> None:
+    this = context.round
+    notify(context.settings, Notice(kind, this.target, text, {"round": this.number, "round_id": this.id, **details}))

@@ -1,0 +1,225 @@
+"""The daily watch: does what is live still beat what it replaced? (`trace-agent watch`, deployment `watch`.)
+
+Live release, its parent and the bare base play the same fresh tasks with the same seeds (a target that can draw gives
+tasks that no round had; a finite one its validation tasks with the day's seeds). What users said of conversations is
+compared as well, where the gateway's log has feedback on both releases: those are not the same conversations, so that
+difference may have other reasons than the release.
+
+A look a day at one release: the n-th day may spend alpha x 6 / (pi n)^2, so that all looks together call a release
+that is as good as its parent worse with a probability of alpha at most. A day's episodes are stored: a second run on
+the same day plays nothing and says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from scipy.stats import fisher_exact
+
+from db import ConversationRow, ReleaseRow, Store, open_store
+from db.values.types import utc_now
+from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from errors import TargetError
+from models.providers.client import ModelClient
+from models.providers.spending import SpendingCap
+from settings import Settings
+from tasks.measuring.comparison import compare
+from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
+from tasks.measuring.gate_plan import alpha_at
+from tasks.measuring.outcomes import outcomes_of
+from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
+from tasks.releases.lifecycle import live_release, rollback
+from tasks.releases.lookup import ground, stored_release
+from tasks.round.analyst import analyst_settings, target_of
+from tasks.round.registry import open_registry
+from tasks.unattended.notices import Notice, notify
+
+# Draws of the watch; rounds are numbered far below.
+FIRST_DRAW = 1_000_000_000
+BASE = "the bare base"
+
+
+@dataclass(frozen=True)
+class Fall:
+    """The live release against another side: `points` of difference in success (below 0: a fall) and its p-value, on
+    `seen` tasks or conversations. `significant` at the day's level."""
+
+    against: str
+    what: str
+    points: float
+    p: float
+    seen: str
+    significant: bool
+
+    def text(self) -> str:
+        """The comparison as people read it."""
+        return f"{self.points:+.1f} points against {self.against} on {self.seen} (p = {self.p:.4f})"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a watch found. `release` 0: nothing is live. `rolled_back` says where to, "" where it was not."""
+
+    target: str
+    release: int
+    reason: str
+    comparisons: tuple[Fall, ...] = ()
+    rolled_back: str = ""
+
+    @property
+    def falls(self) -> list[Fall]:
+        """What is significantly worse."""
+        return [c for c in self.comparisons if c.significant]
+
+
+class FreshTasks:
+    """The target with tasks of the watch's own as its validation split."""
+
+    def __init__(self, target: Target, tasks: Sequence[TargetTask]) -> None:
+        self._target, self._tasks = target, tasks
+        self.name, self.licence, self.data_hash = target.name, target.licence, target.data_hash
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        """The watch's tasks, whatever the split."""
+        return self._tasks
+
+    def environment(self) -> Environment:
+        """The target's own."""
+        return self._target.environment()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+def watch_release(settings: Settings, now: datetime | None = None) -> Watched:
+    """Compare what is live with what it replaced, tell of a fall, and roll back where the settings want it."""
+    now = now or utc_now()
+    with open_store(settings.database_url) as store:
+        live = live_release(store, settings.target)
+        if live is None:
+            return Watched(settings.target, 0, "the bare base answers: there is nothing to watch")
+        client = ModelClient(SpendingCap(analyst_settings(settings).limits))
+        with closing(client):
+            target = target_of(settings, store, client)
+            if target.data_hash != live.data_hash:
+                why = f"release {live.number} was proven on data {live.data_hash}, the target has {target.data_hash}"
+                _tell(settings, "fell", f"{settings.target} cannot be watched: {why}; run the next round")
+                return Watched(settings.target, live.number, why)
+            found = _on_tasks(settings, store, live, target, client, now)
+        found += _on_traffic(settings, store, live, now)
+        watched = Watched(settings.target, live.number, "", tuple(found))
+        return _act(settings, store, live, watched)
+
+
+def told(watched: Watched) -> str:
+    """What a watch found, in Markdown."""
+    head = f"**release {watched.release} of {watched.target}**" if watched.release else f"**{watched.target}**"
+    if watched.reason:
+        return f"{head}: {watched.reason}"
+    lines = [f"- {'significantly worse: ' if c.significant else ''}{c.text()}" for c in watched.comparisons]
+    if watched.rolled_back:
+        lines.append(f"- rolled back: {watched.rolled_back} answers again")
+    return "\n".join([f"{head}: {'it has fallen' if watched.falls else 'no significant fall'}", "", *lines])
+
+
+def level_of(settings: Settings, live: ReleaseRow, now: datetime) -> float:
+    """What today's look may spend: the days since the release became live count the looks."""
+    since = _aware(live.live_at or live.created_at)
+    return alpha_at(1 + max(0, (now - since) // timedelta(days=1)), settings.evaluation.alpha)
+
+
+def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
+    """The release that the live one replaced, where the two can be compared."""
+    if live.parent_id is None:
+        return None
+    parent = stored_release(store, live.parent_id)
+    return parent if ground(parent) == ground(live) else None
+
+
+def fresh_tasks(settings: Settings, target: Target, day: int) -> list[TargetTask]:
+    """The watch's tasks of a day: drawn, or the validation split's, at equal distances."""
+    most = settings.unattended.watch_tasks
+    if isinstance(target, Drawable):
+        tasks = list(target.drawn("validation", Draw(settings.seed, FIRST_DRAW + day)))
+    else:
+        tasks = list(target.tasks("validation"))
+    if not tasks:
+        raise TargetError(f"target {target.name!r} has no validation task to watch a release on; take another target")
+    most = min(most, len(tasks))
+    return [tasks[(2 * i + 1) * len(tasks) // (2 * most)] for i in range(most)]
+
+
+def _on_tasks(
+    settings: Settings, store: Store, live: ReleaseRow, target: Target, client: ModelClient, now: datetime
+) -> list[Fall]:
+    """The live release against parent and base on the day's tasks."""
+    day, level = now.astimezone(UTC).date().toordinal(), level_of(settings, live, now)
+    watched: Any = FreshTasks(target, fresh_tasks(settings, target, day))
+    spec = EvaluationSpec(watched, "validation", 1, FIRST_DRAW + day)
+    parent = parent_of(store, live)
+    sides = {"live": f"release@{live.number}", BASE: f"local:{settings.base_model}"}
+    if parent is not None:
+        sides[f"release {parent.number}"] = f"release@{parent.number}"
+    played = {}
+    for side, name in sides.items():
+        loaded = load_policy(parse_policy(name), PolicyOptions(), settings, watched, client)
+        try:
+            run = run_evaluation(store, spec, loaded, client.cap)
+        finally:
+            loaded.close()
+        played[side] = outcomes_of(store, run.id, target.name)
+    found = []
+    for side in sides:
+        if side == "live":
+            continue
+        d = compare(played[side], played["live"]).difference
+        found.append(Fall(side, "fresh tasks", d.points, d.p, f"{d.tasks} fresh tasks", d.points < 0 and d.p < level))
+    return found
+
+
+def _on_traffic(settings: Settings, store: Store, live: ReleaseRow, now: datetime) -> list[Fall]:
+    """What users said under the live release against what they said under its parent, or under the base before it."""
+    since = _aware(live.live_at or live.created_at)
+    parent = parent_of(store, live)
+    began = datetime.min.replace(tzinfo=UTC) if parent is None or parent.live_at is None else _aware(parent.live_at)
+    said = [r for r in store.rows(ConversationRow, target=settings.target) if r.success is not None]
+    after = [bool(r.success) for r in said if _aware(r.created_at) >= since]
+    before = [bool(r.success) for r in said if began <= _aware(r.created_at) < since]
+    if not after or not before:
+        return []
+    counts = [[sum(side), len(side) - sum(side)] for side in (after, before)]
+    p = float(fisher_exact(counts)[1])
+    points = 100 * (sum(after) / len(after) - sum(before) / len(before))
+    against = BASE if parent is None else f"release {parent.number}"
+    seen = f"{len(after)} and {len(before)} conversations with feedback"
+    return [Fall(against, "traffic", points, p, seen, points < 0 and p < level_of(settings, live, now))]
+
+
+def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -> Watched:
+    """Tell of a significant fall; roll back, where the settings want it, behind what was replaced."""
+    if not watched.falls:
+        return watched
+    text = f"release {live.number} of {settings.target} has fallen: " + "; ".join(f.text() for f in watched.falls)
+    parent = parent_of(store, live)
+    replaced = BASE if parent is None else f"release {parent.number}"
+    behind = [f for f in watched.falls if f.against == replaced]
+    if not settings.unattended.roll_back or not behind:
+        hint = f"; 'trace-agent rollback --target {settings.target}' goes back" if behind else ""
+        _tell(settings, "fell", text + hint)
+        return watched
+    back = rollback(store, open_registry(settings, settings.target), settings.target)
+    where = BASE if back is None else f"release {back.number}"
+    _tell(settings, "rolled-back", f"{text}; {where} answers again")
+    return replace(watched, rolled_back=where)
+
+
+def _tell(settings: Settings, kind: Any, text: str) -> None:
+    notify(settings, Notice(kind, settings.target, text))
+
+
+def _aware(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

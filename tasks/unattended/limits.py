@@ -1,0 +1,91 @@
+"""The most that a round may take: episodes, tokens, hours at work, GiB of its own files (`limits` in the settings).
+
+A limit is held before episodes are played, after each batch of them that was stored, and between training steps: what
+is stopped was stored, and the same command with a larger limit goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from db import Round, StageRow, Store
+from errors import LimitReached
+from settings_parts import LimitSettings
+
+# Between two looks during play: a count of a hundred thousand rows takes a tenth of a second.
+EVERY_SECONDS = 10.0
+
+
+class RoundLimits:
+    """Holds one open round to its limits. Hours are those of this run and, by the ledger, of the runs before it."""
+
+    def __init__(self, limits: LimitSettings, store: Store, opened: Round, folder: Path) -> None:
+        self.limits, self.store, self.round, self.folder = limits, store, opened, folder
+        self._began = time.monotonic()
+        self._earlier = sum(row.seconds or 0.0 for row in store.rows(StageRow, round_id=opened.id))
+        self._looked = float("-inf")
+
+    @property
+    def any(self) -> bool:
+        """Whether the round has a limit at all."""
+        limits = self.limits
+        return bool(limits.rollouts or limits.tokens or limits.hours or limits.disk_gib)
+
+    def look(self) -> None:
+        """`check`, at most once in `EVERY_SECONDS`: for loops."""
+        if self.any and time.monotonic() - self._looked >= EVERY_SECONDS:
+            self.check()
+
+    def waited(self, seconds: float) -> None:
+        """So long nothing was done: it counts to no hours."""
+        self._earlier -= seconds
+
+    def check(self, more: int = 0) -> None:
+        """Raise `LimitReached` when a limit is reached; that of episodes when `more` of them would pass it."""
+        if not self.any:
+            return
+        self._looked = time.monotonic()
+        limits = self.limits
+        if limits.rollouts and more and (played := self.episodes()) + more > limits.rollouts:
+            self._reached("rollouts", limits.rollouts, f"{played} episodes are played and {more} are next")
+        if limits.tokens and (tokens := self.tokens()) >= limits.tokens:
+            self._reached("tokens", limits.tokens, f"{tokens} tokens are used")
+        if limits.hours and (hours := self.hours()) >= limits.hours:
+            self._reached("hours", limits.hours, f"it was at work for {hours:.2f} hours")
+        if limits.disk_gib and (size := self.disk_gib()) >= limits.disk_gib:
+            self._reached("disk_gib", limits.disk_gib, f"its files take {size:.2f} GiB")
+
+    def episodes(self) -> int:
+        """Stored episodes of the round, lost ones included: they took their time, too."""
+        return self._sum("count(*)")
+
+    def tokens(self) -> int:
+        """Tokens of prompts and answers, of the model that is trained and of language models that were asked."""
+        spent = self.store.spent(self.round.id)
+        asked = int(spent["prompt_tokens"] + spent["sampled_tokens"])
+        return asked + self._sum("coalesce(sum(prompt_tokens + sampled_tokens), 0)")
+
+    def hours(self) -> float:
+        """Hours at work in all runs of the round."""
+        return (self._earlier + time.monotonic() - self._began) / 3600
+
+    def disk_gib(self) -> float:
+        """GiB of the round's folder. A file that goes while it is looked at counts nothing."""
+        total = 0
+        for path in self.folder.rglob("*"):
+            try:
+                total += path.lstat().st_size
+            except FileNotFoundError:
+                continue
+        return total / 2**30
+
+    def _sum(self, what: str) -> int:
+        frame = self.store.query(f"SELECT {what} AS n FROM trajectories WHERE round_id = :round", round=self.round.id)
+        return int(frame["n"].iloc[0])
+
+    def _reached(self, name: str, limit: float, what: str) -> None:
+        raise LimitReached(
+            f"round {self.round.number} has reached limits.{name} = {limit:g}: {what}; nothing is lost: raise it "
+            f"(TRACE_LIMITS__{name.upper()}) and the same command goes on from here"
+        )

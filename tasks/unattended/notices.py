@@ -1,0 +1,154 @@
+"""Telling people: a Prefect event and, where one is configured, a webhook, for what a scheduled run has come to.
+
+    notify(settings, Notice("promoted", "shop", "release 3 of shop is live: ...", {"release": 3}))
+
+A notice never stops a round. What the webhook's receiver did not take lies in HOME/outbox and is sent again with the
+next notice, at the start of every round, and by the deployment `housekeeping`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from db.values.types import utc_now
+from errors import ConfigurationError
+from settings import Settings
+
+logger = logging.getLogger("trace")
+
+Kind = Literal[
+    "started", "promoted", "refused", "underpowered", "budget-reached", "failed", "rolled-back", "fell", "hung",
+    "approval-asked", "unwell",
+]  # fmt: skip
+SECONDS = 5.0
+# A receiver that is gone for good must not fill the disk; the oldest go first, with a warning.
+MOST_KEPT = 500
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What happened on a target: one sentence for people, `details` (JSON-able) for programs."""
+
+    kind: Kind
+    target: str
+    text: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def notify(settings: Settings, notice: Notice) -> None:
+    """Emit the event, put the notice in the outbox and empty it as far as the receiver takes it. Never raises."""
+    logger.info("notice (%s): %s", notice.kind, notice.text)
+    try:
+        _emit(notice)
+        if settings.unattended.webhook_variable:
+            _keep(outbox(settings), notice, settings.unattended.webhook_format)
+            deliver(settings)
+    except Exception as problem:  # whatever it is, the round is worth more than the news of it
+        logger.warning("a notice could not be given (%s): %s", type(problem).__name__, problem)
+
+
+def outbox(settings: Settings) -> Path:
+    """Where notices lie that the webhook's receiver has not taken yet."""
+    return settings.folder / "outbox"
+
+
+def check_webhook(settings: Settings) -> None:
+    """Raise `ConfigurationError` for a webhook that cannot work; the address is in no message."""
+    name = settings.unattended.webhook_variable
+    if not name:
+        return
+    address = urlsplit(os.environ.get(name, ""))
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigurationError(
+            f"unattended.webhook_variable names the variable {name!r}, which holds no http(s) address; put the "
+            "webhook's address there, or clear the setting"
+        )
+
+
+def deliver(settings: Settings) -> int:
+    """Send what lies in the outbox, oldest first, until the receiver does not take one; how many were sent. A notice
+    that the receiver refuses for good (4xx, but not 408 and 429) is put aside, so that it does not hold up the rest."""
+    waiting = sorted(outbox(settings).glob("*.json"))
+    if not waiting or not settings.unattended.webhook_variable:
+        return 0
+    check_webhook(settings)
+    import httpx
+
+    sent = 0
+    # The address is a secret, and httpx would log it with every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with httpx.Client(timeout=SECONDS) as client:
+        for path in waiting:
+            try:
+                answer = client.post(
+                    os.environ[settings.unattended.webhook_variable],
+                    content=path.read_bytes(),
+                    headers={"Content-Type": "application/json", "Idempotency-Key": path.stem},
+                )
+            except FileNotFoundError:  # another process has sent it
+                continue
+            except httpx.HTTPError as problem:
+                _later(type(problem).__name__, len(waiting) - sent)
+                break
+            if answer.is_success:
+                path.unlink(missing_ok=True)
+                sent += 1
+            elif answer.is_client_error and answer.status_code not in (408, 429):
+                logger.warning(
+                    "the webhook refuses a notice with status %d: it stays as %s.refused", answer.status_code, path.name
+                )
+                path.rename(path.with_suffix(".refused"))
+            else:
+                _later(f"status {answer.status_code}", len(waiting) - sent)
+                break
+    return sent
+
+
+def _later(why: str, left: int) -> None:
+    logger.warning("the webhook does not take notices (%s): %d wait in the outbox and are sent again later", why, left)
+
+
+def _keep(folder: Path, notice: Notice, form: str) -> None:
+    """Write the notice whole or not at all: a temporary name, then the final one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    now = utc_now()
+    text = f"[trace] {notice.text}"
+    body: dict[str, Any] = {"text": text}
+    if form == "json":
+        body |= {"event": event_name(notice), "target": notice.target, "at": now.isoformat(), "details": notice.details}
+    # Names sort by time, so the oldest is sent first.
+    path = folder / f"{now:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
+    path.with_suffix(".part").write_text(json.dumps(body, default=str), encoding="utf-8")
+    path.with_suffix(".part").rename(path)
+    for old in sorted(folder.glob("*.json"))[:-MOST_KEPT]:
+        logger.warning("more than %d notices wait for the webhook: %s is given up", MOST_KEPT, old.name)
+        old.unlink(missing_ok=True)
+
+
+def event_name(notice: Notice) -> str:
+    """The name of its Prefect event, for automations: `trace.promoted` and so on."""
+    return f"trace.{notice.kind}"
+
+
+def _emit(notice: Notice) -> None:
+    # Without a server the event would start one: outside of a flow, and with no server named, it is left out.
+    if "prefect" not in sys.modules and not os.environ.get("PREFECT_API_URL"):
+        return
+    from prefect.context import FlowRunContext, TaskRunContext
+    from prefect.events import emit_event
+    from prefect.settings import get_current_settings
+
+    if not (FlowRunContext.get() or TaskRunContext.get() or get_current_settings().api.url):
+        return
+
+    resource = {"prefect.resource.id": f"trace.target.{notice.target}", "prefect.resource.name": notice.target}
+    emit_event(event_name(notice), resource=resource, payload={"text": notice.text, **notice.details})

@@ -1,0 +1,99 @@
+"""Approval on a real Prefect server: the run pauses, and goes on with what a person said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
+
+import flows.approval as approval
+from errors import ConfigurationError, NotApproved
+from settings import load_settings
+from tasks.round.preflight import check_approval
+
+PROPOSAL = SimpleNamespace(
+    candidate=SimpleNamespace(number=7), decision=SimpleNamespace(promoted=True), table=lambda: "| points |"
+)
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, hours: float = 0.1, **changes: Any) -> SimpleNamespace:
+    """A context that is to ask, and what was told and waited."""
+    context = SimpleNamespace(
+        settings=SimpleNamespace(unattended=SimpleNamespace(approve=True, approval_hours=hours)),
+        budget=None, declined="", found=lambda kind: None, waits=[], told=[], round=SimpleNamespace(target="shop"),
+    )  # fmt: skip
+    context.limits = SimpleNamespace(waited=context.waits.append)
+    vars(context).update(changes)
+    monkeypatch.setattr(approval, "POLL_SECONDS", 1)
+    monkeypatch.setattr(approval, "tell_question", lambda context, number: context.told.append(number))
+    monkeypatch.setattr(approval, "proposal_of", lambda context: PROPOSAL)
+    return context
+
+
+def answer(values: dict[str, Any]) -> threading.Thread:
+    """Somebody who answers the paused run."""
+
+    def person() -> None:
+        paused = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED])))
+        with get_client(sync_client=True) as client:
+            deadline = time.monotonic() + 60
+            while not (found := client.read_flow_runs(flow_run_filter=paused)):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            client.resume_flow_run(found[0].id, run_input=values)
+
+    thread = threading.Thread(target=person)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(
+    ("values", "declined"),
+    [({"promote": True}, ""), ({"promote": False, "reason": "too early"}, "too early"), ({}, "no reason given")],
+)
+@pytest.mark.usefixtures("prefect")
+def test_a_run_goes_on_with_what_a_person_said(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], declined: str
+) -> None:
+    context = asked(monkeypatch)
+    thread = answer(values)
+    flow(lambda: approval.ask_approval(context), name="asks")()  # type: ignore[arg-type]
+    thread.join()
+    assert (context.declined, context.told, len(context.waits)) == (declined, [7], 1)
+
+
+@pytest.mark.usefixtures("prefect")
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = asked(monkeypatch, hours=1 / 3600)
+    with pytest.raises(NotApproved, match=r"release 7 of shop waits .*approval_hours = 0\.000277"):
+        flow(lambda: approval.ask_approval(context), name="asks")()  # type: ignore[arg-type]
+
+
+def test_only_what_would_be_promoted_is_asked_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = SimpleNamespace(unattended=SimpleNamespace(approve=False))
+    refused = SimpleNamespace(decision=SimpleNamespace(promoted=False))
+    for change in ({"settings": off}, {"budget": object()}, {"found": lambda kind: object()}):
+        context = asked(monkeypatch, **change)
+        approval.ask_approval(context)
+        assert context.told == []
+    for proposal in (None, refused):
+        context = asked(monkeypatch)
+        monkeypatch.setattr(approval, "proposal_of", lambda context, made=proposal: made)
+        approval.ask_approval(context)
+        assert context.told == []
+
+
+def test_where_nobody_can_answer_the_round_does_not_start(
+    settings_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefect.settings.get_current_settings", lambda: SimpleNamespace(api=SimpleNamespace(url=None)))
+    check_approval(load_settings())
+    with pytest.raises(ConfigurationError, match="no Prefect server is named; set PREFECT_API_URL"):
+        check_approval(load_settings(unattended={"approve": True}))

@@ -1,0 +1,210 @@
+"""Keys of the gateway: names, scopes, quotas, and changes without a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from errors import ConfigurationError
+from models.serving.gateway import keys as keys_file
+from models.serving.gateway.keys import DAY, OPEN, Keys, entry
+from models.serving.openai_api.errors import ApiError
+from tests.models.serving.gateway_running import Running, error, run
+
+ANNA, BOB, EVE = "anna-has-this-long-key", "bob-has-another-long-key", "eve-has-a-third-long-key"
+
+
+def hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is looked at with every request."""
+    monkeypatch.setattr(keys_file, "LOOK_SECONDS", 0.0)
+
+
+def asked(running: Running, key: str, path: str = "/v1/models", **given: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    if path == "/v1/chat/completions":
+        given["json"] = {"model": "trace", "messages": [{"role": "user", "content": "x"}]}
+    method = "POST" if "json" in given else "GET"
+    return httpx.request(method, f"{running.url}{path}", headers=headers, timeout=60, trust_env=False, **given)
+
+
+def test_a_key_may_do_what_its_scopes_say(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        f'[anna]\nkey = "{ANNA}"\nscopes = ["chat"]\n[bob]\nsha256 = "{hashed(BOB)}"\nscopes = ["admin"]\n'
+        f'[eve]\nkey = ["{EVE}"]\n'
+    )
+    allowed = {
+        ANNA: {"/v1/models": 200, "/v1/chat/completions": 200, "/status": 403, "/metrics": 403, "/v1/feedback": 403},
+        BOB: {"/v1/models": 403, "/v1/chat/completions": 403, "/status": 200, "/metrics": 200, "/v1/feedback": 403},
+        # Everything; there is no log, so feedback finds no conversation.
+        EVE: {"/v1/models": 200, "/v1/chat/completions": 200, "/status": 200, "/metrics": 200, "/v1/feedback": 404},
+    }
+    with run(keys=Keys(file=file)) as running:
+        for key, paths in allowed.items():
+            for path, status in paths.items():
+                given = {"json": {"conversation": "c", "success": True}} if path == "/v1/feedback" else {}
+                assert asked(running, key, path, **given).status_code == status, (key, path)
+        assert error(asked(running, ANNA, "/status")) == {
+            "message": "this key may not do that: it needs the scope admin", "type": "permission_error", "param": None,
+            "code": "insufficient_scope",
+        }  # fmt: skip
+        page = asked(running, BOB, "/metrics").text
+        assert 'trace_gateway_key_requests_total{key="anna",outcome="refused"} 4.0' in page
+        assert 'trace_gateway_key_requests_total{key="anna",outcome="admitted"} 2.0' in page
+        assert not any(key in page for key in allowed)
+
+
+def test_requests_beyond_the_quota_are_told_when_to_come_again() -> None:
+    keys, now = Keys(), [1000.0]
+    key = keys_file.Key("anna", (), requests_per_minute=2)
+    for _ in range(2):
+        keys.admit(key, lambda: now[0])
+        now[0] += 10
+    with pytest.raises(ApiError, match="2 requests a minute") as refused:
+        keys.admit(key, lambda: now[0])
+    assert (refused.value.status, refused.value.code) == (429, "quota_exceeded")
+    assert refused.value.headers == {"retry-after": "40"}
+    keys.admit(keys_file.Key("bob", (), requests_per_minute=2), lambda: now[0])
+    now[0] += 41  # the first is a minute old
+    keys.admit(key, lambda: now[0])
+    with pytest.raises(ApiError):
+        keys.admit(key, lambda: now[0])
+
+
+def test_tokens_are_counted_by_day() -> None:
+    keys, key = Keys(), keys_file.Key("anna", (), tokens_per_day=100)
+    noon = 20_000.5 * DAY
+    keys.spend("anna", 60, lambda: noon)
+    keys.admit(key, lambda: noon)
+    keys.spend("anna", 60, lambda: noon)
+    with pytest.raises(ApiError, match="100 tokens a day") as refused:
+        keys.admit(key, lambda: noon)
+    assert refused.value.headers == {"retry-after": str(DAY // 2)}
+    keys.admit(key, lambda: noon + DAY)
+    keys.spend("anna", 1, lambda: noon + DAY)
+    keys.admit(key, lambda: noon + DAY)
+
+
+def test_answers_of_a_model_use_the_quota_over_http(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\ntokens_per_day = 1\n[bob]\nkey = "{BOB}"\nrequests_per_minute = 1\n')
+    with run(keys=Keys(file=file)) as running:
+        for key in (ANNA, BOB):
+            assert asked(running, key, "/v1/chat/completions").status_code == 200
+            refused = asked(running, key, "/v1/chat/completions")
+            assert (refused.status_code, error(refused)["code"]) == (429, "quota_exceeded")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert asked(running, key, "/v1/models").status_code == 200, "looking uses no quota"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_key_is_rotated_without_a_restart_and_keeps_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, new = tmp_path / "keys.toml", "anna-has-a-newer-long-key"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\n[bob]\nkey = "{BOB}"\n')
+    with run(keys=Keys(file=file)) as running, caplog.at_level(logging.INFO, "trace.gateway"):
+        keys = running.gateway.settings.keys
+        for held, answers in (
+            (f'["{ANNA}", "{new}"]', {ANNA: 200, new: 200, BOB: 401}),
+            (f'["{new}"]', {ANNA: 401, new: 200, BOB: 401}),
+        ):
+            file.write_text(f"[anna]\nkey = {held}\n")
+            assert {key: asked(running, key).status_code for key in answers} == answers
+            who = keys.who(f"Bearer {new}")
+            assert who is not None
+            assert who.name == "anna"
+    assert "were read again: anna" in caplog.text
+    assert not any(key in caplog.text for key in (ANNA, new, BOB))
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("broken", ["", "# none\n", "[anna\n", '[anna]\nkey = "short"\n', None])
+def test_a_mistake_in_the_file_changes_nothing_and_is_said(
+    tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\n')
+    keys = Keys(file=file)
+    if broken is None:
+        file.unlink()
+    else:
+        file.write_text(broken)
+    for _ in range(2):
+        assert keys.who(f"Bearer {ANNA}") is not None
+        assert keys.who("Bearer something-else-that-is-long") is None, "never open to all"
+    assert caplog.text.count("the keys from before stay in force") == 1
+    file.write_text(f'[anna]\nkey = "{EVE}"\n')
+    assert keys.who(f"Bearer {ANNA}") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no key"),
+        ('[Anna B]\nkey = "x"', "TOML"),
+        (f'["Anna B"]\nkey = "{ANNA}"', "'Anna B' is no name"),
+        ('[anna]\nkey = "short"', "fewer than 16"),
+        (f'[anna]\nkey = "{ANNA}"\nscopes = ["root"]', r"scopes = \['root'\]; choose from chat, feedback, admin"),
+        (f'[anna]\nkey = "{ANNA}"\nscopes = []', "choose from"),
+        (f'[anna]\nkey = "{ANNA}"\nrequests_per_minute = -1', r"\[anna\] requests_per_minute"),
+        (f'[anna]\nkey = "{ANNA}"\nquota = 3', r"\[anna\] quota"),
+        ('[anna]\nsha256 = "abc"', "64 hexadecimal"),
+        ("[anna]\n", "neither key nor sha256"),
+        ("anna = 3\n", r"\[anna\]"),
+        (f'[anna]\nkey = "{ANNA}"\n[bob]\nkey = "{ANNA}"', "anna and bob have the same key"),
+        (f'[anna]\nkey = "{ANNA}', "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_served(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=words) as refused:
+        Keys.read(file, SecretStr(""))
+    assert ANNA not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
+def test_lines_and_the_variable_go_on_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{ANNA}  # of anna\n\n{BOB}\n")
+    keys = Keys.read(file, SecretStr(f"{EVE},"))
+    for key in (ANNA, BOB, EVE):
+        who = keys.who(f"bearer {key}")
+        assert who is not None
+        assert (who.name, len(who.scopes)) == (hashed(key)[:8], 3)
+    assert keys.who(f"Basic {ANNA}") is None
+    assert Keys().who("") is OPEN
+    assert not any(key in repr(keys.known) for key in (ANNA, BOB, EVE))
+
+
+def test_a_new_key_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
+    from flows.cli.main import app
+
+    asked_for = ["key", "anna", "--scope", "chat", "--requests-per-minute", "60"]
+    done = CliRunner().invoke(app, asked_for)
+    assert done.exit_code == 0, done.output
+    made = done.stderr.rpartition(" ")[2].strip()
+    assert made not in done.stdout
+    assert tomllib.loads(done.stdout) == {
+        "anna": {"sha256": [hashed(made)], "scopes": ["chat"], "requests_per_minute": 60}
+    }
+    (tmp_path / "keys.toml").write_text(done.stdout)
+    who = Keys.read(tmp_path / "keys.toml", SecretStr("")).who(f"Bearer {made}")
+    assert who is not None
+    assert (who.name, who.scopes, who.requests_per_minute) == ("anna", {"chat"}, 60)
+    with pytest.raises(ConfigurationError, match="choose from"):
+        entry("anna", made, {"scopes": ["root"]})

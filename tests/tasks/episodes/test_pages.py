@@ -1,0 +1,226 @@
+"""The pages of a round's episodes: plain files that say everything, ask nobody, and stay light."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from db import Store, open_store
+from settings import Settings, load_settings
+from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
+from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
+from tasks.report import told_in_prefect
+from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
+
+BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def settings(settings_folder: Path) -> Settings:
+    return load_settings(home=settings_folder / "home")
+
+
+class Links(HTMLParser):
+    """Addresses of links, and all tags."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.found += [value for name, value in attrs if name in ("href", "src") and value]
+
+
+def test_every_link_leads_to_a_file_and_no_page_asks_anybody(store: Store, settings: Settings) -> None:
+    made = Practised(store)
+    html = write_report(settings, store, made.figures())
+    folder = settings.folder / made.round.id
+    assert html == (folder / "report.html").read_text(encoding="utf-8")
+    pages = sorted(folder.rglob("*.html"))
+    assert [p.name for p in pages] == [
+        "diagnosis.html", "index.html", "test.html", f"train-{CAPABILITY}.html", "report.html",
+    ]  # fmt: skip
+    reached, waiting = set(), [folder / "report.html"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        links = Links(page)
+        assert not links.tags & {"script", "img", "iframe", "object", "form"}, page
+        assert "default-src 'none'" in page.read_text(encoding="utf-8")
+        for link in links.found:
+            assert "//" not in link, f"{page.name} leads outside: {link}"
+            target = (page.parent / link.partition("#")[0]).resolve() if not link.startswith("#") else page
+            assert target.is_file(), link
+            waiting.append(target)
+    assert reached == set(pages)
+
+
+def test_what_an_episode_says_is_text_and_never_markup(store: Store, tmp_path: Path) -> None:
+    made = Practised(store)
+    made.episode("p", 'a"><script>x-1', 700_021, 0, 1.0, purpose="training", adapter_id="adapter-1")
+    index = write_pages(made.stored, made.figures(), tmp_path, str)
+    for page in index.parent.iterdir():
+        text = page.read_text(encoding="utf-8")
+        assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in (index.parent / "test.html").read_text(encoding="utf-8")
+
+
+def test_the_way_from_failure_to_release_is_told_step_by_step(store: Store, tmp_path: Path) -> None:
+    index = write_pages((made := Practised(store)).stored, made.figures(), tmp_path, str).read_text(encoding="utf-8")
+    (chain,) = re.findall(r'<ol class="chain">(.*?)</ol>', index, re.DOTALL)
+    assert re.findall(r"<b>(\w+)</b>", chain) == ["failure", "label", "environment", "adapter", "verdict", "release"]
+    assert 'class="not"' not in chain
+    for words in (
+        "1 failed episode as evidence",
+        "contrast 0.60",
+        "environment-1",
+        "weights of step 1",
+        "fresh seeds: 10.0 % to 90.0 %",
+        "alone: better",
+        "+37.5 points",
+        "release 3",
+        "+22.2 points",
+    ):
+        assert words in chain, words
+    assert "set_address" not in index
+
+
+def test_prefect_is_told_the_same_way_in_a_table(store: Store) -> None:
+    made = Practised(store)
+    told = told_in_prefect(made.stored, made.figures())
+    assert "| capability | failure | label | environment | adapter | verdict | release |" in told
+    row = (
+        "| refund_payment | 1 failed episode as evidence | lacking, by checks | environment-1 | refund_payment@v1-abc |"
+    )
+    assert f"{row} alone: better | release 3 |" in told
+    assert f"`episodes/index.html` in the folder of round `{made.round.id}`, and in MLflow's run of it." in told
+    linked = told_in_prefect(made.stored, made.figures(), "http://ml:5000/#/experiments/1/runs/r")
+    assert "[MLflow's run of it](http://ml:5000/#/experiments/1/runs/r)" in linked
+
+
+def test_a_round_that_stopped_early_has_an_index_that_says_so(store: Store, tmp_path: Path) -> None:
+    empty = store.start_round("shop", "data-one", 7, "laptop", {})
+    from tasks.round.results import StoredRound
+
+    figures = Practised(store).figures().model_copy(update={"capabilities": [], "release": None})
+    index = write_pages(StoredRound(store, empty), figures, tmp_path, str)
+    assert [p.name for p in index.parent.iterdir()] == ["index.html"]
+    assert "No capability was selected" in index.read_text(encoding="utf-8")
+    assert "No episode was played" in index.read_text(encoding="utf-8")
+
+
+def test_the_command_writes_what_is_gone_again(settings: Settings) -> None:
+    from flows.cli.main import app
+
+    settings.folder.mkdir()
+    with open_store(settings.database_url) as store:
+        made = Practised(store)
+    done = CliRunner().invoke(app, ["report", "--home", str(settings.folder)])
+    assert done.exit_code == 0, done.output
+    folder = settings.folder / made.round.id
+    assert done.stdout.strip() == str(folder / "report.html")
+    assert (folder / "episodes" / "index.html").is_file()
+
+
+def test_pages_written_again_leave_none_of_those_before(store: Store, tmp_path: Path) -> None:
+    made = Practised(store)
+    index = write_pages(made.stored, made.figures(), tmp_path, str)
+    (index.parent / "train-gone.html").write_text("old")
+    write_pages(made.stored, made.figures(), tmp_path, str)
+    assert not (index.parent / "train-gone.html").exists()
+
+
+def test_a_page_never_passes_its_bytes_and_counts_what_it_leaves_out(store: Store) -> None:
+    made = Practised(store, steps=8)
+    page = next(p for p in pages_of(made.stored, made.figures(), str) if p.title == CAPABILITY)
+    whole = render_page(page, made.figures())
+    assert "16 of 16 groups are shown." in whole
+    cut = render_page(page, made.figures(), most_bytes=len(whole) // 3)
+    assert len(cut) < len(whole) // 2
+    shown = cut.count('class="group"')
+    assert 0 < shown < 16
+    assert f"{shown} of 16 groups are shown; {16 - shown} are left out" in cut
+
+
+def test_keys_and_passwords_of_the_settings_are_on_no_page(
+    store: Store, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "ANALYST_KEY": "sk-analyst-key-1", "SERVER_KEY": "server-key-22", "TRACE_GATEWAY_KEYS": "gateway-key-333,short",
+        "TRACE_DATABASE": "postgresql://trace:p%40ssword-4444@db/trace", "TRACE_TRACKING": "http://me:track-55555@ml",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings(
+        analyst={"api_key_variable": "ANALYST_KEY"}, policy={"api_key_env": "SERVER_KEY"}, home=settings_folder
+    )
+    secrets = ["sk-analyst-key-1", "server-key-22", "gateway-key-333", "p%40ssword-4444", "p@ssword-4444",
+               "track-55555"]  # fmt: skip
+    assert sorted(secrets_of(settings)) == sorted(secrets), "a short one would tear words apart"
+    made = Practised(store)
+    leak = [
+        {"role": "tool", "content": json.dumps(dict.fromkeys(secrets, 1))},
+        {"role": "assistant", "tool_calls": [{"name": "say", "arguments": {"key": s}} for s in secrets]},
+    ]
+    made.episode("p", "leak-1", 700_021, 0, 1.0, purpose="training", adapter_id="adapter-1", messages=leak)
+    index = write_pages(made.stored, made.figures(), settings_folder, hiding(settings))
+    text = "".join(page.read_text(encoding="utf-8") for page in index.parent.iterdir())
+    assert HIDDEN in text
+    assert [s for s in secrets if s in text] == []
+
+
+def test_file_names_hold_no_way_out_of_the_folder() -> None:
+    assert slug("../../etc/Passwd") == "-etc-passwd"
+    assert len(slug("x" * 500)) == 80
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_person_clicks_from_the_report_to_a_group_and_filters(store: Store, settings: Settings, width: int) -> None:
+    if BROWSER is None:
+        pytest.skip("no browser is installed; tests/ensure_chromium.sh brings one")
+    from playwright.sync_api import sync_playwright
+
+    made = Practised(store)
+    write_report(settings, store, made.figures())
+    said: list[str] = []
+    with sync_playwright() as playwright:
+        opened: Any = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        page = opened.new_page(viewport={"width": width, "height": 800})
+        page.on("console", lambda message: said.append(message.text))
+        page.goto((settings.folder / made.round.id / "report.html").as_uri())
+        page.get_by_role("link", name="episodes side by side").click()
+        page.get_by_role("link", name="refund_payment@v1-abc").click()
+        groups = page.locator(".group")
+        assert groups.count() == 4
+        page.get_by_role("radio", name="none succeeded").check()
+        assert [g.is_visible() for g in groups.all()] == [True, False, True, False]
+        page.get_by_role("link", name="episodes").click()
+        page.get_by_role("link", name="test split").click()
+        page.get_by_role("radio", name="status").check()
+        assert [g.is_visible() for g in page.locator(".group").all()] == [True, False, True]
+        page.get_by_role("radio", name="solved by both").check()
+        assert [g.is_visible() for g in page.locator(".group").all()] == [False, False, True]
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"the page is {wide} wide on a screen of {width}"
+        opened.close()
+    assert said == []

@@ -1,0 +1,61 @@
+"""The plan of a round: its sums, its words, and minutes only where a round was timed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from db import RoundState, open_store
+from settings import load_settings
+from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
+from tests.db.store_examples import trajectory
+from tests.tasks.counting_target import target
+
+
+def test_the_sentence_adds_up() -> None:
+    plan = RoundPlan(144, 3, 64, 4, 32, 0, 32, 864)
+    assert plan.rollouts == 144 + 3 * (64 + 128 + 32) + 864
+    assert plan.text() == (
+        "at most 1,680 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 training + 32 fresh seeds), 864 "
+        "evaluation; how long that takes here is known after the first round"
+    )
+    assert plan.text().startswith("at most 1,680 rollouts")
+    timed = replace(plan, seconds=0.5, calls=12)
+    assert timed.text().endswith("; at least 12 calls of a language model; at most about 14 minutes on this machine")
+
+
+def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
+    settings = load_settings(profile="smoke", rollout={"trials": 3, "tasks": 2, "max_tokens": 8})
+    plan = plan_of(settings, target)
+    assert plan.diagnosis == 3 * min(2, len(target.tasks("diagnosis")))
+    assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 8)
+    assert plan.choosing == 0, "of a single step there is nothing to choose"
+    assert plan_of(load_settings(profile="laptop"), target).choosing > 0
+
+
+def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) -> None:
+    settings = load_settings(profile="smoke", home=settings_folder)
+    with open_store(settings.database_url) as store:
+        assert pace_of(store, settings) is None
+        for number, stages in enumerate((["rollout"], ["rollout", "train:a"], ["rollout"])):
+            made = store.start_round("shop", f"data{number}", 0, "smoke", {"base_model": settings.base_model})
+            for name in stages:
+                stage = store.stage(made.id, name)
+                assert stage.claim()
+                stage.finish({})
+            store.add_trajectories([trajectory(made.id, f"{number}-{i}") for i in range(2)])
+            store.finish_round(made.id, RoundState.DONE)
+        found = pace_of(store, settings)
+        assert found is not None
+        assert 0 <= found < 10
+        assert pace_of(store, load_settings(profile="laptop", home=settings_folder)) is None
+
+
+def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
+    settings = load_settings(profile="laptop", home=settings_folder, limits={"hours": 2})
+    lines = rehearse(settings)
+    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 3 x \(64 calibration \+ 4 x 32", lines[2])
+    assert lines[3] == "limits: 2 hours"
+    with open_store(settings.database_url) as store:
+        assert store.latest_round() is None

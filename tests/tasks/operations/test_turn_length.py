@@ -1,0 +1,66 @@
+"""Turns that are too short for the target's own solutions are refused before anything is played."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from environments.contract import Action, Message, Observation, TargetTask
+from errors import ConfigurationError, EnvironmentFault
+from tasks.operations.turn_length import check_turn_length
+
+
+class Sentences:
+    """The solution of a task is one sentence of as many words as its number says; -1 has none, -2 does not open."""
+
+    max_steps = 2
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.words = int(task.payload["words"])
+        if self.words == -2:
+            raise EnvironmentFault("broken")
+        return Observation((Message("user", "Say."),))
+
+    def step(self, action: Action) -> Observation:
+        self.words = -1
+        return Observation((), done=True)
+
+    def oracle(self) -> Action | None:
+        return None if self.words < 0 else Action(content=" ".join(["word"] * self.words))
+
+    def close(self) -> None:
+        return None
+
+
+def context(words: list[int], most: int) -> Any:
+    tasks = [TargetTask(f"t{i}", "diagnosis", "f", i, {"words": n}) for i, n in enumerate(words)]
+    renderer = SimpleNamespace(text_ids=str.split, content=lambda message: message.content)
+    return SimpleNamespace(
+        settings=SimpleNamespace(rollout=SimpleNamespace(max_tokens=most)),
+        round=SimpleNamespace(target="sentences"),
+        base=SimpleNamespace(renderer=renderer),
+        target=SimpleNamespace(environment=Sentences),
+        tasks=lambda split: tasks,
+    )
+
+
+def test_turns_that_are_too_short_for_many_tasks_are_refused_with_a_length_that_is_enough() -> None:
+    lengths = [10] * 14 + [30] * 6
+    with pytest.raises(ConfigurationError, match=r"max_tokens = 20, and 6 of 20 .* of sentences .* up to 31.*least 31"):
+        check_turn_length(context(lengths, 20))
+    check_turn_length(context(lengths, 31))  # the end of the turn is a token too
+
+
+def test_a_few_long_solutions_are_told_and_played_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "trace"):
+        check_turn_length(context([10] * 18 + [30, 40], 20))
+    assert "2 of 20" in caplog.text
+    assert "up to 41" in caplog.text
+
+
+def test_tasks_without_a_solution_say_nothing() -> None:
+    check_turn_length(context([-1, -2] * 10, 1))
+    check_turn_length(context([], 1))

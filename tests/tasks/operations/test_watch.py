@@ -1,0 +1,169 @@
+"""The daily watch: what is compared, what counts as a fall, what follows from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from db import ConversationRow, ReleaseRow, ReleaseState, Store, open_store
+from environments.contract import Drawable, TargetTask
+from environments.targets.catalogue import load_target
+from models.policy import Sampling
+from models.scripted import NoopPolicy, OraclePolicy
+from settings import load_settings
+from tasks.measuring.policy_names import LoadedPolicy
+from tasks.operations import watch as watch_file
+from tasks.operations.watch import BASE, Watched, fresh_tasks, level_of, told, watch_release
+from tasks.unattended.notices import Notice
+from tests.tasks.counting_target import Counting
+
+NOW = datetime(2026, 5, 4, 12, tzinfo=UTC)
+LIVE_SINCE = NOW - timedelta(hours=30)
+
+
+class Target:
+    name, licence, data_hash, environment = "shop", "none", "data-1", Counting
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        return [TargetTask(f"v{n}", "validation", "even" if n % 2 else "odd", n, {"n": n}) for n in range(60)]
+
+
+def release(number: int, state: ReleaseState, parent: str | None = None, **changes: Any) -> ReleaseRow:
+    given: dict[str, Any] = {
+        "id": f"r{number}", "target": "shop", "number": number, "parent_id": parent, "base": "b",
+        "base_revision": "1", "data_hash": "data-1", "members": {}, "state": state,
+        "live_at": LIVE_SINCE - timedelta(days=10 * (2 - number)),
+    }  # fmt: skip
+    return ReleaseRow(**given | changes)
+
+
+@pytest.fixture
+def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A store with two releases; `plays` says which scripted policy stands for which side."""
+    said: list[Notice] = []
+    plays: dict[str, Any] = {
+        "release@2": OraclePolicy(),
+        "release@1": OraclePolicy(),
+        "local:smollm2-135m": NoopPolicy(),
+    }
+    back: list[str] = []
+    monkeypatch.setattr(watch_file, "notify", lambda settings, notice: said.append(notice))
+    monkeypatch.setattr(watch_file, "target_of", lambda *given: Target())
+    monkeypatch.setattr(
+        watch_file, "load_policy", lambda name, *given: LoadedPolicy(name, plays[name.text], Sampling(0.0, 0))
+    )
+    monkeypatch.setattr(watch_file, "open_registry", lambda *given: None)
+
+    def rollback(store: Store, registry: Any, target: str) -> Any:
+        back.append(target)
+        return SimpleNamespace(number=1)
+
+    monkeypatch.setattr(watch_file, "rollback", rollback)
+
+    def watch(**unattended: Any) -> Watched:
+        settings = load_settings(home=settings_folder, unattended={"watch_tasks": 40} | unattended)
+        return watch_release(settings, NOW)
+
+    with open_store(load_settings(home=settings_folder).database_url) as store:
+        yield SimpleNamespace(store=store, said=said, plays=plays, back=back, watch=watch)
+
+
+def both(world: Any) -> None:
+    world.store.put([release(1, ReleaseState.RETIRED), release(2, ReleaseState.LIVE, "r1")])
+
+
+def test_without_a_release_there_is_nothing_to_watch(world: Any) -> None:
+    found = world.watch()
+    assert (found.release, found.comparisons, world.said) == (0, (), [])
+    assert told(found) == "**shop**: the bare base answers: there is nothing to watch"
+
+
+def test_a_release_that_holds_is_compared_with_both_and_nobody_is_told(world: Any) -> None:
+    both(world)
+    found = world.watch(roll_back=True)
+    assert {c.against: c.points for c in found.comparisons} == {BASE: 100.0, "release 1": 0.0}
+    assert all("40 fresh tasks" in c.text() for c in found.comparisons)
+    assert (found.falls, world.said, world.back) == ([], [], [])
+    assert "no significant fall" in told(found)
+    played = world.store.trajectory_frame(None)
+    assert world.watch().comparisons == found.comparisons
+    assert played.equals(world.store.trajectory_frame(None)), "a second look of the day plays nothing"
+
+
+def test_a_fall_is_told_and_left_to_a_person(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    found = world.watch()
+    assert [f.against for f in found.falls] == ["release 1"]
+    (notice,) = world.said
+    assert notice.kind == "fell"
+    assert "release 2 of shop has fallen: -100.0 points against release 1 on 40 fresh tasks" in notice.text
+    assert "'trace-agent rollback --target shop' goes back" in notice.text
+    assert world.back == []
+
+
+def test_a_fall_is_rolled_back_where_the_settings_want_it(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    found = world.watch(roll_back=True)
+    assert (found.rolled_back, world.back) == ("release 1", ["shop"])
+    assert [n.kind for n in world.said] == ["rolled-back"]
+    assert "release 1 answers again" in world.said[0].text
+
+
+def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
+    """A parent that is as bad is no better place to be."""
+    both(world)
+    world.plays.update({"release@2": NoopPolicy(), "release@1": NoopPolicy(), "local:smollm2-135m": OraclePolicy()})
+    found = world.watch(roll_back=True)
+    assert [f.against for f in found.falls] == [BASE]
+    assert (world.back, [n.kind for n in world.said]) == ([], ["fell"])
+
+
+def test_a_release_of_other_data_cannot_be_watched(world: Any) -> None:
+    world.store.put([release(2, ReleaseState.LIVE, data_hash="data-0")])
+    found = world.watch()
+    assert "proven on data data-0, the target has data-1" in found.reason
+    assert [n.kind for n in world.said] == ["fell"]
+
+
+def conversation(number: int, success: bool | None, when: datetime) -> ConversationRow:
+    return ConversationRow(
+        id=f"c{number}", conversation=str(number), target="shop", base="b", policy_id="p", capability="", adapter="",
+        mode="route", router_version="", success=success, created_at=when,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("successes", "fell"), [(4, True), (27, False)])
+def test_what_users_say_is_compared_too(world: Any, successes: int, fell: bool) -> None:
+    both(world)
+    before = [conversation(n, n < 27, LIVE_SINCE - timedelta(hours=1)) for n in range(30)]
+    after = [conversation(100 + n, n < successes, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    silent = [conversation(200 + n, None, NOW) for n in range(50)]
+    world.store.put([*before, *after, *silent])
+    found = world.watch(roll_back=True)
+    traffic = found.comparisons[-1]
+    assert (traffic.what, traffic.against, traffic.significant) == ("traffic", "release 1", fell)
+    assert traffic.seen == "30 and 30 conversations with feedback"
+    assert world.back == (["shop"] if fell else [])
+
+
+def test_every_day_spends_less_and_all_days_together_the_whole_level(settings_folder: Path) -> None:
+    settings, live = load_settings(), release(2, ReleaseState.LIVE, live_at=NOW)
+    levels = [level_of(settings, live, NOW + timedelta(days=d, minutes=5)) for d in range(4000)]
+    assert levels == sorted(levels, reverse=True)
+    assert sum(levels) == pytest.approx(settings.evaluation.alpha, rel=1e-3)
+
+
+def test_a_target_that_draws_gives_each_day_its_own_tasks(settings_folder: Path) -> None:
+    settings, shop = load_settings(unattended={"watch_tasks": 12}), load_target("shop")
+    assert isinstance(shop, Drawable)
+    first, second = (fresh_tasks(settings, shop, day) for day in (1, 2))
+    assert len(first) == len(second) == 12
+    assert first == fresh_tasks(settings, shop, 1)
+    assert not {shop.content(t) for t in first} & {shop.content(t) for t in second}

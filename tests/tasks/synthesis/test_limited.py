@@ -1,0 +1,63 @@
+"""What training draws from under limits is what it was, levels included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.written import WrittenEnvironment, WrittenSpec
+from environments.targets.shop import target
+from errors import LimitReached
+from models.training.levels import Dialled, levels_of
+from tasks.synthesis.limited import limited
+
+MODULE = Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py"
+
+
+def held(most: int) -> Any:
+    """Limits that allow steps of up to `most` episodes."""
+
+    def check(episodes: int) -> None:
+        if episodes > most:
+            raise LimitReached("enough")
+
+    return SimpleNamespace(check=check)
+
+
+@pytest.fixture
+def composed() -> ComposedEnvironment:
+    return ComposedEnvironment(target(), CompositionSpec("shop", target().data_hash, "x", ("move_pending",)))
+
+
+def test_a_source_without_levels_has_none_under_limits(composed: ComposedEnvironment) -> None:
+    source = limited(composed, held(8), 8)
+    assert levels_of(source) == (0, 1)
+    assert source.scenario(3) == composed.scenario(3)
+    assert source.own(source.scenario(3))
+    assert source.advice(source.scenario(3)) == composed.advice(composed.scenario(3))
+    with pytest.raises(LimitReached):
+        limited(composed, held(7), 8).scenario(3)
+
+
+@pytest.fixture
+def written() -> Iterator[WrittenEnvironment]:
+    module = SandboxedModule(MODULE.read_text())
+    yield WrittenEnvironment(target(), WrittenSpec("shop", "h", module.capability, module.code_hash, ()), module)
+    module.close()
+
+
+def test_levels_are_turned_through_the_limits(written: WrittenEnvironment) -> None:
+    source = limited(written, held(8), 8)
+    assert isinstance(source, Dialled)
+    assert levels_of(source) == (written.level, written.levels) == (0, 2)
+    harder = source.at(1)
+    assert levels_of(harder) == (1, 2)
+    assert harder.scenario(5) == written.at(1).scenario(5) != written.scenario(5)
+    with pytest.raises(LimitReached):
+        limited(written, held(7), 8).at(1).scenario(5)

@@ -1,0 +1,93 @@
+"""The limits of a round: each is held with one sentence, and a larger one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flows.improve as flow
+from db import Round, RoundState, Store, open_store
+from errors import LimitReached
+from models.scripted import NoopPolicy
+from settings import Settings, load_settings
+from tasks.round.rollouts import episodes_for
+from tasks.unattended.limits import RoundLimits
+from tests.db.store_examples import trajectory
+
+
+@pytest.fixture
+def store(settings_folder: Path) -> Any:
+    with open_store(f"sqlite:///{settings_folder}/trace.db") as opened:
+        yield opened
+
+
+def limits(store: Store, folder: Path, **given: float) -> RoundLimits:
+    opened = store.latest_round() or store.start_round("shop", "data", 0, "smoke", {})
+    return RoundLimits(load_settings(limits=given).limits, store, opened, folder)
+
+
+def test_without_limits_nothing_is_asked(settings_folder: Path) -> None:
+    class Silent:
+        def rows(self, *_: Any, **__: Any) -> list[Any]:
+            return []
+
+    nothing: Any = Silent()
+    RoundLimits(load_settings().limits, nothing, Round(
+        id="r", number=1, target="t", data_hash="", seed=0, profile="", state=RoundState.RUNNING
+    ), settings_folder).check(10**9)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollouts": 2}, r"limits\.rollouts = 2: 2 episodes are played and 1 are next; .*TRACE_LIMITS__ROLLOUTS"),
+        ({"tokens": 10}, r"limits\.tokens = 10: \d+ tokens are used"),
+        ({"disk_gib": 1e-6}, r"limits\.disk_gib = 1e-06: its files take 0\.00 GiB"),
+        ({"hours": 1e-9}, r"limits\.hours = 1e-09: it was at work"),
+    ],
+)
+def test_each_limit_is_held(store: Store, settings_folder: Path, given: dict[str, float], said: str) -> None:
+    held = limits(store, settings_folder, **given)
+    rows = [trajectory(held.round.id, str(i)) for i in range(2)]
+    store.add_trajectories(rows)
+    (settings_folder / "file").write_bytes(b"x" * 4096)
+    with pytest.raises(LimitReached, match=said):
+        held.check(1)
+    limits(store, settings_folder, **dict.fromkeys(given, 10**9)).check(1)
+
+
+def test_episodes_are_refused_before_they_are_played(store: Store, settings_folder: Path) -> None:
+    held = limits(store, settings_folder, rollouts=5)
+    store.add_trajectories([trajectory(held.round.id, str(i)) for i in range(2)])
+    held.check(3)
+    with pytest.raises(LimitReached, match="2 episodes are played and 4 are next"):
+        held.check(4)
+
+
+def test_a_round_that_reached_a_limit_goes_on_with_a_larger_one(settings_folder: Path) -> None:
+    given = {"profile": "smoke", "home": settings_folder / "home"}
+
+    def play(settings: Settings) -> int:
+        with flow.opened(settings, fresh=False) as context:
+            tasks = context.tasks("diagnosis")[:6]
+            engine = context.engine_of(NoopPolicy())
+            engine.play(context.ground("diagnosis"), episodes_for(tasks[:3], 1, 0))
+            engine.play(context.ground("diagnosis"), episodes_for(tasks, 1, 0))
+            return context.limits.episodes()
+
+    small, large = (load_settings(**given, limits={"rollouts": n}) for n in (5, 6))
+    for _ in range(3):  # a schedule that meets the limit every night leaves the round as it is
+        with pytest.raises(LimitReached, match="3 episodes are played and 3 are next"):
+            play(small)
+    with open_store(small.database_url) as store:
+        (row,) = store.rows(Round)
+        assert row.state == RoundState.INTERRUPTED
+    assert play(large) == 6
+
+
+def test_a_round_whose_time_is_over_does_not_begin_to_work(settings_folder: Path) -> None:
+    settings = load_settings(profile="smoke", home=settings_folder / "home", limits={"hours": 1e-9})
+    with pytest.raises(LimitReached, match="at work"), flow.opened(settings, fresh=False):
+        pytest.fail("it was opened for work")

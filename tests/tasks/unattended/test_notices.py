@@ -1,0 +1,148 @@
+"""Notices reach the webhook, wait while nobody takes them, and never show its address."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError
+from settings import Settings, load_settings
+from tasks.unattended import notices
+from tasks.unattended.notices import Notice, check_webhook, deliver, notify, outbox
+
+SECRET = "T000-secret-path"
+STARTED = Notice("started", "shop", "round 1 on shop began", {"round": 1})
+
+
+class Receiver:
+    """A webhook's receiver that answers with `status` and keeps what it took."""
+
+    def __init__(self) -> None:
+        self.status, self.taken = 200, list[dict[str, Any]]()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if receiver.status == 200:
+                    receiver.taken.append(body)
+                self.send_response(receiver.status)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/{SECRET}"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def settings(settings_folder: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("HOOK", receiver.url)
+    monkeypatch.setattr(notices, "_emit", lambda notice: None)
+    return load_settings(home=settings_folder, unattended={"webhook_variable": "HOOK"})
+
+
+def texts(receiver: Receiver) -> list[str]:
+    return [body["text"] for body in receiver.taken]
+
+
+def test_a_notice_arrives_as_json_for_people_and_programs(settings: Settings, receiver: Receiver) -> None:
+    notify(settings, STARTED)
+    (body,) = receiver.taken
+    assert body.pop("at")
+    assert body == {
+        "text": "[trace] round 1 on shop began",
+        "event": "trace.started",
+        "target": "shop",
+        "details": {"round": 1},
+    }
+    assert list(outbox(settings).iterdir()) == []
+
+
+def test_slack_gets_the_text_alone(settings: Settings, receiver: Receiver) -> None:
+    notify(settings.model_copy(update={"unattended": settings.unattended.model_copy(
+        update={"webhook_format": "slack"})}), STARTED)  # fmt: skip
+    assert receiver.taken == [{"text": "[trace] round 1 on shop began"}]
+
+
+def test_what_a_receiver_did_not_take_is_sent_again_in_order(
+    settings: Settings, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    receiver.status = 503
+    notify(settings, STARTED)
+    notify(settings, Notice("failed", "shop", "round 1 was stopped"))
+    assert receiver.taken == []
+    assert "2 wait in the outbox" in caplog.text
+    receiver.status = 200
+    assert deliver(settings) == 2
+    assert texts(receiver) == ["[trace] round 1 on shop began", "[trace] round 1 was stopped"]
+    assert deliver(settings) == 0
+    assert SECRET not in caplog.text
+
+
+def test_a_receiver_that_is_down_stops_nothing(
+    settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOOK", f"http://127.0.0.1:1/{SECRET}")
+    notify(settings, STARTED)
+    assert len(list(outbox(settings).glob("*.json"))) == 1
+    assert "ConnectError" in caplog.text
+    assert SECRET not in caplog.text
+    monkeypatch.setenv("HOOK", receiver.url)
+    assert deliver(settings) == 1
+
+
+def test_what_is_refused_for_good_holds_up_nothing(settings: Settings, receiver: Receiver) -> None:
+    receiver.status = 400
+    notify(settings, STARTED)
+    receiver.status = 200
+    notify(settings, Notice("promoted", "shop", "release 1 is live"))
+    assert texts(receiver) == ["[trace] release 1 is live"]
+    assert [path.suffix for path in outbox(settings).iterdir()] == [".refused"]
+
+
+def test_the_outbox_is_bounded(settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "MOST_KEPT", 2)
+    receiver.status = 500
+    for number in range(4):
+        notify(settings, Notice("started", "shop", str(number)))
+    receiver.status = 200
+    deliver(settings)
+    assert texts(receiver) == ["[trace] 2", "[trace] 3"]
+
+
+def test_a_variable_without_an_address_is_refused_and_not_shown(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_webhook(settings)
+    monkeypatch.setenv("HOOK", SECRET)
+    with pytest.raises(ConfigurationError, match="'HOOK', which holds no http") as raised:
+        check_webhook(settings)
+    assert SECRET not in str(raised.value)
+
+
+def test_without_a_webhook_nothing_is_stored(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_emit", lambda notice: None)
+    settings = load_settings(home=settings_folder)
+    notify(settings, STARTED)
+    check_webhook(settings)
+    assert not outbox(settings).exists()
