@@ -21,7 +21,7 @@ from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
-from models.training.levels import Dialled
+from models.training.levels import Dialled, levels_of
 from settings import Settings
 from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
@@ -212,6 +212,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     with Stopwatch() as choosing:
         choice = _choose(context, identity, environment, result, warm=start is not None)
     context.registry.log_steps(run, {c.step: choice_metrics(c, choice.step) for c in choice.figures})
+    if transfer is not None:
+        context.registry.log_steps(run, {transfer.step: transfer_metrics(transfer)})
     folder = output / "final"
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
     export_adapter(result.weights[choice.step], folder)
@@ -230,7 +232,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         choice=list(choice.figures),
         choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
-        level=result.records[-1].level if isinstance(environment, Dialled) and result.records else None,
+        level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )
 
@@ -339,6 +341,12 @@ def choice_metrics(figures: CheckpointFigures, chosen: int) -> dict[str, float]:
         "chosen": float(figures.step == chosen),
     }
     return {f"choice/{name}": value for name, value in found.items() if value is not None}
+
+
+def transfer_metrics(found: TransferFigures) -> dict[str, float]:
+    """The early check's figures as MLflow metrics; without the target's where every episode on it was lost."""
+    metrics = {"transfer/environment_before": found.before, "transfer/environment_after": found.after}
+    return metrics | ({"transfer/target_success": found.successes / found.episodes} if found.episodes else {})
 
 
 def told(record: StepRecord) -> str:

@@ -49,7 +49,7 @@ def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str,
     accepted = [row for row in rows if row.state == EnvironmentState.ACCEPTED]
     found: dict[str, Any] = {
         "environments": len(accepted),
-        "banked": sum(str(row.spec.get("request_hash", "")).startswith(BANK) for row in accepted),
+        "banked": sum(map(_banked, accepted)),
     }
     if accepted:
         tokens = sum(row.prompt_tokens + row.sampled_tokens for row in written)
@@ -57,6 +57,10 @@ def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str,
         found["calls_each"] = sum(row.calls for row in written) / len(accepted)
         found["tokens_each"] = tokens / len(accepted)
     return found
+
+
+def _banked(row: EnvironmentRow) -> bool:
+    return str(row.spec.get("request_hash", "")).startswith(BANK)
 
 
 def versions_of(store: Store, round_id: str, capability_id: str) -> list[SynthesisVersion]:
@@ -69,6 +73,7 @@ def versions_of(store: Store, round_id: str, capability_id: str) -> list[Synthes
             code_hash=r.code_hash[:12],
             sandbox=r.sandbox_level,
             reasons=list(r.spec.get("reasons", ())),
+            banked=_banked(r),
         )
         for r in sorted(rows, key=lambda r: r.version)
     ]

@@ -174,7 +174,7 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
         registered = stored.found(RegisterResult, name)
         gated = verdicts.get(name)
         verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
-        trained = stored.found(TrainResult, name)
+        trained, made = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
         steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
             CapabilityFigures(
@@ -201,6 +201,7 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
                 kappa=s.kappa,
                 versions=versions_of(store, round_id, s.capability_id),
                 transfer=_transfer(trained),
+                passed_over=made.passed_over if made else {},
             )
         )
     return figures

@@ -85,13 +85,15 @@ class Calibration(_Figures):
 
 class SynthesisVersion(_Figures):
     """One version of an environment that a model wrote: whether it may train, the beginning of its code's hash ("" when
-    the model gave none), the sandbox level it was judged in, and why it was refused."""
+    the model gave none), the sandbox level it was judged in, and why it was refused; `banked`: it is of an earlier
+    round."""
 
     number: int
     accepted: bool
     code_hash: str = ""
     sandbox: str = ""
     reasons: list[str] = []
+    banked: bool = False
 
 
 class AnalystFigures(_Figures):
@@ -140,7 +142,7 @@ class CapabilityFigures(_Figures):
     `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
     version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
-    was none)."""
+    was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash)."""
 
     name: str
     mean_cov: float
@@ -167,6 +169,7 @@ class CapabilityFigures(_Figures):
     kappa: float | None = None
     versions: list[SynthesisVersion] = []
     transfer: Transfer | None = None
+    passed_over: dict[str, str] = {}
 
 
 class ReleaseFigures(_Figures):

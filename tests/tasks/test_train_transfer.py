@@ -46,6 +46,9 @@ def test_nothing_that_carries_over_ends_the_training(
     found = result.transfer
     assert found is not None
     assert (found.step, found.episodes, found.tasks) == (1, 24, 4)
+    logged = context.registry.steps[1]  # type: ignore[attr-defined]
+    assert logged["transfer/environment_after"] == found.after
+    assert logged["transfer/target_success"] == found.successes / 24
     rows = played(context, "transfer")
     assert {r.id for r in rows} == set(found.tried)
     assert {r.task_id for r in rows} == {task.id for task in TASKS}

@@ -210,6 +210,7 @@ def written_round() -> RoundFigures:
     }
     data["capabilities"][0] |= {
         "kappa": 0.72,
+        "passed_over": {"fedcba987654": "static: the constant LEVELS is missing"},
         "versions": [
             {"number": 1, "accepted": False, "code_hash": "", "sandbox": "bubblewrap", "reasons": ["model: refused"]},
             {
@@ -220,6 +221,7 @@ def written_round() -> RoundFigures:
                 "reasons": ["static: import of os is forbidden", "<script>alert(1)</script>"],
             },
             {"number": 3, "accepted": True, "code_hash": "def456def456", "sandbox": "bubblewrap"},
+            {"number": 4, "accepted": True, "code_hash": "0123456789ab", "sandbox": "bubblewrap", "banked": True},
         ],
     }
     data["capabilities"][-1] |= {"verdict": "not-trainable", "reasons": ["No environment could train it (broken tool)"]}

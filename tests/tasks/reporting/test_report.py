@@ -216,6 +216,8 @@ def test_what_a_language_model_did_and_cost_is_on_the_page() -> None:
         "version 1 no module (sandbox: bubblewrap): model: refused",
         "static: import of os is forbidden",
         "version 3 def456def456 (sandbox: bubblewrap): accepted",
+        "version 4 0123456789ab (sandbox: bubblewrap, from the bank): accepted",
+        "fedcba987654 : static: the constant LEVELS is missing",
         "not-trainable",
         "No environment could train it (broken tool)",
         "0.72",

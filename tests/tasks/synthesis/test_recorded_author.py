@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -26,11 +27,13 @@ from environments.targets.catalogue import load_target
 from models.providers.analyst import Answer
 from settings import load_settings
 from settings_parts import CalibrationSettings
-from tasks.round.results import RolloutResult, StoredRound
+from tasks.round.results import RolloutResult, StoredRound, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import Calibration, find_level, judge
 from tasks.synthesis.calibration_told import band_text, typical_episodes
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter, accepted_environment
+from tasks.synthesis.transfer import transfer_of
+from tasks.synthesize import withdraw
 from tests.db.store_examples import trajectory
 
 GOOD = (Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py").read_text(encoding="utf-8")
@@ -215,3 +218,32 @@ def test_the_level_that_fits_is_found_without_asking_the_author_and_trained_at(s
         assert ("-level1" in made.scenario(3).id) is bool(level)
     finally:
         made.close()
+
+
+@pytest.mark.usefixtures("prefect")
+def test_what_does_not_carry_over_goes_back_with_both_sides_and_the_next_version_is_written(stored, tmp_path):
+    again = GOOD + "\n# Another one.\n"
+    author = RecordedAuthor(GOOD, again)
+    at = writer(stored, author, tmp_path)
+    assert at.write(CAPABILITY).accepted
+    store = stored.store
+    checked = transfer_of(1, outcomes(store, ["t1"]), outcomes(store, ["t3"]), outcomes(store, ["t1", "t2"]))
+    checked = checked.model_copy(update={"verdict": "does-not-transfer: as measured"})
+    given = {"adapter": "x", "sha256": "", "steps": 1, "run": "", "ending": "", "chosen": 1}
+    stage = store.stage(stored.round.id, f"train:{CAPABILITY}")
+    assert stage.claim()
+    stage.finish(TrainResult(**given, verdict=checked.verdict, transfer=checked).model_dump(mode="json"))
+    context = SimpleNamespace(store=store, round=stored.round, settings=at.settings, found=stored.found)
+    assert withdraw(context, CAPABILITY, checked.verdict)
+    result = at.write(CAPABILITY)
+    assert (result.accepted, result.versions, result.bank) == (True, 2, "")
+    said = author.asked[1]
+    assert "Version 1 was refused\n- does-not-transfer: as measured" in said
+    inside, outside = said.split("the trained agent on the target, worst episode: reward 0.00, no success", 1)
+    assert "SAID-t3" in inside.split("the trained agent in your environment")[1]
+    assert "SAID-t1" in outside
+    states = {row.version: row.state for row in store.rows(EnvironmentRow)}
+    assert states == {1: EnvironmentState.WITHDRAWN, 2: EnvironmentState.ACCEPTED}
+    made = accepted_environment(store, stored.round, at.target, CAPABILITY, lambda name, make: make())
+    made.close()
+    assert made.module.source == again
