@@ -55,7 +55,7 @@ def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) ->
 def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     settings = load_settings(profile="laptop", home=settings_folder, limits={"hours": 2})
     lines = rehearse(settings)
-    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 3 x \(64 calibration \+ 4 x 32", lines[2])
+    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 3 x \(64 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
     with open_store(settings.database_url) as store:
         assert store.latest_round() is None
