@@ -120,7 +120,7 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
     three = any(f.live is not None for f in families.values())
     row, top = 60 if three else 46, 30
     height = top + row * len(families) + 24
-    x0, x1 = _LABEL + 8, WIDTH - 46
+    x0, x1 = _LABEL + 8, WIDTH - 56
     parts = [_axis(x0, x1, top - 6, height - 20, [0, 0.25, 0.5, 0.75, 1])]
     for i, (name, f) in enumerate(families.items()):
         y = top + row * i + row / 2

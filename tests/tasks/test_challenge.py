@@ -39,13 +39,13 @@ def registered(monkeypatch: pytest.MonkeyPatch, before: float, after: float, cha
 
 
 def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four tasks can give no p-value below 0.125, however much was learnt."""
+    """Eight tasks give a p-value below 0.05 only where six of them are won and none is lost."""
     there = [t for t in context.tasks("validation") if t.family == "cancel_without_number"]
-    assert len(there) == 4
+    assert len(there) == 8
     registered(monkeypatch, 0.1, 0.7)
     look = look_at(context, "validation")
     further = _further(context, OWN, look)
-    assert 4 < further["cancel_without_number"] <= 36
+    assert 0 < further["cancel_without_number"] <= 32
     more = context.further_tasks(further)
     assert len(more) == further["cancel_without_number"]
     assert {t.family for t in more} == {"cancel_without_number"}
@@ -53,7 +53,7 @@ def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, mon
     registered(monkeypatch, 0.1, 0.9)
     assert _further(context, OWN, look)["cancel_without_number"] < further["cancel_without_number"]
     registered(monkeypatch, 0.1, 0.11)
-    assert _further(context, OWN, look)["cancel_without_number"] == 36, "never more than the setting allows"
+    assert _further(context, OWN, look)["cancel_without_number"] == 32, "never more than the setting allows"
 
 
 def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

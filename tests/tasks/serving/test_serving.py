@@ -48,7 +48,7 @@ class Home:
         from tests.tokenizers_trained import tiny_policy
 
         self.folder = folder / "runs"
-        policy, _ = tiny_policy(tokenizer, context=1024)
+        policy, _ = tiny_policy(tokenizer, context=2048)
         policy.model.save_pretrained(folder / "base")
         tokenizer.save_pretrained(folder / "base")
         self.settings: Settings = load_settings(home=self.folder, base_model=str(folder / "base"), dtype="float32")
