@@ -1,8 +1,8 @@
 """What the agent reads before the first customer: instructions, and a worked example for every tool and procedure.
 
 What an agent lacks behind them is not what was left unsaid. Nor is it the order in which it was said: that alone makes
-the bare base half as good or twice as good, so the order is the one of 12 (`python -m benchmarks.shop --orders 12`)
-behind which the base solves most of the diagnosis split.
+the bare base half as good or twice as good, so the order is the one behind which the base solves most of the diagnosis
+split, of all that were tried (`python -m benchmarks.shop --orders 12`, `benchmarks/README.md`).
 """
 
 from __future__ import annotations
