@@ -15,7 +15,7 @@ from pathlib import Path
 from models.local.base import embedded_folder, fast_dtype
 from tests.integration.servers import clean_environment, free_port, status
 
-PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON", Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"))
+PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
 MISSING = f"vLLM is not installed in {PYTHON.parents[1].name}: run 'make install-vllm'"
 MAX_RANK, CONTEXT = 16, 1024
 # That of the local backend, so that the two can be compared closely.
