@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from db import CapabilityRow, LabelRow, SelectionRow, Store
+from environments.picking import in_turn
 from tasks.episodes.shown import Hide, ShownEpisode, evenly, shown_episode
 from tasks.mining.labels import LACKING
 from tasks.round.results import EvaluateResult, RolloutResult, StoredRound, TestResult
@@ -113,7 +114,7 @@ def diagnosis_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -
     by_family: dict[str, list[str]] = defaultdict(list)
     for task, part in tasks.items():
         by_family[str(part["family"].iloc[0])].append(task)
-    names = list(dict.fromkeys([*wanted, *_in_turn(by_family.values())]))[:most]
+    names = list(dict.fromkeys([*wanted, *in_turn(by_family.values())]))[:most]
     ids = [i for name in names for i in tasks[name]["id"].head(MOST_EPISODES)]
     rows, lacking = _read(stored.store, ids), _lacking(stored, ids)
     found = []
@@ -154,11 +155,11 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
                 pairs[str(by_id[i].task_id), int(by_id[i].trial)][side] = by_id[i]
     outcomes = {pair: _compared(found, list(sides)[-2:]) for pair, found in pairs.items()}
     by_outcome = {
-        outcome: _in_turn(_by_family({p: f for p, f in pairs.items() if outcomes[p] is outcome}).values())
+        outcome: in_turn(_by_family({p: f for p, f in pairs.items() if outcomes[p] is outcome}).values())
         for outcome in Outcome
     }
     changed = [*by_outcome[Outcome.FELL], *by_outcome[Outcome.WON]]
-    same = _in_turn([by_outcome[Outcome.NEITHER], by_outcome[Outcome.BOTH], by_outcome[Outcome.LOST]])
+    same = in_turn([by_outcome[Outcome.NEITHER], by_outcome[Outcome.BOTH], by_outcome[Outcome.LOST]])
     # What changed may fill most of the page, what did not the rest.
     chosen = changed[: max(most - len(same), most - most // 4)]
     chosen += same[: most - len(chosen)]
@@ -248,13 +249,6 @@ def _by_family(pairs: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, 
     for pair, sides in sorted(pairs.items()):
         found[str(next(iter(sides.values())).family)].append(pair)
     return found
-
-
-def _in_turn(lists: Iterable[Sequence[Any]]) -> list[Any]:
-    """The first of each list, then the second of each, and so on."""
-    waiting = [list(items) for items in lists]
-    longest = max(map(len, waiting), default=0)
-    return [items[i] for i in range(longest) for items in waiting if i < len(items)]
 
 
 def _read(store: Store, ids: Iterable[str]) -> dict[str, Any]:

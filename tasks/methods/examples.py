@@ -8,9 +8,9 @@ is the one that a training has to beat.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from environments.contract import Message
+from environments.picking import in_turn
 from errors import ConfigurationError, EpisodesSpent
 from tasks.methods.answers import Answer, play_answer, success_of
 from tasks.methods.budget import Account
@@ -64,13 +64,7 @@ def worked_examples(context: Context) -> list[tuple[str, Example]]:
         draws.shuffle(ids)
     families = list(by_family)
     draws.shuffle(families)
-    order = _in_turn([by_family[f] for f in families])
+    order = in_turn([by_family[f] for f in families])
     rows = {row.id: row for row in context.store.trajectories(None, id=order)}
     worked = [(i, worked_example(rows[i].messages)) for i in order]
     return [(i, example) for i, example in worked if example and fits(context, Prompting(examples=(example,)))]
-
-
-def _in_turn(lists: Sequence[Sequence[str]]) -> list[str]:
-    """The first of each, then the second of each, until all are there."""
-    longest = max(map(len, lists), default=0)
-    return [ids[k] for k in range(longest) for ids in lists if k < len(ids)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from db import TrajectoryRow
 from environments.contract import TargetTask
+from environments.picking import spread
 from tasks.methods.answers import Answer, play_answer
 from tasks.methods.budget import Account
 from tasks.methods.examples import fits, worked_examples
@@ -82,12 +83,6 @@ def proposer_of(context: Context) -> Proposer:
         draws=random.Random(f"gepa:{context.seed}"),
         rewrite=by_analyst(context.analyst, context.settings.analyst.temperature) if model else None,
     )
-
-
-def spread(tasks: Sequence[TargetTask], most: int) -> list[TargetTask]:
-    """At most `most` tasks at equal distances: targets list their tasks family by family."""
-    count = len(tasks)
-    return list(tasks) if count <= most else [tasks[(2 * i + 1) * count // (2 * most)] for i in range(most)]
 
 
 @dataclass(frozen=True)

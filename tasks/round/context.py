@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Store
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from environments.picking import spread
 from errors import StoreError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
@@ -197,9 +198,7 @@ class Context:
         A target that can draw gives every round new diagnosis and validation tasks; *test* is sealed, the same for all.
         """
         found = self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
-        most = self.settings.rollout.tasks or len(found)
-        # The middle of each of `most` equal parts: targets list their tasks family by family.
-        return found if most >= len(found) else [found[(2 * i + 1) * len(found) // (2 * most)] for i in range(most)]
+        return spread(found, self.settings.rollout.tasks or len(found))
 
     def draws(self, split: str) -> bool:
         """Whether the split's tasks are new in every round."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from environments.contract import Action, Environment, Message, Target, TargetTask, ToolCall, canonical_json
+from environments.picking import spread
 from environments.validation.checks import oracle_policy
 from environments.validation.playing import play
 from environments.validation.repeats import Source
@@ -73,7 +74,7 @@ def tool_answers(
     found = answers_in(conversations)
     names = [str(tool["function"]["name"]) for tool in tools]
     target = scripted(target)
-    tasks = _spread(target.tasks("diagnosis"))
+    tasks = spread(target.tasks("diagnosis"), _TASKS)
     environment = target.environment()
     try:
         for task in tasks:
@@ -136,8 +137,3 @@ def _add(found: dict[str, ToolAnswers], messages: Sequence[Message]) -> None:
     for name, seen in answers_in([[message.as_dict() for message in messages]]).items():
         now = found.get(name, ToolAnswers())
         found[name] = ToolAnswers(now.good or seen.good, now.failing or seen.failing)
-
-
-def _spread(tasks: Sequence[TargetTask]) -> list[TargetTask]:
-    most = min(_TASKS, len(tasks))
-    return [tasks[(2 * i + 1) * len(tasks) // (2 * most)] for i in range(most)]

@@ -1,0 +1,21 @@
+"""Picking some of many, the same whenever it is done: at equal distances, and from several lists in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` items, the middle of each of so many equal parts: targets list their tasks family by family."""
+    count = len(items)
+    return list(items) if count <= most else [items[(2 * i + 1) * count // (2 * most)] for i in range(most)]
+
+
+def in_turn(lists: Iterable[Sequence[Item]]) -> list[Item]:
+    """The first of each list, then the second of each, until all are there."""
+    waiting = list(lists)
+    longest = max(map(len, waiting), default=0)
+    return [items[k] for k in range(longest) for items in waiting if k < len(items)]
