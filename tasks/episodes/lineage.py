@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from db import AdapterRow, CapabilityRow, EnvironmentRow, SelectionRow
-from tasks.measuring.p_values import p_phrase
-from tasks.reporting.figures import CapabilityFigures, RoundFigures, percent, two
+from tasks.reporting.figures import CapabilityFigures, RoundFigures, p_phrase, percent, two
 from tasks.round.results import StoredRound, SynthesizeResult, TrainResult
 
 

@@ -30,7 +30,6 @@ import pandas as pd
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall
 from tasks.measuring.gate_plan import GateRules
-from tasks.measuring.p_values import p_phrase, p_text
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
@@ -64,8 +63,8 @@ def judge_capabilities(
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= alpha
         reasons = [
-            f"Its own tasks, alone against the live release: {_figures(difference)}, {p_text(adjusted[name])} after "
-            f"Holm over {tried} tried: {_significant(better, alpha, look)}."
+            f"Its own tasks, alone against the live release: {_figures(difference)}, {adjusted[name]:.4f} after Holm "
+            f"over {tried} tried: {_significant(better, alpha, look)}."
         ]
         verdict = GateVerdict.BETTER
         if not better:
@@ -187,7 +186,7 @@ def _elsewhere(
 def _figures(d: PairedDifference) -> str:
     return (
         f"{d.points:+.1f} points over {d.tasks} tasks, {d.changed} of them changed "
-        f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), {p_phrase(d.p)}"
+        f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), p = {d.p:.4f}"
     )
 
 

@@ -23,7 +23,6 @@ from scipy.stats import fisher_exact
 from db import ConversationRow, ReleaseRow, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
-from environments.picking import spread
 from errors import TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
@@ -32,7 +31,6 @@ from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
 from tasks.measuring.gate_plan import alpha_at
 from tasks.measuring.outcomes import outcomes_of
-from tasks.measuring.p_values import p_phrase
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.releases.lifecycle import live_release, rollback
 from tasks.releases.lookup import ground, stored_release
@@ -59,7 +57,7 @@ class Fall:
 
     def text(self) -> str:
         """The comparison as people read it."""
-        return f"{self.points:+.1f} points against {self.against} on {self.seen} ({p_phrase(self.p)})"
+        return f"{self.points:+.1f} points against {self.against} on {self.seen} (p = {self.p:.4f})"
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,8 @@ def fresh_tasks(settings: Settings, target: Target, day: int) -> list[TargetTask
         tasks = list(target.tasks("validation"))
     if not tasks:
         raise TargetError(f"target {target.name!r} has no validation task to watch a release on; take another target")
-    return spread(tasks, most)
+    most = min(most, len(tasks))
+    return [tasks[(2 * i + 1) * len(tasks) // (2 * most)] for i in range(most)]
 
 
 def _on_tasks(
