@@ -98,8 +98,8 @@ def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
-    `hinted`: with advice. What is not trained for one capability (a mixture, the target itself) has no ids of
-    capability and environment."""
+    `hinted`: with advice; `patience` as in `TrainingSettings`. What is not trained for one capability (a mixture, the
+    target itself) has no ids of capability and environment."""
 
     name: str
     environment: TrainingEnvironment
@@ -107,6 +107,7 @@ class Course:
     folder: Path
     steps: int | None = None
     hinted: bool = False
+    patience: int = 0
     capability_id: str | None = None
     environment_id: str | None = None
 
@@ -131,6 +132,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     checkpoints. Whatever was done before the process died is not done again."""
     round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
+    settings = replace(settings, patience=course.patience)
     if not course.hinted:
         settings = replace(settings, hints=0.0)
     if course.steps is not None:

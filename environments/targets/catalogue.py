@@ -16,6 +16,7 @@ from environments.contract import SPLITS, Drawable, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
 from environments.targets.bfcl.single import target as bfcl_single
+from environments.targets.reasoning_gym import target as reasoning_gym
 from environments.targets.third_party.adapter import TargetInfo, user_name
 from environments.targets.third_party.simulated_user import UserModel
 from errors import TargetError
@@ -56,6 +57,10 @@ def _agentdojo(suite: str, attacked: bool, user: str | None, user_model: UserMod
     return agentdojo.AgentDojoTarget(suite, attacked)
 
 
+def _reasoning_gym(families: tuple[str, ...], user: str | None, user_model: UserModel | None) -> Any:
+    return reasoning_gym.ReasoningGymTarget(families)
+
+
 def _builders() -> dict[str, Builder]:
     """Name -> how to build the target."""
     builders: dict[str, Builder] = {"shop": partial(_shop, _SHOP), "shop:shift": partial(_shop, _SHIFT)}
@@ -64,6 +69,7 @@ def _builders() -> dict[str, Builder]:
     builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
     builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in bfcl.CATEGORIES}
     builders |= {bfcl_single.NAME: partial(_bfcl_single, False), bfcl_single.LIVE_NAME: partial(_bfcl_single, True)}
+    builders |= {reasoning_gym.NAME: partial(_reasoning_gym, reasoning_gym.DEFAULT_FAMILIES)}
     builders |= {f"agentdojo:{suite}": partial(_agentdojo, suite, False) for suite in agentdojo.SUITES}
     builders |= {f"agentdojo:{suite}:attacked": partial(_agentdojo, suite, True) for suite in agentdojo.SUITES}
     return builders
@@ -107,13 +113,17 @@ def builtin_names() -> list[str]:
 def load_target(name: str, user: str | None = None, user_model: UserModel | None = None) -> Target:
     """The target called `name`.
 
-    `name` is one of the built-in names (see `describe_targets`), the name of an entry point in the group
-    `trace_agent.environments`, or a dotted path `package.module:object` to a target or to a function that returns one.
+    `name` is one of the built-in names (see `describe_targets`), `reasoning-gym:FAMILY,...`, the name of an entry point
+    in the group `trace_agent.environments`, or a dotted path `package.module:object` to a target or to a function that
+    returns one.
     `user` chooses who plays the simulated user where there is one: `scripted` (default) or `litellm:MODEL`, whom
     `user_model` plays. Raises TargetError on an unknown name, listing what exists and what is close, and when what the
     target needs is missing; ConfigurationError when the user needs a model and none is given.
     """
     builders, points = _builders(), _entry_points()
+    families = reasoning_gym.families_of(name)
+    if families:
+        return reasoning_gym.ReasoningGymTarget(families)
     if name in builders:
         return _checked(name, builders[name](user, user_model))
     if name in points:
@@ -132,7 +142,7 @@ def check_target_name(name: str) -> None:
     known = [*builders, *_entry_points()]
     module, colon, attribute = name.partition(":")
     ours = {builtin.partition(":")[0] for builtin in builders}
-    if name in known or (colon and attribute and module not in ours):
+    if name in known or reasoning_gym.families_of(name) or (colon and attribute and module not in ours):
         return
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
@@ -155,6 +165,6 @@ def describe_targets(user: str | None = None) -> list[TargetInfo]:
     never fails because something is absent."""
     lines = [_describe_loaded(name, partial(load_target, name)) for name in ("shop", "shop:shift")]
     lines += tau2.describe(user) + toolsandbox.describe(user)
-    lines += bfcl.describe() + bfcl_single.describe() + agentdojo.describe()
+    lines += bfcl.describe() + bfcl_single.describe() + reasoning_gym.describe() + agentdojo.describe()
     lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]
     return lines

@@ -26,8 +26,9 @@ class TrainingSettings:
     `most_episodes` may be played in all (None: as many as the steps need). `shuffled` deals the advantages of a group
     out at random: a placebo, from which nothing about the task can be learnt. Advantages are `scaled` to their group's
     standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
-    `hints` is the share of a group's
-    rollouts that get advice while the policy hardly succeeds without."""
+    `hints` is the share of a group's rollouts that get advice while the policy hardly succeeds without. `patience` is
+    how many further collections a step may make as long as no group was informative: a training on tasks that are
+    mostly solved would end there while its budget is hardly used."""
 
     steps: int = 8
     groups: int = 6
@@ -50,6 +51,7 @@ class TrainingSettings:
     scaled: bool = True
     delta: float = 0.0
     hints: float = 0.0
+    patience: int = 0
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,9 @@ class Rollouts:
         hinted = self._hinted()
         self.collected = []
         began = time.perf_counter()
-        for collection in range(s.collections):
+        for collection in range(s.collections + s.patience):
+            if kept and collection >= s.collections:
+                break
             if not self._can_pay((s.groups - len(kept)) * s.group_size):
                 if not kept:
                     raise OutOfEpisodes(f"{self.played} of at most {s.most_episodes} episodes are played")
@@ -282,7 +284,7 @@ class Rollouts:
     def _refuse(self, step: int, equal: int, lost: str) -> None:
         """Say why nothing can be learnt from what the step has collected."""
         s = self.settings
-        tried = f"no informative group in {s.collections} collections of {s.groups} groups at step {step}"
+        tried = f"no informative group in {s.collections + s.patience} collections of {s.groups} groups at step {step}"
         if not equal:
             problem = TrainingError(f"{tried}: every group lost an episode to the infrastructure, the last to: {lost}")
             problem.transient = True

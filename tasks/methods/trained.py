@@ -27,6 +27,10 @@ from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.train import Course, train_on
 
+# A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group
+# say nothing. After as many the training ends, and the method's notes say so.
+PATIENCE = 30
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -161,7 +165,7 @@ def _trained(run: SeedRun, account: Account, name: str, environment: TrainingEnv
     steps = account.for_training(identity) // (train.groups * train.group_size)
     if not steps:
         return Answer(context, notes=("the budget leaves no group to train on, so the bare base answers",))
-    course = Course(name, environment, identity, context.folder / "training" / name, steps)
+    course = Course(name, environment, identity, context.folder / "training" / name, steps, patience=PATIENCE)
     try:
         trained = train_on(context, course)
     except TrainingError as problem:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from models.adapters.registry import Registry
 from settings import Settings
 
 
 def registry_name(target: str) -> str:
     """A target's name as the registry takes it."""
-    return target.replace(":", "-").replace("/", "-").replace(".", "-")
+    return re.sub(r"[:/.,]", "-", target)
 
 
 def open_registry(settings: Settings, target: str) -> Registry:

@@ -1,0 +1,1 @@
+"""reasoning-gym as a target: procedural questions with verifiers, by family."""

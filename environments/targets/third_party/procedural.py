@@ -1,0 +1,132 @@
+"""Splits, draws and training scenarios of a target whose tasks a program makes from a family and a number.
+
+What a task may be used for is decided by its content (what it asks and what solves it): half of all contents, by their
+hash, are for training, the other half for evaluation, so that nothing of what is trained on is ever measured, and no
+record of it is needed. No content stands in two splits or in the draws of two rounds of one home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from environments.contract import Draw, TargetTask, content_hash
+from environments.picking import in_turn
+from errors import TargetError
+
+# The task of a family and a number, equal for equal ones; None where that number makes no task.
+Make = Callable[[str, int], TargetTask | None]
+# Where each split's numbers begin, then those of training, then the rounds' draws.
+FIRST_NUMBER: Mapping[str, int] = {"test": 0, "diagnosis": 100_000, "validation": 200_000}
+NUMBERS_OF_A_SPLIT = 100_000
+FRESH_NUMBER = 1_000_000
+FRESH_SEEDS = 10**10
+# Numbers that a training seed looks among: that none of them is for training happens in one of 10^19 seeds.
+ATTEMPTS = 64
+DRAWN_NUMBER = FRESH_NUMBER + FRESH_SEEDS * ATTEMPTS
+NUMBERS_OF_A_ROUND = 2**16
+ROUNDS = 2**24
+DRAWN_SPLITS = ("diagnosis", "validation")
+
+
+def for_training(content: str) -> bool:
+    """Whether a content, a hash in hex digits, may be trained on; it is for evaluation otherwise."""
+    return int(content[0], 16) < 8
+
+
+class Procedural:
+    """The tasks of some families: `per_family` of each in every split. `content` gives a task's content as a hash."""
+
+    def __init__(
+        self, families: Sequence[str], make: Make, content: Callable[[TargetTask], str], per_family: int
+    ) -> None:
+        self.families, self._make, self._content, self._per_family = families, make, content, per_family
+
+    @cached_property
+    def fixed(self) -> Mapping[str, tuple[TargetTask, ...]]:
+        """The tasks of every split that are the same in every round, of all families from the first on."""
+        taken: set[str] = set()
+        return {
+            split: self._all(split, lambda family, at=first: _numbers(at, NUMBERS_OF_A_SPLIT), taken, self._per_family)
+            for split, first in FIRST_NUMBER.items()
+        }
+
+    def drawn(self, split: str, chosen: Draw) -> tuple[TargetTask, ...]:
+        """See `Drawable.drawn`."""
+        if split not in DRAWN_SPLITS:
+            raise TargetError(f"split {split!r} is not drawn; rounds draw {' and '.join(DRAWN_SPLITS)}")
+        return self._drawn(chosen)[split]
+
+    def further(self, chosen: Draw, family: str, count: int) -> tuple[TargetTask, ...]:
+        """See `Drawable.further`."""
+        drawn = [task for tasks in self._drawn(chosen).values() for task in tasks]
+        taken = self._contents(drawn) | self._fixed_contents() | chosen.used
+        return tuple(self._take(family, _of_round(chosen), "validation", taken, count)) if count else ()
+
+    def fresh(self, family: str, seed: int) -> TargetTask:
+        """A scenario to train on: the first for training among the numbers of its seed. Raises TargetError for a family
+        without one."""
+        first = FRESH_NUMBER + seed % FRESH_SEEDS * ATTEMPTS
+        for number in range(first, first + ATTEMPTS):
+            task = self._make(family, number)
+            if task is not None and for_training(self._content(task)):
+                return replace(task, id=f"{family}-{number}", split="generated")
+        raise TargetError(f"family {family!r} has no scenario to train on at seed {seed}: its questions are too few")
+
+    def further_apart(self, families: Sequence[str], make: Make, per_family: int) -> tuple[TargetTask, ...]:
+        """`per_family` tasks of each of some families that another program makes, for a shift test: their contents are
+        for evaluation and in no fixed split."""
+        taken = self._fixed_contents()
+        numbers = NUMBERS_OF_A_SPLIT
+        found = [self._take(f, _numbers(0, numbers), "test", taken, per_family, make) for f in families]
+        return tuple(in_turn(found))
+
+    def _drawn(self, chosen: Draw) -> Mapping[str, tuple[TargetTask, ...]]:
+        taken = self._fixed_contents() | chosen.used
+        numbers = {family: _of_round(chosen) for family in self.families}
+        return {
+            split: self._all(split, lambda family: numbers[family], taken, self._per_family) for split in DRAWN_SPLITS
+        }
+
+    def _all(
+        self, split: str, numbers: Callable[[str], Iterator[int]], taken: set[str], wanted: int
+    ) -> tuple[TargetTask, ...]:
+        """`wanted` tasks of each family, of all families from the first on."""
+        return tuple(in_turn([self._take(f, numbers(f), split, taken, wanted) for f in self.families]))
+
+    def _take(
+        self, family: str, numbers: Iterator[int], split: str, taken: set[str], wanted: int, make: Make | None = None
+    ) -> list[TargetTask]:
+        """Tasks on the first of `numbers` whose contents are for evaluation and not taken; what is taken grows."""
+        tasks: list[TargetTask] = []
+        while len(tasks) < wanted:
+            number = next(numbers, None)
+            if number is None:
+                raise TargetError(
+                    f"family {family!r} has {len(tasks)} questions left for the {split} split, which needs {wanted}: "
+                    "the others are in another split or in earlier rounds. Begin a new home, or leave the family out"
+                )
+            task = (make or self._make)(family, number)
+            content = self._content(task) if task is not None else ""
+            if task is None or for_training(content) or content in taken:
+                continue
+            taken.add(content)
+            tasks.append(replace(task, split=split))
+        return tasks
+
+    def _contents(self, tasks: Iterable[TargetTask]) -> set[str]:
+        return {self._content(task) for task in tasks}
+
+    def _fixed_contents(self) -> set[str]:
+        return self._contents(task for tasks in self.fixed.values() for task in tasks)
+
+
+def _numbers(first: int, count: int) -> Iterator[int]:
+    return iter(range(first, first + count))
+
+
+def _of_round(chosen: Draw) -> Iterator[int]:
+    """The numbers that a round looks for its tasks among, from the first."""
+    place = (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS
+    return _numbers(DRAWN_NUMBER + place * NUMBERS_OF_A_ROUND, NUMBERS_OF_A_ROUND)
