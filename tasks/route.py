@@ -1,26 +1,30 @@
 """Stage 6, `trace-agent stage route`: assemble the candidate release, the live one's adapters with those that passed,
 and fit the router for exactly these (method, section 6; the router is `models.router.router`).
 
-It is fitted on what the rounds have seen that trained the members: diagnosis tasks by their labels and by what solved
-them, and tasks of the training environments that an adapter solved. A share of all of these is kept out to choose the
-mode and the probability below which the router abstains; the tasks that the gate tests are never looked at.
+It is fitted on what the rounds have seen that trained the members: diagnosis tasks, by what solves them, and tasks of
+the training environments that an adapter solved. For that every new adapter plays the round's diagnosis tasks once: an
+adapter also solves what nobody thought that it was trained for, and does not solve all that it was. A share of all of
+these is kept out to choose the mode and the probability below which the router abstains; the tasks that the gate tests
+are never looked at.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from db import AdapterRow, CapabilityRow, EnvironmentRow, LabelRow, ReleaseRow
 from environments.contract import Message, content_hash
 from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.router import Router
+from models.router.solved import UNKNOWN, best_answers
 from models.router.validation import accuracy, calibrated, choose_mode
-from tasks.measuring.lineup import members_of
+from tasks.measuring.lineup import members_of, play_alone
 from tasks.mining.labels import LACKING
 from tasks.releases.lifecycle import new_candidate
 from tasks.round.adapters import own_adapter
@@ -33,6 +37,8 @@ from tasks.synthesis.calibration import HINT
 
 logger = logging.getLogger("trace")
 
+# The purpose of the episodes that show which adapter solves what.
+TRIED = "routing"
 # Tasks of its own environment that the router keeps per capability.
 EXAMPLES_PER_CAPABILITY = 120
 # How many neighbours vote: 5 were right on 92 to 94 % of the validation tasks that need an adapter (three rounds of the
@@ -51,6 +57,15 @@ def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
             first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
             found[row.id] = opening_of(prompt, context.base.renderer, first)
     return {i: found[i] for i in ids if i in found}
+
+
+def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> int:
+    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; how many episodes."""
+    tasks = context.tasks("diagnosis")
+    return sum(
+        len(play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED))
+        for c in capabilities
+    )
 
 
 def practised(frame: pd.DataFrame, owners: Mapping[str, str], most: int) -> dict[str, str]:
@@ -90,13 +105,33 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
     return {i: label for i, label in found.items() if label in known}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Example:
-    """How a task began, what should answer it ("" the base), and the trajectory that shows it."""
+    """How a task began and where that lies (d,), what should answer it ("" the base), and the trajectory that shows
+    it."""
 
     id: str
     opening: Opening
+    vector: np.ndarray
     label: str
+
+
+def successes_of(frame: pd.DataFrame, tried: Mapping[str, pd.Series], classes: Sequence[str]) -> np.ndarray:
+    """Shares of success as (tasks, classes), the tasks in the order of `frame`, NaN where a class did not play.
+
+    `frame` has task, success and acted, as for `diagnosed`; `tried` the success by task of each adapter that played the
+    tasks afterwards, by its capability.
+    """
+    tasks = list(dict.fromkeys(frame["task"]))
+    by_class = frame.groupby(["acted", "task"])["success"].mean()
+    columns = []
+    for name in classes:
+        acted = by_class[name] if name in by_class.index.get_level_values(0) else pd.Series(dtype=float)
+        found = acted.astype(float).reindex(tasks)
+        if name in tried:
+            found = tried[name].astype(float).reindex(tasks).fillna(found)
+        columns.append(found.to_numpy())
+    return np.stack(columns, axis=1)
 
 
 def _lineage(context: Context, members: Mapping[str, str]) -> list[tuple[str, AdapterRow]]:
@@ -113,17 +148,56 @@ def _lineage(context: Context, members: Mapping[str, str]) -> list[tuple[str, Ad
     return sorted(known, key=lambda pair: (pair[1].created_at, pair[1].id), reverse=True)
 
 
-def _classes(context: Context, members: Mapping[str, str]) -> dict[str, str]:
-    """What the router is fitted on: the class of trajectories, by their ids, from this round and from those that
-    trained a member or what it was trained on from."""
+def _examples(context: Context, members: Mapping[str, str]) -> list[Example]:
+    """What the router is fitted on, from this round and from those that trained a member or what it was trained on
+    from."""
     lineage = _lineage(context, members)
     rounds = {context.round.id, *(row.round_id for _, row in lineage)}
-    found: dict[str, str] = {}
+    found: dict[str, Example] = {}
+    practice = _practised(context, members, lineage)
     for round_id in sorted(rounds):
-        found |= _classes_of_round(context, round_id, list(members))
+        diagnosis = _diagnosis(context, round_id)
+        shown = _embedded(context, practice[round_id])
+        tried = _tried(context, [(c, row) for c, row in lineage if row.round_id == round_id])
+        if diagnosis is None:
+            found |= shown
+        elif not tried:  # a round that was played before adapters were tried
+            frame, labels = diagnosis
+            found |= shown | _embedded(context, diagnosed(frame, labels, list(members)))
+        else:
+            found |= _by_success(context, diagnosis[0], tried, ["", *sorted(members)], shown)
+    return list(found.values())
+
+
+def _by_success(
+    context: Context,
+    frame: pd.DataFrame,
+    tried: Mapping[str, pd.Series],
+    classes: Sequence[str],
+    shown: Mapping[str, Example],
+) -> dict[str, Example]:
+    """A round's examples where its adapters were tried. A diagnosis task is of the class that solves most around it, or
+    left out where nothing does. What a training environment had for retention is of whatever solves such tasks."""
+    first = frame.drop_duplicates("task")
+    played = _embedded(context, dict.fromkeys(first["id"], ""))
+    where = [i for i, identity in enumerate(first["id"]) if identity in played]
+    vectors = np.stack([played[identity].vector for identity in first["id"] if identity in played])
+    successes = successes_of(frame, tried, classes)[where]
+    retained = {i: e for i, e in shown.items() if not e.label}
+    asked = [*played.values(), *retained.values()]
+    best = best_answers(np.stack([e.vector for e in asked]), vectors, successes)
+    judged = {e.id: replace(e, label=classes[k]) for e, k in zip(asked, best, strict=True) if k != UNKNOWN}
+    return {i: e for i, e in shown.items() if e.label} | judged
+
+
+def _practised(
+    context: Context, members: Mapping[str, str], lineage: Sequence[tuple[str, AdapterRow]]
+) -> Mapping[str, Mapping[str, str]]:
+    """Classes of tasks of the training environments that adapters solved, by trajectory id, by round."""
     about = {row.id: _families(context, row) for _, row in lineage}
     owners = {family: capability for capability, row in lineage for family in about[row.id]}
     left = dict.fromkeys(members, EXAMPLES_PER_CAPABILITY)
+    found: dict[str, dict[str, str]] = defaultdict(dict)
     for capability, row in lineage:
         frame = context.store.trajectory_frame(row.round_id, adapter_id=row.id)
         # What was shown advice opens as no task does.
@@ -132,7 +206,29 @@ def _classes(context: Context, members: Mapping[str, str]) -> dict[str, str]:
         own = {family: c for c, other in lineage for family in about[other.id] if c == capability}
         taken = practised(frame, owners | own, left[capability])
         left[capability] -= len(taken)
-        found |= taken
+        found[row.round_id] |= taken
+    return found
+
+
+def _embedded(context: Context, labels: Mapping[str, str]) -> dict[str, Example]:
+    """Examples of stored trajectories, by id; those whose episode ended before the agent spoke are left out."""
+    given = _stored_openings(context, list(labels))
+    if not given:
+        return {}
+    with context.model:
+        vectors = embed_openings(context.base.policy, list(given.values()))
+    return {i: Example(i, given[i], vector, labels[i]) for i, vector in zip(given, vectors, strict=True)}
+
+
+def _tried(context: Context, trained: Sequence[tuple[str, AdapterRow]]) -> dict[str, pd.Series]:
+    """Success by task of the adapters that played their round's diagnosis tasks, by capability."""
+    found = {}
+    for capability, row in trained:
+        frame = context.store.trajectory_frame(
+            row.round_id, adapter_id=row.id, purpose=TRIED, columns=["task_id", "success"]
+        ).dropna()
+        if len(frame):
+            found[capability] = frame.groupby("task_id")["success"].mean()
     return found
 
 
@@ -145,19 +241,20 @@ def _families(context: Context, adapter: AdapterRow) -> tuple[str, ...]:
     return tuple(spec["families"])
 
 
-def _classes_of_round(context: Context, round_id: str, capabilities: Sequence[str]) -> dict[str, str]:
-    """Classes of a round's diagnosis tasks; none of a round whose diagnosis was not stored in this form."""
+def _diagnosis(context: Context, round_id: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """A round's diagnosis and its labels, as `diagnosed` takes them; None of a round that was not stored in this
+    form."""
     store = context.store
     stored = StoredRound(store, store.round(round_id))
     rolled = stored.found(RolloutResult) if not stored.unreadable() else None
     labels = pd.DataFrame(store.rows(LabelRow, round_id=round_id))
     if rolled is None or labels.empty:
-        return {}
+        return None
     names = {r.id: r.name for r in store.rows(CapabilityRow, round_id=round_id)}
     labels["capability"] = labels["capability_id"].map(names)
     frame = outcomes(store, rolled.trajectories)
     frame["acted"] = frame["adapter_id"].map(_capability_of(context, frame["adapter_id"])).fillna("")
-    return diagnosed(frame, labels, capabilities)
+    return frame, labels
 
 
 def _capability_of(context: Context, adapters: pd.Series[str]) -> dict[str, str]:
@@ -183,10 +280,9 @@ def route(context: Context) -> RouteResult:
     if not challenged.passed:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
     members = members_of(context.parent) | {c: own_adapter(context.stored, c) for c in challenged.passed}
-    labels = _classes(context, members)
+    tried = try_on_diagnosis(context, challenged.passed)
+    examples = _examples(context, members)
     with context.model:
-        given = _stored_openings(context, list(labels))
-        examples = [Example(i, opening, labels[i]) for i, opening in given.items()]
         router, calibration = _fitted(context, examples)
     folder = context.folder / "router"
     router.save(folder)
@@ -203,6 +299,7 @@ def route(context: Context) -> RouteResult:
         candidate=candidate.id,
         version=router.version,
         mode=router.mode,
+        tried=tried,
         examples=len(examples) - len(calibration),
         labels={k or "none": v for k, v in Counter(e.label for e in examples).items()},
         threshold=router.certain,
@@ -248,7 +345,7 @@ def _fitted(context: Context, examples: Sequence[Example]) -> tuple[Router, list
         used, held = list(examples), []
     base = context.base
     labels = [e.label for e in used]
-    vectors = embed_openings(base.policy, [e.opening for e in used])
+    vectors = np.stack([e.vector for e in used])
     router = Router.fit(vectors, labels, [e.id for e in used], max(FEWEST, min(MOST, *Counter(labels).values())))
     rows = [(e.opening, e.label) for e in held]
     mode: str = context.settings.router

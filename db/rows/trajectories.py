@@ -15,7 +15,7 @@ from db.values.text import clean_text, clean_value, dump_json
 from db.values.types import utc_now
 from errors import StoreError
 
-PURPOSES = ("diagnosis", "calibration", "training", "transfer", "evaluation", "traffic")
+PURPOSES = ("diagnosis", "calibration", "training", "transfer", "routing", "evaluation", "traffic")
 BLOBS = ("token_ids", "sampled_mask", "logprobs")
 
 

@@ -109,12 +109,19 @@ def play_lineup(
 
 
 def play_alone(
-    context: Context, capability: str, adapter_id: str, tasks: Sequence[TargetTask], trials: int, seed: int, what: str
+    context: Context,
+    capability: str,
+    adapter_id: str,
+    tasks: Sequence[TargetTask],
+    trials: int,
+    seed: int,
+    what: str,
+    purpose: str = "evaluation",
 ) -> list[str]:
     """Trajectory ids of one adapter that answers every task, whatever a router would choose."""
     episodes = [Episode("", t, seed, k) for t in tasks for k in range(trials)]
     alone = Lineup({capability: adapter_id})
-    return _play_one(context, alone, capability, episodes, f"{capability} alone on {what}", "evaluation")
+    return _play_one(context, alone, capability, episodes, f"{capability} alone on {what}", purpose)
 
 
 def _play_one(

@@ -67,6 +67,8 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
     # An adapter alone: every trial on its own families, one on each other task.
     adapters = s.selection.most * (most["validation"] + s.evaluation.own_tasks * trials + further)
+    # And once on diagnosis, for the router.
+    adapters += s.selection.most * most["diagnosis"]
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks are for the last two.
     validation = (3 * most["validation"] + 2 * further) * trials + most["validation"]
     test = (3 * s.evaluation.trials + 1) * most["test"]

@@ -236,14 +236,15 @@ class ChallengeResult(StageResult):
 
 class RouteResult(StageResult):
     """The candidate release that was assembled (its id), and the router fitted for it: version and mode, how many
-    examples of each label ("none": no adapter), how many more the threshold was fitted on, and the share of those that
-    it sends right."""
+    examples of each label ("none": no adapter), how many more the threshold was fitted on, the share of those that it
+    sends right, and how many episodes new adapters `tried` on diagnosis tasks."""
 
     stage: ClassVar[str] = "route"
     candidate: str = ""
     threshold: float = 0.0
     calibration: int = 0
     right: float | None = None
+    tried: int = 0
     version: str = ""
     mode: str = ""
     examples: int = 0

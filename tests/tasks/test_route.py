@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.route import CALIBRATION_SHARE, EXAMPLES_PER_CAPABILITY, diagnosed, kept_out, practised
+from tasks.route import CALIBRATION_SHARE, EXAMPLES_PER_CAPABILITY, diagnosed, kept_out, practised, successes_of
 
 LABELS = ["trajectory_id", "capability", "label", "weight"]
 
@@ -66,6 +67,23 @@ def test_what_an_adapter_solves_stays_with_it_while_it_is_a_member() -> None:
     none = pd.DataFrame([], columns=LABELS)
     assert diagnosed(frame, none, ["move", "refund"]) == {"a": "move", "b": "refund"}
     assert diagnosed(frame, none, ["move"]) == {"a": "move"}, "nobody knows who would solve the other one now"
+
+
+def test_who_solved_which_task_has_a_column_for_every_class() -> None:
+    """The base's two trials are a mean, a member's own answer counts, and what was tried afterwards counts above it."""
+    frame = pd.concat(
+        [
+            outcomes(("a", "t1", True), ("b", "t1", False), ("c", "t2", False)),
+            outcomes(("d", "t3", True), acted="move"),
+            outcomes(("e", "t4", True), acted="gone"),
+        ],
+        ignore_index=True,
+    )
+    tried = {"swap": pd.Series({"t2": True, "t1": False}), "move": pd.Series({"t1": True, "t3": False})}
+    found = successes_of(frame, tried, ["", "move", "swap"])
+    none = np.nan
+    expected = [[0.5, 1.0, 0.0], [0.0, none, 1.0], [none, 0.0, none], [none, none, none]]
+    np.testing.assert_array_equal(found, np.array(expected))
 
 
 def test_the_share_that_thresholds_are_fitted_on_is_decided_by_the_id() -> None:

@@ -60,7 +60,8 @@ def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPa
     lines = {line.name: line for line in describe_targets()}
     assert lines["own"].data_hash == "0" * 16
     assert "broken" in lines["broken"].missing
-    assert [name for name, line in lines.items() if line.draws] == ["shop"]  # no method `drawn`: a finite target
+    # No method `drawn`: a finite target. reasoning-gym draws where it is installed.
+    assert {name for name, line in lines.items() if line.draws} - {"reasoning-gym"} == {"shop"}
 
 
 def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
