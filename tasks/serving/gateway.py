@@ -11,7 +11,7 @@ from db import ReleaseRow, Round, Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
-from models.local.base import BaseModel, load_base
+from models.local.base import BaseModel, load_base, weights_of
 from models.serving.fleet.fleet import Fleet
 from models.serving.fleet.hosts import Host, VllmHost
 from models.serving.fleet.lifecycle import Reconciler
@@ -139,6 +139,8 @@ def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Ups
     """The servers answer; each holds the adapters."""
     servers, policy = open_servers(settings), settings.policy
     context = min(server.check() for server in servers)
+    for server in servers:
+        server.check_weights(weights_of(base, settings.cache))
     key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
     pool = Pool(Servers(policy.urls, key))
     hosts: list[Host] = [VllmHost(server, policy.server_folder) for server in servers]
