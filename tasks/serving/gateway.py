@@ -55,9 +55,13 @@ class Serving:
     release: int = 0
 
 
+class NoRound(ConfigurationError):
+    """A home has nothing to serve, yet."""
+
+
 def serving_settings(home: Path | None, target: str | None, release: int = 0) -> tuple[Settings, Store]:
     """The settings of the round that made what is to be served (of `target`, or of the newest round's), and the home's
-    store: what was trained is what is served. Raises `ConfigurationError` for a home without a round, `StoreError` for
+    store: what was trained is what is served. Raises `NoRound` for a home without a round, `StoreError` for
     a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
@@ -65,7 +69,8 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     row = max(served, key=lambda r: r.number, default=None)
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
-        raise ConfigurationError(f"there is {what} in {store.url}; run 'trace-agent improve' first")
+        store.close()
+        raise NoRound(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)
     made = _round_of(store, wanted) or row
     where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
