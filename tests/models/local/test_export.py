@@ -21,6 +21,7 @@ def make_model(folder: Path, weights: bytes = b"weights") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     (folder / "model-00001.safetensors").write_bytes(weights)
+    (folder / "model-00001.safetensors").chmod(0o600)  # as safetensors leaves its files
     (folder / "model-00002.safetensors").write_bytes(b"more")
     (folder / "pytorch_model.bin").write_bytes(b"a pickle")
     return folder
@@ -33,7 +34,8 @@ def test_a_folder_is_copied_once_without_what_would_be_unpickled(tmp_path: Path)
     assert sorted(p.name for p in folder.iterdir()) == [
         "config.json", "model-00001.safetensors", "model-00002.safetensors"
     ]  # fmt: skip
-    assert folder.stat().st_mode & 0o055 == 0o055, "another user's server reads it"
+    readable = [path.stat().st_mode & 0o044 == 0o044 for path in (folder, *folder.iterdir())]
+    assert all(readable), "another user's server reads it"
     assert list(folder.parent.iterdir()) == [folder], "nothing half made is left"
     # Once: another model under this name leaves the folder as it is.
     assert export_base(str(make_model(tmp_path / "other", b"others")), folder) == revision
