@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import gc
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
 from models.serving.fleet.releases import title
 from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
-from tasks.serving.gateway import Serving, build_gateway, serving_settings
+from tasks.serving.gateway import NoRound, Serving, build_gateway, serving_settings
 
 # How long requests that are being answered may go on after the gateway was told to stop.
 DRAIN_SECONDS = 30
+# How often a gateway that waits looks for a round.
+LOOK_SECONDS = 10.0
+
+logger = logging.getLogger("trace")
 
 
 def keep_loaded() -> None:
@@ -23,11 +30,34 @@ def keep_loaded() -> None:
     gc.freeze()
 
 
+def wait_for_round(home: Path | None, target: str | None, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Return when the home has a round (on `target`): a gateway has nothing to serve before."""
+    said = False
+    while True:
+        try:
+            serving_settings(home, target)[1].close()
+            return
+        except NoRound as problem:
+            if not said:
+                logger.info("waiting for a first round: %s", problem)
+        said = True
+        sleep(LOOK_SECONDS)
+
+
 def run_gateway(
-    home: Path | None, target: str | None, serving: Serving, wanted: GatewaySettings, host: str, port: int
+    home: Path | None,
+    target: str | None,
+    serving: Serving,
+    wanted: GatewaySettings,
+    host: str,
+    port: int,
+    wait: bool = False,
 ) -> None:
-    """Serve until stopped. Raises `ConfigurationError` before anything is loaded for what cannot work."""
+    """Serve until stopped; `wait` for a first round. Raises `ConfigurationError` before anything is loaded for what
+    cannot work."""
     check_host(host, wanted.keys)
+    if wait:
+        wait_for_round(home, target)
     settings, store = serving_settings(home, target, serving.release)
     app = build_gateway(settings, store, serving, wanted, host in LOOPBACK)
     config = uvicorn.Config(

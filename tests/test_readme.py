@@ -40,9 +40,9 @@ def test_every_command_of_the_readme_exists() -> None:
     from flows.cli.main import app
     from flows.improve import STAGES
 
-    known = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    known = {c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands if c.callback}
     known |= {str(group.name) for group in app.registered_groups}
-    named = set(re.findall(r"`trace-agent ([a-z]+)", README.read_text(encoding="utf-8")))
+    named = set(re.findall(r"`trace-agent ([a-z-]+)", README.read_text(encoding="utf-8")))
     assert named <= known, named - known
     hidden = {c.name for c in app.registered_commands if c.hidden}
     assert not named & hidden

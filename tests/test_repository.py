@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sysconfig
@@ -34,8 +35,8 @@ def tracked() -> list[Path]:
     return [path for name in listing.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def compose(name: str = "compose.yaml") -> dict[str, Any]:
-    return dict(yaml.safe_load((ROOT / "docker" / name).read_text()))
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text()))
 
 
 def pins() -> dict[str, str]:
@@ -114,6 +115,10 @@ def test_image_takes_its_base_by_argument_and_runs_as_a_user() -> None:
     users = [line.split()[1] for line in last_stage if line.startswith("USER ")]
     assert users[-1:] == ["10001"]
     assert any(line.startswith("HEALTHCHECK ") for line in last_stage)
+    # The commit, where flows/code_version.py reads it and where an image is looked at.
+    assert "ENV TRACE_COMMIT=${COMMIT}" in last_stage
+    assert any('image.revision="${COMMIT}"' in line for line in last_stage)
+    assert "--build-arg COMMIT=$(COMMIT)" in (ROOT / "Makefile").read_text()
 
 
 def test_image_installs_what_the_project_pins() -> None:
@@ -136,9 +141,8 @@ def test_build_context_holds_no_secret_and_no_round() -> None:
     assert packages <= allowed | {"docs"}, "the image would lack a package"
 
 
-@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
-def test_ports_are_published_on_loopback_only(name: str) -> None:
-    for service, body in compose(name)["services"].items():
+def test_ports_are_published_on_loopback_only() -> None:
+    for service, body in compose()["services"].items():
         assert "network_mode" not in body, service
         for port in body.get("ports", []):
             assert isinstance(port, str), f"{service}: write ports in the short form"
@@ -148,7 +152,9 @@ def test_ports_are_published_on_loopback_only(name: str) -> None:
 def test_servers_without_a_login_are_reached_through_the_proxy_alone() -> None:
     services = compose()["services"]
     published = {name for name, body in services.items() if body.get("ports")}
-    assert published == {"postgres", "proxy"}, "the others have no login of their own"
+    assert published == {"postgres", "proxy", "gateway", "gateway-gpu"}, "the others have no login of their own"
+    for name in ("gateway", "gateway-gpu"):
+        assert "--keys=/keys/keys.toml" in services[name]["command"]
     assert "${PROXY_HASH:?" in services["proxy"]["environment"]["PROXY_HASH"], "never without a password"
     text = (ROOT / "docker" / "Caddyfile").read_text()
     for name in ("prefect", "mlflow", "vllm"):
@@ -159,16 +165,79 @@ def test_servers_without_a_login_are_reached_through_the_proxy_alone() -> None:
     assert all("import login" in site for site in sites)
 
 
-def test_services_are_checked_and_start_in_order() -> None:
+def test_services_are_checked_limited_and_start_in_order() -> None:
     services = compose()["services"]
-    assert set(services) == {"postgres", "prefect", "mlflow", "proxy", "deploy", "worker", "vllm"}
+    once = {"deploy", "model"}
+    assert set(services) == once | {
+        "postgres", "prefect", "mlflow", "proxy", "worker", "gateway", "worker-gpu", "gateway-gpu", "vllm"
+    }  # fmt: skip
     for name, body in services.items():
         # The worker's check is the image's own.
-        assert name == "worker" or "healthcheck" in body, name
+        assert name.startswith("worker") or "healthcheck" in body, name
+        assert body["restart"] == ("no" if name in once else "unless-stopped"), name
+        assert {"memory", "cpus", "pids"} <= set(body["deploy"]["resources"]["limits"]), name
+        assert "ALL" in body["cap_drop"], name
         for needed, how in body.get("depends_on", {}).items():
-            assert how["condition"] == "service_completed_successfully" if needed == "deploy" else "service_healthy"
+            assert how["condition"] == "service_completed_successfully" if needed in once else "service_healthy"
             assert needed in services
-    assert services["vllm"]["profiles"] == ["gpu"]
+    profiles = {name: body.get("profiles", []) for name, body in services.items()}
+    assert {name for name, given in profiles.items() if given == ["cpu"]} == {"worker", "gateway"}
+    assert {name for name, given in profiles.items() if given == ["gpu"]} == {"worker-gpu", "gateway-gpu", "vllm"}
+    for name in ("worker-gpu", "gateway-gpu"):
+        assert services[name]["depends_on"]["vllm"] == {"condition": "service_healthy"}
+
+
+def test_rounds_gateway_and_servers_read_one_folder_of_weights() -> None:
+    services = compose()["services"]
+    folder = "/models/${BASE_MODEL:-smollm2-135m}"
+    assert services["model"]["command"] == ["trace-agent", "export-model", folder]
+    assert services["vllm"]["command"][0] == folder
+    for name in ("worker", "worker-gpu", "gateway", "gateway-gpu"):
+        assert services[name]["environment"]["TRACE_BASE_MODEL"] == folder
+        assert "models:/models:ro" in services[name]["volumes"], name
+    for name in ("worker", "worker-gpu", "gateway", "gateway-gpu", "vllm"):
+        assert services[name]["depends_on"]["model"] == {"condition": "service_completed_successfully"}
+    # What loads another command line than the script's would not be compared.
+    assert services["vllm"]["entrypoint"] == ["sh", "/start.sh"]
+
+
+def test_one_gpu_holds_worker_and_servers() -> None:
+    services, given = compose()["services"], dict(re.findall(r"^(\w+)=(.*)$", example(), re.MULTILINE))
+    devices = {
+        name: services[name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name in ("vllm", "worker-gpu")
+    }
+    assert devices == {"vllm": ["${VLLM_GPU:-0}"], "worker-gpu": ["${WORKER_GPU:-0}"]}
+    assert "--gpu-memory-utilization=${VLLM_GPU_SHARE:-0.4}" in services["vllm"]["command"]
+    assert (given["VLLM_GPU"], given["WORKER_GPU"]) == ("0", "0")
+    assert float(given["VLLM_GPU_SHARE"]) <= 0.5, "the rest is the worker's"
+    # The example must not set the profile for both workers.
+    assert given["TRACE_PROFILE"] == ""
+    assert services["worker-gpu"]["environment"]["TRACE_PROFILE"] == "${TRACE_PROFILE:-gpu}"
+    rank = "${MAX_LORA_RANK:-16}"
+    assert f"--max-lora-rank={rank}" in services["vllm"]["command"]
+    assert services["worker-gpu"]["environment"]["TRACE_POLICY__MAX_LORA_RANK"] == rank
+
+
+def test_the_sandbox_can_make_namespaces_in_the_worker_alone() -> None:
+    services = compose()["services"]
+    for name, body in services.items():
+        options = set(body["security_opt"])
+        assert "no-new-privileges:true" in options, name
+        widened = {"seccomp:seccomp.json", "systempaths=unconfined", "apparmor:unconfined"}
+        assert options & widened == (widened if name.startswith("worker") else set()), name
+    profile = json.loads((ROOT / "docker" / "seccomp.json").read_text())
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    # Without a condition: the rest of the file is Docker's own.
+    added, *docker = profile["syscalls"]
+    assert set(added["names"]) == {"clone", "mount", "pivot_root", "sethostname", "umount2", "unshare"}
+    allowed = {
+        name
+        for rule in docker
+        if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("includes", {}).get("caps")
+        for name in rule["names"]
+    }
+    assert not allowed & {"mount", "unshare", "setns", "bpf", "kexec_load", "init_module", "open_by_handle_at"}
 
 
 def test_mlflow_knows_the_name_it_is_called_by() -> None:
@@ -179,22 +248,33 @@ def test_mlflow_knows_the_name_it_is_called_by() -> None:
     assert {host, "localhost:*", "127.0.0.1:*"} <= set(hosts.split(","))
 
 
-def test_three_databases_and_no_password_in_the_file() -> None:
+def test_three_databases_and_no_password_in_a_url_or_on_a_command_line() -> None:
     text = (ROOT / "docker" / "compose.yaml").read_text()
-    found = re.findall(r"postgresql[+\w]*://trace:(.+?)@postgres:5432/(\w+)", text)
-    assert sorted(name for _, name in found) == ["mlflow", "prefect", "trace"]
-    for line in text.splitlines():
-        if "PASSWORD" in line:
-            assert "${POSTGRES_PASSWORD:?" in line, line
-    assert "POSTGRES_PASSWORD=\n" in (ROOT / "docker" / ".env.example").read_text()
+    found = re.findall(r"postgresql[+\w]*://(.+?)@postgres:5432/(\w+)", text)
+    assert sorted(found) == [("trace", "mlflow"), ("trace", "prefect"), ("trace", "trace")]
+    secret = ("PASSWORD", "HASH", "KEY:", "TOKEN")
+    for name, body in compose()["services"].items():
+        said = json.dumps([body.get("command"), body.get("entrypoint"), body.get("healthcheck"), body.get("build")])
+        assert not any(word in said for word in secret), name
+    for name in ("prefect", "mlflow", "worker", "worker-gpu", "gateway", "gateway-gpu"):
+        assert compose()["services"][name]["environment"]["PGPASSWORD"].startswith("${POSTGRES_PASSWORD:?"), name
+    for variable in ("POSTGRES_PASSWORD", "ANALYST_API_KEY", "HF_TOKEN"):
+        assert f"\n{variable}=\n" in example()
+
+
+def example() -> str:
+    return (ROOT / "docker" / ".env.example").read_text()
 
 
 def test_example_names_every_variable_of_the_services() -> None:
-    used = set()
-    for name in ("compose.yaml", "compose.gpu.yaml"):
-        used |= set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / name).read_text()))
-    given = set(re.findall(r"^(\w+)=", (ROOT / "docker" / ".env.example").read_text(), re.MULTILINE))
-    assert used == given
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker" / "compose.yaml").read_text()))
+    given = set(re.findall(r"^(\w+)=", example(), re.MULTILINE))
+    assert used | {"COMPOSE_PROFILES"} == given
+    # What decides a round reaches the worker.
+    worker = compose()["services"]["worker"]["environment"]
+    reached = {v for value in worker.values() for v in re.findall(r"\$\{(\w+)", value)}
+    assert {"BASE_MODEL", "TRACE_TARGET", "TRACE_PROFILE", "HF_TOKEN", "ANALYST_API_KEY"} <= reached
+    assert {v for v in given if v.startswith("TRACE_")} <= reached
 
 
 def test_deployments_name_existing_flows() -> None:
@@ -239,6 +319,9 @@ def test_scripts_can_be_run() -> None:
     for name in (
         ".ci/run",
         "docker/postgres/10-databases.sh",
+        "docker/test/postgres.sh",
+        "docker/test/run.sh",
+        "docker/vllm/start.sh",
         "tests/ensure_postgres.sh",
         "tests/ensure_bubblewrap.sh",
         "tests/ensure_chromium.sh",

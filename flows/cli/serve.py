@@ -48,6 +48,7 @@ def serve(
     concurrency: Annotated[int, typer.Option(help="Requests at once; more are told to come again.")] = 64,
     sample: Annotated[float, typer.Option(help="Share of conversations that is stored, 0 to 1.")] = 1.0,
     plain: Annotated[bool, typer.Option("--plain", help="Add no instructions of the target.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Where there is no round yet, wait for the first.")] = False,
 ) -> None:
     """One OpenAI-compatible endpoint in front of the base and the live release."""
     from models.serving.gateway.keys import Keys
@@ -73,7 +74,7 @@ def serve(
         routing=Routing(mode, fixed),
         release=release,
     )
-    run_gateway(home, target, serving, wanted, host, port)
+    run_gateway(home, target, serving, wanted, host, port, wait)
 
 
 def blend(

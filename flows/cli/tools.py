@@ -1,4 +1,5 @@
-"""Commands beside the round: measure a target, select from published labels, play and validate written environments."""
+"""Commands beside the round: measure a target, select from published labels, play and validate written environments,
+write the base model to a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from flows.cli.methods import compare_methods
 
 def add_commands(app: typer.Typer) -> None:
     """Register the commands of this file."""
-    for command in (evaluate, compare, compare_methods, select, play, validate):
+    for command in (evaluate, compare, compare_methods, select, play, validate, export_model):
         app.command()(command)
 
 
@@ -54,3 +55,16 @@ def validate(environment: Annotated[Path, typer.Argument(help="A written environ
     typer.echo("\n".join(verdict_lines(verdict)))
     if not verdict.accepted:
         raise typer.Exit(1)
+
+
+def export_model(
+    folder: Annotated[Path, typer.Argument(help="Where it is to lie; a model that lies there stays.")],
+    base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
+) -> None:
+    """Write the base model to a folder, for rounds and vLLM to have the very same weights."""
+    from models.local.export import export_base
+    from settings import load_settings
+
+    settings = load_settings(base_model=base_model)
+    revision = export_base(settings.base_model, folder, settings.cache)
+    typer.echo(f"{settings.base_model} is in {folder}, weights {revision}")

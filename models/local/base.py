@@ -8,7 +8,6 @@ written, this process has them to itself.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import os
 import shutil
@@ -27,8 +26,8 @@ from models.local.model_files import (
     SHA256,
     embedded_cache,
     embedded_file,
-    file_sha256,
     not_loadable,
+    weights_revision,
 )
 from models.local.policy import LocalPolicy
 from models.policy import PolicyIdentity
@@ -159,13 +158,13 @@ def load_base(
     revision = (
         SHA256[:12]
         if name == EMBEDDED
-        else str(getattr(model.config, "_commit_hash", None) or _weights_revision(Path(name)))
+        else str(getattr(model.config, "_commit_hash", None) or weights_revision(Path(name)))
     )
     identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
     return BaseModel(LocalPolicy(model, identity, renderer.stop_ids, rows), renderer, identity)
 
 
-def _weights_revision(folder: Path) -> str:
-    """A revision for a model in a folder: hash of its weight files."""
-    digests = [file_sha256(p) for p in sorted(folder.glob("*.safetensors"))]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
+def weights_of(base: BaseModel, cache: str = "") -> str:
+    """What a server on the same weights says it has (`weights_revision`). The embedded model's own revision is that of
+    the file it is made from, which no server reads."""
+    return weights_revision(embedded_folder(cache)) if base.identity.base == EMBEDDED else base.identity.revision

@@ -35,6 +35,12 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def weights_revision(folder: Path) -> str:
+    """A revision for a model in a folder: hash of its weight files. docker/vllm/start.sh computes the same."""
+    digests = [file_sha256(p) for p in sorted(folder.glob("*.safetensors"))]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:12]
+
+
 def embedded_file() -> Path:
     """The quantized file of the embedded model, hash checked."""
     spec = importlib.util.find_spec(PACKAGE)
@@ -69,7 +75,7 @@ def check_base_files(name: str, cache: str = "") -> None:
         return
     folder = Path(name)
     if folder.is_dir():
-        if problem := _problem_of_folder(folder):
+        if problem := problem_of_folder(folder):
             raise not_loadable(name, problem)
     elif folder.exists() or not _ID.fullmatch(name):
         raise not_loadable(name, "it is neither a folder nor a Hugging Face id")
@@ -104,7 +110,7 @@ def not_loadable(name: str, problem: str) -> ConfigurationError:
     )
 
 
-def _problem_of_folder(folder: Path) -> str:
+def problem_of_folder(folder: Path) -> str:
     """What a model's folder lacks, "" for nothing."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

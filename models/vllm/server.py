@@ -28,6 +28,8 @@ logger = logging.getLogger("trace.models")
 CONNECT_SECONDS = 5.0
 # Waits before another try, in seconds: a server that restarts needs the longer ones.
 WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
+# The second name of a base that docker/vllm/start.sh started: the revision of the weights that the server read.
+WEIGHTS = "weights-"
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -113,6 +115,25 @@ class VllmServer:
                 "--logprobs-mode processed_logprobs (importance ratios need those of the distribution sampled from)"
             )
         return served[self.model].context
+
+    def check_weights(self, revision: str) -> None:
+        """Compare the weights that the server says it has with the `revision` of those in this process; a warning where
+        it says nothing. Raises `ConfigurationError` for others."""
+        names = [m.name for m in self.models(WAITS[:2]).values() if not m.parent and m.name.startswith(WEIGHTS)]
+        if WEIGHTS + revision in names:
+            return
+        if names:
+            raise ConfigurationError(
+                f"{self.url} has the {names[0]}, and this process has {WEIGHTS}{revision}: two models. Write one to a "
+                "folder ('trace-agent export-model FOLDER') that both read, here as base_model"
+            )
+        logger.warning(
+            "%s does not say which weights it has, so they are not compared with those here; start it with "
+            "docker/vllm/start.sh, or serve it under the name %s%s too",
+            self.url,
+            WEIGHTS,
+            revision,
+        )
 
     def _top_logprob(self, temperature: float) -> float:
         body = {"model": self.model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": temperature, "top_p": 1.0}

@@ -59,6 +59,7 @@ def check_policy(settings: Settings) -> None:
 
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """What samples in this round. The servers' identity says so: their draws are not those of the local model."""
+    from models.local.base import weights_of
     from models.training.actors import LocalActor, VllmActor
     from models.vllm.policy import VllmPolicy
 
@@ -66,8 +67,11 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
     mine, lora_folder = base.identity, settings.lora_folder
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
+    servers = open_servers(settings)
+    for server in servers:
+        server.check_weights(weights_of(base, settings.cache))
     policy = VllmPolicy(
-        open_servers(settings),
+        servers,
         identity,
         base.renderer.stop_ids,
         settings.policy.concurrency,

@@ -11,7 +11,7 @@ from db import ReleaseRow, Round, Store, open_store
 from environments.targets.catalogue import load_target
 from errors import ConfigurationError
 from models.adapters.limits import ServerLimits, linear_modules
-from models.local.base import BaseModel, load_base
+from models.local.base import BaseModel, load_base, weights_of
 from models.serving.fleet.fleet import Fleet
 from models.serving.fleet.hosts import Host, VllmHost
 from models.serving.fleet.lifecycle import Reconciler
@@ -55,9 +55,13 @@ class Serving:
     release: int = 0
 
 
+class NoRound(ConfigurationError):
+    """A home has nothing to serve, yet."""
+
+
 def serving_settings(home: Path | None, target: str | None, release: int = 0) -> tuple[Settings, Store]:
     """The settings of the round that made what is to be served (of `target`, or of the newest round's), and the home's
-    store: what was trained is what is served. Raises `ConfigurationError` for a home without a round, `StoreError` for
+    store: what was trained is what is served. Raises `NoRound` for a home without a round, `StoreError` for
     a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
@@ -65,7 +69,8 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     row = max(served, key=lambda r: r.number, default=None)
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
-        raise ConfigurationError(f"there is {what} in {store.url}; run 'trace-agent improve' first")
+        store.close()
+        raise NoRound(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)
     made = _round_of(store, wanted) or row
     where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
@@ -139,6 +144,8 @@ def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Ups
     """The servers answer; each holds the adapters."""
     servers, policy = open_servers(settings), settings.policy
     context = min(server.check() for server in servers)
+    for server in servers:
+        server.check_weights(weights_of(base, settings.cache))
     key = os.environ.get(policy.api_key_env, "") if policy.api_key_env else ""
     pool = Pool(Servers(policy.urls, key))
     hosts: list[Host] = [VllmHost(server, policy.server_folder) for server in servers]

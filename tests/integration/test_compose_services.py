@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -50,9 +51,12 @@ def test_init_script_makes_the_databases(postgres: str) -> None:
     assert {"trace", "prefect", "mlflow"} <= names
 
 
-def at(url: str, text: str, scheme: str) -> str:
-    """A database URL of the compose file, pointed at the test's server."""
-    return f"{scheme}{url.removeprefix('postgresql')}/{text.rsplit('/', 1)[1]}"
+def without_password(url: str, service: dict[str, Any], variable: str, scheme: str) -> dict[str, str]:
+    """The environment of a service on the test's server: the password beside the URL, never in it."""
+    info, given = conninfo_to_dict(url), service["environment"]
+    assert given[variable].startswith(f"{scheme}://trace@postgres:5432/")
+    place = f"{scheme}://{info['user']}@{info['host']}:{info['port']}/{given[variable].rsplit('/', 1)[1]}"
+    return clean_environment(**given | {variable: place, "PGPASSWORD": str(info["password"])})
 
 
 def test_mlflow_command_answers_to_its_service_name_and_to_no_other(postgres: str, tmp_path: Path) -> None:
@@ -64,11 +68,10 @@ def test_mlflow_command_answers_to_its_service_name_and_to_no_other(postgres: st
         "--artifacts-destination": f"--artifacts-destination={tmp_path / 'artifacts'}",
     }
     command = [replaced.get(part.split("=")[0], part) for part in command]
-    store = next(i for i, part in enumerate(command) if part.startswith("--backend-store-uri="))
-    command[store] = "--backend-store-uri=" + at(postgres, command[store], "postgresql+psycopg")
+    environment = without_password(postgres, SERVICES["mlflow"], "MLFLOW_BACKEND_STORE_URI", "postgresql+psycopg")
     base = f"http://127.0.0.1:{port}"
     experiments = f"{base}/api/2.0/mlflow/experiments/get?experiment_id=0"
-    with running(command, clean_environment(), tmp_path / "log", lambda: status(f"{base}/health") == 200):
+    with running(command, environment, tmp_path / "log", lambda: status(f"{base}/health") == 200):
         assert status(experiments) == 200
         assert status(experiments, host="mlflow:5000") == 200
         assert status(experiments, host="evil.example") == 403
@@ -78,11 +81,8 @@ def test_prefect_command_runs_on_its_own_database(postgres: str, tmp_path: Path)
     port = free_port()
     service = SERVICES["prefect"]
     variable = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-    environment = clean_environment(
-        **service["environment"] | {variable: at(postgres, service["environment"][variable], "postgresql+asyncpg")},
-        PREFECT_HOME=str(tmp_path / "home"),
-        PREFECT_SERVER_API_PORT=str(port),
-    )
+    environment = without_password(postgres, service, variable, "postgresql+asyncpg")
+    environment |= {"PREFECT_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
     assert service["command"][:2] == ["python", "-m"]
     command = [sys.executable, "-m", *(part.replace("0.0.0.0", "127.0.0.1") for part in service["command"][2:])]
     # Ready, not merely healthy: it answers from its database.

@@ -17,6 +17,7 @@ from tests.integration.servers import clean_environment, free_port, status
 
 PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
 MISSING = f"vLLM is not installed in {PYTHON.parents[1].name}: run 'make install-vllm'"
+START = Path(__file__).parents[2] / "docker" / "vllm" / "start.sh"
 MAX_RANK, CONTEXT = 16, 1024
 # That of the local backend, so that the two can be compared closely.
 DTYPE = str(fast_dtype()).removeprefix("torch.")
@@ -44,8 +45,9 @@ class Server:
         """Start and wait until it is healthy; an error with the end of its log when it is not."""
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
-        command += ["--served-model-name", "base", "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
+        given |= {"PYTHON": str(PYTHON)}
+        # As the container starts it, so that its weights are compared.
+        command = ["sh", str(START), str(embedded_folder()), "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
         command += [
             "--enable-lora",
             "--max-loras",

@@ -31,6 +31,7 @@ class Stub:
     loading: bool = True
     key: str = ""
     context: int = 64
+    weights: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     gone: bool = False
@@ -65,6 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.stub.key and self.headers.get("Authorization") != f"Bearer {self.stub.key}":
             return self._refuse(401, "Unauthorized")
         cards = [{"id": "base", "parent": None, "max_model_len": self.stub.context}]
+        if self.stub.weights:
+            cards.append({"id": f"weights-{self.stub.weights}", "parent": None, "max_model_len": self.stub.context})
         cards += [{"id": n, "parent": "base", "max_model_len": None} for n in sorted(self.stub.names)]
         return self._answer(200, {"data": cards})
 

@@ -87,6 +87,22 @@ def test_servers_are_checked_before_a_round(settings_folder: Path, stub: Stub, m
     check_policy(on_servers(url=stub.url, api_key_env="STUB_KEY"))
 
 
+def test_other_weights_are_refused_before_anything_is_sampled(
+    settings_folder: Path, stub: Stub, base: BaseModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = on_servers(url=stub.url)
+    stub.weights = "0123456789ab"
+    with pytest.raises(ConfigurationError, match=rf"weights-0123456789ab, and .* weights-{base.identity.revision}"):
+        open_backend(settings, base)
+    assert stub.bodies == []
+    stub.weights = base.identity.revision
+    open_backend(settings, base).policy.close()
+    assert not caplog.messages
+    stub.weights = ""
+    open_backend(settings, base).policy.close()
+    assert f"{stub.url} does not say which weights it has" in caplog.text
+
+
 def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
     settings_folder: Path, stub: Stub, base: BaseModel
 ) -> None:

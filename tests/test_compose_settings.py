@@ -1,0 +1,57 @@
+"""What docker/.env comes to in the containers: the settings that rounds and the gateway read there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from settings import Settings, load_settings
+
+ROOT = Path(__file__).parents[1]
+SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "docker" / ".env.example").read_text(), re.MULTILINE))
+
+
+def settings_in(service: str, monkeypatch: pytest.MonkeyPatch, **given: str) -> Settings:
+    """As compose fills the variables in: an empty one counts as none."""
+    known = EXAMPLE | {"POSTGRES_PASSWORD": "secret"} | given
+    for name, value in SERVICES[service]["environment"].items():
+        filled = re.sub(r"\$\{(\w+):[-?]([^}]*)\}", lambda found: known.get(found[1]) or found[2], value)
+        assert "${" not in filled
+        monkeypatch.setenv(name, filled)
+    return load_settings()
+
+
+def test_the_example_is_a_laptop_without_a_gpu_and_the_gpu_profile_with_one(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = settings_in("worker", monkeypatch)
+    assert (small.profile, small.target, small.base_model) == ("laptop", "shop", "/models/smollm2-135m")
+    assert (small.policy.backend, small.asks_a_model) == ("local", False)
+    large = settings_in("worker-gpu", monkeypatch)
+    assert (large.profile, large.base_model) == ("gpu", "/models/smollm2-135m")
+    assert (large.policy.backend, large.policy.urls) == ("vllm", ("http://vllm:8000",))
+
+
+def test_model_target_and_analyst_reach_the_worker(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "BASE_MODEL": "owner/name", "TRACE_TARGET": "bfcl:single", "TRACE_PROFILE": "smoke",
+        "TRACE_ANALYST__KIND": "llm", "TRACE_ANALYST__MODEL": "openai/x", "TRACE_ANALYST__API_BASE": "http://llm:1/v1",
+        "TRACE_SYNTHESIZER__KIND": "llm",
+    }  # fmt: skip
+    found = settings_in("worker", monkeypatch, **given)
+    assert (found.base_model, found.target, found.profile) == ("/models/owner/name", "bfcl:single", "smoke")
+    assert (found.analyst.model, found.analyst.api_base, found.author) == ("openai/x", "http://llm:1/v1", "openai/x")
+    assert (found.analyst.api_key_variable, found.analyst.max_dollars) == ("ANALYST_API_KEY", 20.0)
+    assert "ANALYST_API_KEY" in SERVICES["worker"]["environment"], "the variable that the settings name"
+
+
+def test_worker_and_gateway_share_store_and_registry(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = set()
+    for service in ("worker", "gateway", "worker-gpu", "gateway-gpu"):
+        found = settings_in(service, monkeypatch)
+        places.add((found.database_url, found.tracking_uri, found.base_model))
+    assert places == {("postgresql://trace@postgres:5432/trace", "http://mlflow:5000", "/models/smollm2-135m")}
