@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
@@ -26,6 +26,7 @@ from errors import (
     EpisodesSpent,
     NotApproved,
     SandboxError,
+    StoreError,
     TargetBusy,
     TargetError,
     TraceError,
@@ -42,7 +43,7 @@ from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
 from tasks.operations.plan import pace_of, plan_of, rehearse
-from tasks.operations.told import tell_failure, tell_start
+from tasks.operations.told import tell_failure, tell_start, told_when_refused
 from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
@@ -96,7 +97,8 @@ class RoundOutcome(BaseModel):
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
-    context = open_context(settings, fresh, code_version())
+    with told_when_refused(settings, bool(deployment.id)):
+        context = open_context(settings, fresh, code_version())
     try:
         with watched(settings.limits.idle_minutes, context.folder):
             context.limits.check()
@@ -107,7 +109,10 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     except Exception as problem:
         reason = f"{type(problem).__name__}: {problem}"
         state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
-        context.store.finish_round(context.round.id, state, reason, peak_gib())
+        try:
+            context.store.finish_round(context.round.id, state, reason, peak_gib())
+        except StoreError as lost:  # it is the store that fails: people are told all the same
+            logger.warning("how the round was stopped is not stored (%s)", lost)
         tell_failure(context, problem, state)
         raise
     finally:
@@ -145,12 +150,14 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
     settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
-    check_stage(settings.target, "a whole round")
-    preflight(settings)
-    if given.dry_run:
-        return RoundOutcome(round="", checked=rehearse(settings))
     try:
-        with alone_on(settings.target):
+        with contextlib.ExitStack() as held:
+            with told_when_refused(settings, bool(deployment.id)):
+                check_stage(settings.target, "a whole round")
+                preflight(settings)
+                if given.dry_run:
+                    return RoundOutcome(round="", checked=rehearse(settings))
+                held.enter_context(alone_on(settings.target))
             return play_round(settings, given.fresh)
     except TargetBusy as busy:
         cancelled: Any = Cancelled(message=str(busy))

@@ -9,20 +9,25 @@ In the folder of a training:
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from errors import AdapterError
+from errors import AdapterError, StoreError
 from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, order_config
 from models.training.records import StepRecord
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+# What PyTorch and safetensors say of a file that they could not write, which is no OSError.
+UNWRITTEN = ("PytorchStreamWriter failed", "iostream error", "unexpected pos", "I/O error", "No space left")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 COMPLETE, ENDED = "complete.json", "ended.json"
 # What the configuration of a start must share with this training's, and what decides it here.
 SHAPE = {
@@ -49,6 +54,22 @@ def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
         if (folder / COMPLETE).is_file():
             return folder, [StepRecord.read(r) for r in json.loads((folder / COMPLETE).read_text())]
     return None
+
+
+@contextmanager
+def storing(output: Path) -> Iterator[None]:
+    """Within, a checkpoint that a full disk cuts off is one `StoreError`, whichever library wrote it."""
+    try:
+        yield
+    except Exception as problem:
+        full = isinstance(problem, OSError) and problem.errno in FULL
+        if not full and not any(words in str(problem) for words in UNWRITTEN):
+            raise
+        first = (str(problem).splitlines() or [""])[0][:200]
+        raise StoreError(
+            f"a checkpoint in {output} could not be written ({type(problem).__name__}: {first}); free space on its "
+            "disk, then the same command goes on from the last whole one"
+        ) from problem
 
 
 def complete(folder: Path, records: Sequence[StepRecord]) -> None:

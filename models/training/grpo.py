@@ -48,6 +48,7 @@ from models.training.checkpoints import (
     complete,
     last_whole_checkpoint,
     read_ended,
+    storing,
     weights_by_step,
     write_ended,
 )
@@ -175,8 +176,8 @@ def train_adapter(
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
-    Raises `AdapterError` when `start` does not fit, and `TrainingError` when the loss is not finite or nothing was ever
-    informative.
+    Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
+    `TrainingError` when the loss is not finite or nothing was ever informative.
     """
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
@@ -189,7 +190,10 @@ def train_adapter(
     paused = until is not None and len(records) >= until
     if not ended and not paused and not _over(records, rollouts):
         try:
-            _train(rollouts, output, _Steps(rollouts, on_step, records, until), resume[0] if resume else None, start)
+            with storing(output):
+                _train(
+                    rollouts, output, _Steps(rollouts, on_step, records, until), resume[0] if resume else None, start
+                )
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)

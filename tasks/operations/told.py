@@ -1,11 +1,14 @@
-"""What people are told of a round: that it began, what the gate said, and how it ended where it did not go well."""
+"""What people are told of a round: that it began, what the gate said, and how it ended where it did not go well. A
+process that is killed says nothing: the run that goes on with its round does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from db import RoundState
-from errors import BudgetExceeded, TraceError
+from errors import BudgetExceeded, TargetBusy, TraceError
+from settings import Settings
 from tasks.measuring.decisions import GateVerdict
 from tasks.round.context import Context
 from tasks.unattended.notices import Kind, Notice, notify
@@ -13,7 +16,7 @@ from tasks.unattended.stalls import hung_before
 
 
 def tell_start(context: Context) -> None:
-    """The round begins, or goes on; that its last process hung, where it did."""
+    """The round begins, or goes on; that its last process hung or died, where it did."""
     this = context.round
     left = hung_before(context.folder)
     if left is not None:
@@ -21,6 +24,12 @@ def tell_start(context: Context) -> None:
             context, "hung",
             f"the last run of round {this.number} on {this.target} made no progress for "
             f"{context.settings.limits.idle_minutes:g} minutes and ended itself; {left} says where it stood",
+        )  # fmt: skip
+    elif context.left:
+        _tell(
+            context, "died",
+            f"the last run of round {this.number} on {this.target} ended without a word, as one that is killed does; "
+            "nothing that it stored is lost, and this run goes on with it",
         )  # fmt: skip
     live = context.parent.number if context.parent else 0
     _tell(context, "started", f"round {this.number} on {this.target} began", live=live, profile=this.profile)
@@ -30,10 +39,24 @@ def tell_failure(context: Context, problem: Exception, state: RoundState) -> Non
     """The round was stopped by an error; whether the next run goes on with it."""
     this = context.round
     kind: Kind = "budget-reached" if isinstance(problem, BudgetExceeded) else "failed"
-    # What is no error of ours may quote anything: its kind is told, the store has the rest.
-    said = str(problem) if isinstance(problem, TraceError) else f"a {type(problem).__name__}"
+    said = _said(problem)
     after = "the next run begins another round" if state == RoundState.FAILED else "the next run goes on with it"
     _tell(context, kind, f"round {this.number} on {this.target} was stopped: {said} ({after})", state=str(state))
+
+
+@contextmanager
+def told_when_refused(settings: Settings, scheduled: bool) -> Iterator[None]:
+    """Within, a scheduled run gets ready for its round: that it does not come so far is told, as nobody looks."""
+    try:
+        yield
+    except TargetBusy:  # another run is at work, and tells of it
+        raise
+    except Exception as problem:
+        if scheduled:
+            target = settings.target
+            text = f"a run on {target} ended before it had a round: {_said(problem)} (the next run tries again)"
+            notify(settings, Notice("failed", target, text))
+        raise
 
 
 def tell_question(context: Context, release: int) -> None:
@@ -53,6 +76,11 @@ def tell_verdict(context: Context, release: int, verdicts: Mapping[str, str], re
     subject = f"release {release} of {this.target}" if release else f"round {this.number} on {this.target}"
     said = {"promoted": "is live", "underpowered": "could not be judged", "refused": "changes nothing"}[kind]
     _tell(context, kind, f"{subject} {said}: {reasons}", release=release, verdicts=dict(verdicts))
+
+
+def _said(problem: Exception) -> str:
+    """What is no error of ours may quote anything: its kind is told, log and store have the rest."""
+    return str(problem) if isinstance(problem, TraceError) else f"a {type(problem).__name__}"
 
 
 def _tell(context: Context, kind: Kind, text: str, **details: object) -> None:

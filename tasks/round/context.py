@@ -53,7 +53,8 @@ class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
     wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
     `declined` is why a person who was asked does not want the candidate promoted ("": it may be). `adopted`:
-    another process has opened the round, this one does a part of it."""
+    another process has opened the round, this one does a part of it. `left`: it goes on with a round that its last
+    process left as running, without a word."""
 
     settings: Settings
     store: Store
@@ -63,6 +64,7 @@ class Context:
     budget: EpisodeBudget | None = None
     declined: str = ""
     adopted: bool = False
+    left: bool = False
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)

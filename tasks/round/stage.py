@@ -59,6 +59,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         check_user(settings, target)
         check_analyst(settings, target, store)
     parent = _parent(settings, store, target.data_hash)
+    running = {r.id for r in store.rows(Round, target=settings.target, state=RoundState.RUNNING)}
     found = None if fresh else _round_to_resume(store, settings, target.data_hash, parent)
     opened = found or store.start_round(
         settings.target,
@@ -69,7 +70,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         code_version,
         parent.id if parent else None,
     )
-    context = Context(settings, store, opened)
+    context = Context(settings, store, opened, left=opened.id in running)
     (folder / opened.id).mkdir(exist_ok=True)
     return _watched(context)
 

@@ -3,7 +3,8 @@
     notify(settings, Notice("promoted", "shop", "release 3 of shop is live: ...", {"release": 3}))
 
 A notice never stops a round. What the webhook's receiver did not take lies in HOME/outbox and is sent again with the
-next notice, at the start of every round, and by the deployment `housekeeping`.
+next notice, at the start of every round, and by the deployment `housekeeping`. One that cannot be kept, as on
+a full disk, is sent all the same, once.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from db.values.types import utc_now
 from errors import ConfigurationError
 from settings import Settings
 
+if TYPE_CHECKING:
+    import httpx
+
 logger = logging.getLogger("trace")
 
 Kind = Literal[
-    "started", "promoted", "refused", "underpowered", "budget-reached", "failed", "rolled-back", "fell", "hung",
+    "started", "promoted", "refused", "underpowered", "budget-reached", "failed", "rolled-back", "fell", "hung", "died",
     "approval-asked", "unwell",
 ]  # fmt: skip
 SECONDS = 5.0
@@ -47,13 +51,29 @@ class Notice:
 def notify(settings: Settings, notice: Notice) -> None:
     """Emit the event, put the notice in the outbox and empty it as far as the receiver takes it. Never raises."""
     logger.debug("notice (%s): %s", notice.kind, notice.text)
+    for way in (_emit_event, _to_webhook):
+        try:
+            way(settings, notice)
+        except Exception as problem:  # whatever it is, the round is worth more than the news of it
+            logger.warning("a notice could not be given (%s): %s", type(problem).__name__, problem)
+
+
+def _emit_event(settings: Settings, notice: Notice) -> None:
+    _emit(notice)
+
+
+def _to_webhook(settings: Settings, notice: Notice) -> None:
+    if not settings.unattended.webhook_variable:
+        return
+    # Names sort by time, so the oldest is sent first.
+    name, body = f"{utc_now():%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}", _body(settings, notice)
     try:
-        _emit(notice)
-        if settings.unattended.webhook_variable:
-            _keep(outbox(settings), notice, settings.unattended.webhook_format)
-            deliver(settings)
-    except Exception as problem:  # whatever it is, the round is worth more than the news of it
-        logger.warning("a notice could not be given (%s): %s", type(problem).__name__, problem)
+        _keep(outbox(settings), name, body)
+    except OSError as problem:
+        logger.warning("the outbox cannot be written (%s): a notice is sent once, and not kept", problem.strerror)
+        _send_once(settings, name, body)
+        return
+    deliver(settings)
 
 
 def outbox(settings: Settings) -> Path:
@@ -84,16 +104,10 @@ def deliver(settings: Settings) -> int:
     import httpx
 
     sent = 0
-    # The address is a secret, and httpx would log it with every request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    with httpx.Client(timeout=SECONDS) as client:
+    with _client() as client:
         for path in waiting:
             try:
-                answer = client.post(
-                    os.environ[settings.unattended.webhook_variable],
-                    content=path.read_bytes(),
-                    headers={"Content-Type": "application/json", "Idempotency-Key": path.stem},
-                )
+                answer = _post(client, settings, path.stem, path.read_bytes())
             except FileNotFoundError:  # another process has sent it
                 continue
             except httpx.HTTPError as problem:
@@ -117,18 +131,55 @@ def _later(why: str, left: int) -> None:
     logger.warning("the webhook does not take notices (%s): %d wait in the outbox and are sent again later", why, left)
 
 
-def _keep(folder: Path, notice: Notice, form: str) -> None:
+def _client() -> httpx.Client:
+    import httpx
+
+    # The address is a secret, and httpx would log it with every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return httpx.Client(timeout=SECONDS)
+
+
+def _post(client: httpx.Client, settings: Settings, name: str, body: bytes) -> httpx.Response:
+    return client.post(
+        os.environ[settings.unattended.webhook_variable],
+        content=body,
+        headers={"Content-Type": "application/json", "Idempotency-Key": name},
+    )
+
+
+def _send_once(settings: Settings, name: str, body: bytes) -> None:
+    check_webhook(settings)
+    import httpx
+
+    with _client() as client:
+        try:
+            answer = _post(client, settings, name, body)
+            why = "" if answer.is_success else f"status {answer.status_code}"
+        except httpx.HTTPError as problem:  # what it says may hold the address
+            why = type(problem).__name__
+    if why:
+        logger.warning("the webhook did not take a notice that could not be kept (%s): it is lost", why)
+
+
+def _body(settings: Settings, notice: Notice) -> bytes:
+    """The notice as the receiver gets it."""
+    body: dict[str, Any] = {"text": f"[trace] {notice.text}"}
+    if settings.unattended.webhook_format == "json":
+        about = {"target": notice.target, "at": utc_now().isoformat(), "details": notice.details}
+        body |= {"event": event_name(notice), **about}
+    return json.dumps(body, default=str).encode()
+
+
+def _keep(folder: Path, name: str, body: bytes) -> None:
     """Write the notice whole or not at all: a temporary name, then the final one."""
     folder.mkdir(parents=True, exist_ok=True)
-    now = utc_now()
-    text = f"[trace] {notice.text}"
-    body: dict[str, Any] = {"text": text}
-    if form == "json":
-        body |= {"event": event_name(notice), "target": notice.target, "at": now.isoformat(), "details": notice.details}
-    # Names sort by time, so the oldest is sent first.
-    path = folder / f"{now:%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
-    path.with_suffix(".part").write_text(json.dumps(body, default=str), encoding="utf-8")
-    path.with_suffix(".part").rename(path)
+    part = folder / f"{name}.part"
+    try:
+        part.write_bytes(body)
+        part.rename(folder / f"{name}.json")
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     for old in sorted(folder.glob("*.json"))[:-MOST_KEPT]:
         logger.warning("more than %d notices wait for the webhook: %s is given up", MOST_KEPT, old.name)
         old.unlink(missing_ok=True)

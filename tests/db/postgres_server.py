@@ -36,48 +36,61 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Postgres:
+    """A server with its own data folder, which can be stopped and started again. `url` has user and password, and no
+    database name: append one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tools, self._folder, self._port = binaries(), folder, free_port()
+        self._data, self._log = folder / "data", folder / "log"
+        # The server ends with this process, even when that is killed.
+        self._prefix = ["setpriv", "--pdeathsig", "INT"]
+        self._server: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://trace:{QUOTED_PASSWORD}@127.0.0.1:{self._port}"
+        password_file = folder / "password"
+        password_file.write_text(PASSWORD)
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to run as root.
+            self._prefix += ["--reuid", "postgres", "--regid", "postgres", "--init-groups"]
+            entry = pwd.getpwnam("postgres")
+            for path in (folder, password_file):
+                os.chown(path, entry.pw_uid, entry.pw_gid)
+        init = (
+            f"-D {self._data} -U trace --pwfile={password_file} -A scram-sha-256 -E UTF8 --locale=C --no-sync".split()
+        )
+        command = [*self._prefix, str(self._tools / "initdb"), *init]
+        with self._log.open("ab") as output:
+            made = subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=120, check=False)
+        assert made.returncode == 0, self._log.read_text()[-2000:]
+
+    def start(self) -> None:
+        """Return when it answers."""
+        settings = ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=60")
+        options = ["-D", str(self._data), "-p", str(self._port), "-k", str(self._folder)]
+        command = [*self._prefix, str(self._tools / "postgres"), *options, *(f"-c{setting}" for setting in settings)]
+        with self._log.open("ab") as output:
+            self._server = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output)
+        wait_for(self.url, self._server, self._log)
+
+    def stop(self) -> None:
+        """End it and all open sessions."""
+        if self._server is not None:
+            # Fast shutdown: open sessions are ended.
+            self._server.send_signal(signal.SIGINT)
+            self._server.wait(timeout=60)
+            self._server = None
+
+
 @contextmanager
 def running_postgres() -> Iterator[str]:
     """The URL of the server (user and password included) without a database name: append one."""
-    tools = binaries()
     folder = Path(tempfile.mkdtemp(prefix="trace-postgres-"))
-    password_file = folder / "password"
-    password_file.write_text(PASSWORD)
-    data, log, port = folder / "data", folder / "log", free_port()
-    # The server ends with this process, even when that is killed.
-    prefix = ["setpriv", "--pdeathsig", "INT"]
-    if os.geteuid() == 0:
-        # PostgreSQL refuses to run as root.
-        prefix += ["--reuid", "postgres", "--regid", "postgres", "--init-groups"]
-        entry = pwd.getpwnam("postgres")
-        for path in (folder, password_file):
-            os.chown(path, entry.pw_uid, entry.pw_gid)
-    init = f"-D {data} -U trace --pwfile={password_file} -A scram-sha-256 -E UTF8 --locale=C --no-sync".split()
-    settings = ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=60")
-    options = ["-D", str(data), "-p", str(port), "-k", str(folder), *(f"-c{setting}" for setting in settings)]
-    url = f"postgresql://trace:{QUOTED_PASSWORD}@127.0.0.1:{port}"
-    server: subprocess.Popen[bytes] | None = None
+    server = Postgres(folder)
     try:
-        with log.open("wb") as output:
-            made = subprocess.run(
-                [*prefix, str(tools / "initdb"), *init],
-                cwd=folder,
-                stdout=output,
-                stderr=output,
-                timeout=120,
-                check=False,
-            )
-            assert made.returncode == 0, log.read_text()[-2000:]
-            server = subprocess.Popen(
-                [*prefix, str(tools / "postgres"), *options], cwd=folder, stdout=output, stderr=output
-            )
-        wait_for(url, server, log)
-        yield url
+        server.start()
+        yield server.url
     finally:
-        if server is not None:
-            # Fast shutdown: open sessions are ended.
-            server.send_signal(signal.SIGINT)
-            server.wait(timeout=60)
+        server.stop()
         shutil.rmtree(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from environments.contract import Action, Observation, Score, TargetTask
-from errors import AdapterError, TrainingError
+from errors import AdapterError, StoreError, TrainingError
 from models.adapters.files import CONFIG, WEIGHTS, adapter_digest
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
@@ -236,6 +237,31 @@ def test_the_weights_of_every_step_are_kept_and_a_cut_off_step_is_done_again(tin
     assert [r.step for r in again.records] == [1, 2, 3]
     for step in range(4):
         assert same(kept(whole, step), kept(again, step))
+
+
+@pytest.mark.parametrize("cut_off", ["adapter_model.safetensors", "optimizer.pt"])
+def test_a_disk_that_fills_up_amid_a_checkpoint(tiny_model: Any, tmp_path: Path, cut_off: str) -> None:
+    """No file may grow to the size that this one has: the step is done again, once there is room."""
+    settings, (policy, renderer) = replace(SMALL, steps=2), tiny_model
+    whole = trained(tiny_model, Source(), tmp_path / "whole", settings)
+    size = (tmp_path / "whole" / "checkpoint-2" / cut_off).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def filling(record: StepRecord) -> None:
+        if record.step == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
+
+    try:
+        with pytest.raises(StoreError, match=r"free space on its disk, then the same command goes on"):
+            train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "full", filling)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    left = last_whole_checkpoint(tmp_path / "full")
+    assert left is not None
+    assert left[0].name == "checkpoint-1"
+    again = trained(tiny_model, Source(), tmp_path / "full", settings)
+    assert [r.step for r in again.records] == [1, 2]
+    assert same(kept(whole, 2), kept(again, 2))
 
 
 def test_checkpoints_that_were_cut_off_are_passed_over(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import flows.improve as flow
-from errors import BudgetExceeded, NotApproved, ProviderError, TrainingError
+from db import RoundState, Store
+from errors import BudgetExceeded, NotApproved, ProviderError, StoreError, TargetBusy, TrainingError
 from settings import Settings, load_settings
 from tasks.operations import told
 from tasks.operations.told import tell_start
@@ -46,8 +47,54 @@ def test_a_hang_is_told_once_by_the_run_that_goes_on(settings: Settings, said: l
     for _ in range(2):
         with flow.opened(settings, fresh=False) as context:
             tell_start(context)
+            context.store.finish_round(context.round.id, RoundState.INTERRUPTED)
     assert [n.kind for n in said] == ["hung", "started", "started"]
     assert "no progress for 60 minutes" in said[0].text
+
+
+def test_a_death_is_told_once_by_the_run_that_goes_on(settings: Settings, said: list[Notice]) -> None:
+    with flow.opened(settings, fresh=False):
+        pass  # the process ends here: nobody says how the round ended
+    for _ in range(2):
+        with flow.opened(settings, fresh=False) as context:
+            tell_start(context)
+            context.store.finish_round(context.round.id, RoundState.INTERRUPTED)
+    assert [n.kind for n in said] == ["died", "started", "started"]
+    assert "round 1 on shop ended without a word" in said[0].text
+
+
+def refused(settings: Settings, problem: Exception, scheduled: bool) -> None:
+    with pytest.raises(type(problem)), told.told_when_refused(settings, scheduled):
+        raise problem
+
+
+def test_a_scheduled_run_that_has_no_round_is_told(settings: Settings, said: list[Notice]) -> None:
+    refused(settings, StoreError("database 'x' does not answer"), scheduled=True)
+    refused(settings, OSError("/home/somebody: password=123"), scheduled=True)
+    assert {n.kind for n in said} == {"failed"}
+    assert "ended before it had a round: database 'x' does not answer (the next run tries again)" in said[0].text
+    assert "a OSError" in said[1].text
+    assert "password" not in said[1].text
+
+
+def test_who_starts_it_by_hand_or_finds_another_run_is_told_nothing(settings: Settings, said: list[Notice]) -> None:
+    refused(settings, StoreError("down"), scheduled=False)
+    refused(settings, TargetBusy("another run works on shop"), scheduled=True)
+    assert said == []
+
+
+def test_a_store_that_is_gone_does_not_hide_why(
+    settings: Settings, said: list[Notice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database went away amid a round: that it cannot be stored must not keep it from being told."""
+
+    def gone(*given: object, **named: object) -> None:
+        raise StoreError("it is still down")
+
+    monkeypatch.setattr(Store, "finish_round", gone)
+    stop(settings, StoreError("connection lost"))
+    (notice,) = said
+    assert (notice.kind, "was stopped: connection lost" in notice.text) == ("failed", True)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,38 @@ def test_the_outbox_is_bounded(settings: Settings, receiver: Receiver, monkeypat
     assert texts(receiver) == ["[trace] 2", "[trace] 3"]
 
 
+@pytest.mark.parametrize("status", [200, 500])
+def test_what_cannot_be_kept_is_sent_once(
+    settings: Settings,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    receiver.status = status
+    notify(settings, STARTED)
+    assert texts(receiver) == ["[trace] round 1 on shop began"] * (status == 200)
+    assert "outbox cannot be written (No space left on device)" in caplog.text
+    assert ("(status 500): it is lost" in caplog.text) == (status == 500)
+    assert SECRET not in caplog.text
+    assert list(outbox(settings).iterdir()) == []
+
+
+def test_an_event_that_cannot_be_given_keeps_no_webhook_from_it(
+    settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(notice: Notice) -> None:
+        raise ConnectionError("Prefect is being restarted")
+
+    monkeypatch.setattr(notices, "_emit", down)
+    notify(settings, STARTED)
+    assert texts(receiver) == ["[trace] round 1 on shop began"]
+
+
 def test_a_variable_without_an_address_is_refused_and_not_shown(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
