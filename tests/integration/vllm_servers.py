@@ -1,4 +1,4 @@
-"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model."""
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Server:
 
     log: Path
     max_loras: int = 4
+    model: Path | None = None  # the embedded one
+    dtype: str = DTYPE
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -44,8 +46,15 @@ class Server:
         """Start and wait until it is healthy; an error with the end of its log when it is not."""
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
-        command += ["--served-model-name", "base", "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
+        command = [
+            str(PYTHON),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(self.model or embedded_folder()),
+        ]
+        command += ["--served-model-name", "base", "--dtype", self.dtype]
+        command += ["--max-model-len", str(CONTEXT)]
         command += [
             "--enable-lora",
             "--max-loras",
@@ -93,9 +102,9 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
+def vllm_server(folder: Path, max_loras: int = 4, model: Path | None = None, dtype: str = DTYPE) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log", max_loras)
+    server = Server(folder / "vllm.log", max_loras, model, dtype)
     try:
         server.start()
         yield server
