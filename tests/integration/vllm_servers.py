@@ -35,6 +35,7 @@ class Server:
     max_loras: int = 4
     model: Path | None = None  # the embedded one
     dtype: str = DTYPE
+    adapted: tuple[str, ...] = ()  # the only modules that may have adapters, as vLLM names them; all when empty
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -66,6 +67,7 @@ class Server:
         ]
         command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
+        command += ["--lora-target-modules", *self.adapted] if self.adapted else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
