@@ -12,6 +12,8 @@ import torch
 from peft import get_peft_model
 
 from errors import ConfigurationError, PolicyError
+from models.local.attention import NAME
+from models.local.base import load_base
 from models.local.model_files import check_base_config
 from models.local.policy import LocalPolicy
 from models.local.shapes import has_experts
@@ -99,6 +101,19 @@ def test_every_shape_that_is_played_passes_the_check(tmp_path: Path) -> None:
 def test_a_model_loaded_with_other_attention_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"'eager'.*load it with"):
         LocalPolicy(tiny_model("qwen3", "eager"), PolicyIdentity("tiny", "1", "float32", "", ""), frozenset(), 4)
+
+
+def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Any
+) -> None:
+    """As an architecture would be that scales its logits in a field of its own."""
+    tiny_model("granite", vocabulary=len(tiny_tokenizer)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    base = load_base(str(tmp_path), "float32")
+    assert base.policy.model.config._attn_implementation == NAME, "as it was"
+    monkeypatch.setattr("models.local.decoder.head_of", lambda config: (1.0, None))
+    with pytest.raises(ConfigurationError, match=r"type granite.*not covered.*nats a token.*give another"):
+        load_base(str(tmp_path), "float32")
 
 
 @pytest.mark.parametrize(
