@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 TRANSFER = 24
 
@@ -63,7 +63,7 @@ class TrainSettings(Part):
     learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
     temperature: float = Field(0.7, gt=0)
-    upper_layers: int | None = 15
+    upper_layers: int | None = Field(15, ge=0, description="layers that are adapted, from the last down; 0: all")
     micro_batch: int = Field(24, ge=1)
     shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
     scaled: bool = Field(True, description="advantages in the standard deviations of their group, else as they are")
@@ -83,6 +83,12 @@ class TrainSettings(Part):
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
     )
+
+    @field_validator("upper_layers")
+    @classmethod
+    def _none_is_all(cls, value: int | None) -> int | None:
+        """TOML has no word for nothing."""
+        return value or None
 
 
 class EvaluationSettings(Part):

@@ -71,7 +71,7 @@ def step(side: str, rows: dict[str, Any], size: int, dtype: str, clock_name: str
     kind = next(base.policy.model.parameters()).dtype if base else getattr(torch, dtype)
     plain = base.policy.model if base else AutoModelForCausalLM.from_pretrained(embedded_folder(), dtype=kind)
     torch.manual_seed(0)
-    peft = get_peft_model(plain, lora_config(settings, plain.config.num_hidden_layers))
+    peft = get_peft_model(plain, lora_config(settings, plain))
     count, given = len(rows["reward"]), {k: v for k, v in rows.items() if k != "shared"}
     began: list[float] = []
 

@@ -2,12 +2,13 @@
 
 What a policy sampled enters the next prompt as the very ids it sampled: nothing is decoded and encoded again, so
 the ids that are trained on are the ids that were sampled. The turn markers come from the tokenizer's own chat
-template, read off by rendering marked messages; a template that rewrites earlier turns is refused.
+template (`models/chat_template.py`); a template that rewrites earlier turns is refused.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,11 @@ from typing import Any
 
 from environments.contract import Action, Message, Prompt, ToolCall, canonical_json, content_hash
 from errors import ConfigurationError
+from models.chat_template import THOUGHT, THOUGHT_END, read_template
 
+logger = logging.getLogger("trace.models")
+
+ANSWERS = "assistant"
 CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
@@ -156,54 +161,17 @@ class Renderer:
         self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
         names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
         self._spelled = re.compile(f"(?={'|'.join(names)})" if names else "(?!)")
-        self._start, self._between = self._separators()
-        closing = self._encode(self._between["assistant", "user"], special=True)
-        self.end_id = closing[0]
-        self.stop_ids = frozenset({self.end_id})
-        self._after_end = {
-            pair: self._encode(text, special=True)[1:] for pair, text in self._between.items() if pair[0] == "assistant"
-        }
-
-    def _separators(self) -> tuple[str, dict[tuple[str, str], str]]:
-        """The text before the first content, and between contents of each pair of roles."""
-        orders = (
-            ("system", "user", "assistant", "tool", "assistant", "user", "assistant"),
-            ("system", "user", "assistant", "tool", "tool", "assistant", "user"),
-        )
-        start, between = "", dict[tuple[str, str], str]()
-        for order in orders:
-            marks = [f"[{index}|{role}]" for index, role in enumerate(order)]
-            whole = self._render(order, marks)
-            position = 0
-            for index, mark in enumerate(marks):
-                found = whole.find(mark, position)
-                if found < 0:
-                    raise ConfigurationError(
-                        f"the chat template drops {order[index]!r} messages; give one that shows all roles"
-                    )
-                piece = whole[position:found]
-                if index == 0:
-                    start = piece
-                elif between.setdefault((order[index - 1], order[index]), piece) != piece:
-                    raise ConfigurationError(
-                        "the chat template renders equal turns differently; give an append-only template"
-                    )
-                position = found + len(mark)
-        opening = self._render(("system", "user"), ("A", "B"), generation=True)
-        if opening != f"{start}A{between['system', 'user']}B{between['user', 'assistant']}":
-            raise ConfigurationError(
-                "the chat template's generation prompt differs from its assistant turns; give another template"
-            )
-        return start, between
-
-    def _render(self, roles: Sequence[str], contents: Sequence[str], generation: bool = False) -> str:
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
-        try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation))
-        except Exception as problem:  # the template is its author's code: anything may come out of it
-            raise ConfigurationError(
-                f"the chat template fails on roles {list(roles)}: {problem}; give another template"
-            ) from problem
+        turns = read_template(tokenizer)
+        for note in turns.notes:
+            logger.warning("the chat template is not followed to the letter: %s", note)
+        self._start, self._between, self._opening = turns.start, turns.between, turns.opening
+        follow = {pair: self._encode(text, special=True) for pair, text in turns.between.items() if pair[0] == ANSWERS}
+        self.end_id = follow[ANSWERS, "user"][0]
+        ends = {ids[0] for ids in follow.values()}
+        # What the model writes behind its last turn, where that is not what stands behind the others.
+        self._last = frozenset(self._encode(turns.closing, special=True)[:1]) & self._special_ids - ends
+        self.stop_ids = frozenset(ends) | self._last
+        self.thinks = THOUGHT_END in str(tokenizer.chat_template)
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of separators (`special`) or of contents, where special tokens that are spelled out stay text.
@@ -258,9 +226,9 @@ class Renderer:
         conversation.append(ids, True, logprobs)
         if not then:
             return
-        follow = ("assistant", then[0].role)
-        closed = bool(ids) and ids[-1] == self.end_id
-        conversation.append(self._after_end[follow] if closed else self.separator(*follow), False)
+        follow = self.separator(ANSWERS, then[0].role)
+        closed = bool(ids) and (ids[-1] == follow[0] or ids[-1] in self._last)
+        conversation.append(follow[1:] if closed else follow, False)
         conversation.append(self._encode(self.content(then[0])), False)
         self._extend(conversation, then[0].role, then[1:])
 
@@ -270,7 +238,13 @@ class Renderer:
             conversation.append(self.separator(last, message.role), False)
             conversation.append(self._encode(self.content(message)), False)
             last = message.role
-        conversation.append(self.separator(last, "assistant"), False)
+        conversation.append(self.opening(last), False)
+
+    def opening(self, before: str) -> list[int]:
+        """The ids that stand between a message of role `before` and a turn that is to be sampled."""
+        if before not in self._opening:
+            return self.separator(before, ANSWERS)
+        return self._encode(self._opening[before], special=True)
 
     def separator(self, before: str, after: str) -> list[int]:
         """The ids that stand between a message of role `before` and one of role `after`."""
@@ -283,5 +257,21 @@ class Renderer:
 
     def read(self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> Action:
         """The action that a sampled turn stands for, given the tools on offer."""
-        text = self.tokenizer.decode([i for i in ids if i != self.end_id], skip_special_tokens=False)
-        return self.calls.read(text, tools)
+        text = self.text_of(ids)
+        answer = self.answer_in(text)
+        return Action(malformed=text.strip()) if answer is None else self.calls.read(answer, tools)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """What sampled ids spell, without what ended the turn."""
+        return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
+
+    def answer_in(self, text: str) -> str | None:
+        """The part of a turn's text behind its thoughts; None while these have no end."""
+        if not self.thinks:
+            return text
+        _, end, answer = text.rpartition(THOUGHT_END)
+        if end:
+            return answer.lstrip("\n")
+        opened = self._opening["user"].rpartition(THOUGHT)
+        begun = THOUGHT_END not in opened[2] if opened[1] else text.lstrip().startswith(THOUGHT)
+        return None if begun else text

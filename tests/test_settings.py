@@ -27,6 +27,18 @@ def test_every_profile_is_sound(settings_folder: Path, profile: str) -> None:
     assert load_settings(profile=profile).profile == profile
 
 
+@pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])
+def test_profiles_of_gpus_have_the_published_settings_and_a_rate_for_lora(settings_folder: Path, profile: str) -> None:
+    settings = load_settings(profile=profile)
+    train = settings.train
+    assert (train.rank, train.alpha, train.upper_layers, train.temperature) == (16, 16, None, 1.0)
+    assert (settings.calls, settings.policy.backend, settings.dtype) == ("json", "vllm", "bfloat16")
+    assert 10 <= settings.training_steps() <= 40, "the published iterations"
+    assert 2e-5 <= train.learning_rate <= 2e-4, "ten times what all weights take, which is 2e-6 to 2e-5"
+    assert load_settings(profile=profile, train={"upper_layers": 8}).train.upper_layers == 8
+    assert load_settings(**settings.identity() | {"profile": profile}).identity() == settings.identity()
+
+
 def test_the_caller_beats_the_environment_beats_the_file_beats_the_profile(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"synthesizer": {"versions": 6}}, "synthesizer.versions = 6"),
     ({"metrics_port": 70_000}, "metrics_port = 70000"),
     ({"traces": 17}, "traces = 17"),
+    ({"train": {"upper_layers": -1}}, "train.upper_layers = -1"),
 ]
 
 
@@ -133,7 +146,7 @@ def test_who_plays_the_user_is_part_of_a_round(settings_folder: Path, monkeypatc
     [
         ({}, "838f1d86c99efb0e"),
         ({"profile": "dry"}, "39333a9baf7395df"),
-        ({"profile": "gpu"}, "9f4d73fa4ed86d2c"),
+        ({"profile": "gpu"}, "f378c6c687cfc0f2"),
     ],
 )
 def test_identity_is_byte_for_byte_what_stored_rounds_have(
@@ -141,7 +154,8 @@ def test_identity_is_byte_for_byte_what_stored_rounds_have(
 ) -> None:
     """Another identity is another round: what was begun could not go on. These changed when `train.candidates`,
     `train.choosing`, `evaluation.own_tasks` and `train.hints` came (which checkpoint is taken, how many tasks the gate
-    has and what is trained with advice decide a round's figures), and when the laptop's budget doubled."""
+    has and what is trained with advice decide a round's figures), when the laptop's budget doubled, and when profile
+    `gpu` got all layers, calls as JSON and a rate for LoRA."""
     machine = {"sandbox": "process", "sandbox_image": "python:3.11", "cache": "/m", "gateway_keys": "k" * 20}
     for settings in (load_settings(**given), load_settings(**given, **machine, toolsandbox="/x", tau2_tasks="/y")):
         assert hashlib.sha256(json.dumps(settings.identity()).encode()).hexdigest()[:16] == digest

@@ -3,11 +3,13 @@
 Registered with transformers under `NAME`, so that any model that uses its attention interface can run it. The
 batch travels as the keyword argument `shared`: one object per forward pass, which stores keys and values and
 knows which query may see which key. The prefix is held once, not once per row: scores against it are one matrix
-product for the whole batch. Softmax runs over prefix and suffix together, so the result is exact.
+product for the whole batch. Softmax runs over prefix and suffix together, so the result is exact. What some
+architectures add to that (a window, a cap of the scores, a sink) travels as `Extras` of the layer.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,15 +17,28 @@ from transformers import AttentionInterface
 
 from errors import PolicyError
 from models.local.packed import arrange, can_arrange
+from models.local.shapes import why_not_played
 
 NAME = "trace_shared_prefix"
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What a layer's attention has beyond the plain one. `window`: a query sees itself and the `window` - 1 tokens
+    before it; `cap` bounds scores as cap tanh(score / cap); `sinks` (H,) are scores of one more key without a value."""
+
+    window: int | None = None
+    cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
 class SharedBatch(Protocol):
     """What a forward pass asks of its batch: q (N, H, D), already scaled, k and v (N, Hkv, D) of N flat tokens ->
-    (N, H, D)."""
+    (N, H, D). `extras` None is plain attention."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor: ...
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None = None
+    ) -> torch.Tensor: ...
 
 
 def _interface(
@@ -34,11 +49,16 @@ def _interface(
     attention_mask: torch.Tensor | None,
     scaling: float,
     shared: SharedBatch,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (1, H, N, D), key and value (1, Hkv, N, D) for N flat tokens -> (1, N, H, D)."""
     q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    return shared.attend(module.layer_idx, q * scaling, k, v).unsqueeze(0), None
+    plain = sliding_window is None and softcap is None and s_aux is None
+    extras = None if plain else Extras(sliding_window, softcap, s_aux)
+    return shared.attend(module.layer_idx, q * scaling, k, v, extras).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _interface)
@@ -133,8 +153,55 @@ def attend_decoding(
     return mixed.add_(out.view(groups, rows, -1, dim).transpose(0, 1)).view(rows, heads, dim)
 
 
+def attend_with_extras(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    hidden: torch.Tensor,
+    prefix: tuple[torch.Tensor, torch.Tensor] | None,
+    places: torch.Tensor,
+    extras: Extras,
+) -> torch.Tensor:
+    """`attend_padded` for a layer with `extras`. `places` (R, L) say where each query's own key lies among `keys`."""
+    rows, heads, length, dim = q.shape
+    groups, total = keys.shape[1:3]
+    q = q.reshape(rows, groups, -1, dim)
+    own = torch.matmul(q, keys.transpose(2, 3)).view(rows, heads, length, total)
+    parts, kept = [_capped(own, extras.cap) + hidden[:, None]], []
+    far = places[:, None, :, None]
+    if extras.window is not None:
+        parts[0] = parts[0].masked_fill(far - torch.arange(total, device=q.device) >= extras.window, float("-inf"))
+    if prefix is not None:
+        # No query sees further back than its window, and all stand behind the prefix.
+        first = 0 if extras.window is None else max(0, prefix[0].shape[1] - extras.window + 1)
+        kept = [t[:, first:] for t in prefix]
+        size = kept[0].shape[1]
+        flat = q.transpose(0, 1).reshape(groups, -1, dim)
+        common = torch.matmul(flat, kept[0].transpose(1, 2)).view(groups, rows, -1, size).transpose(0, 1)
+        common = _capped(common.reshape(rows, heads, length, size), extras.cap)
+        if extras.window is not None:
+            back = far + torch.arange(size, 0, -1, device=q.device)
+            common = common.masked_fill(back >= extras.window, float("-inf"))
+        parts.insert(0, common)
+    if extras.sinks is not None:
+        parts.append(extras.sinks.to(q.dtype)[None, :, None, None].expand(rows, -1, length, 1))
+    weights = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
+    sizes = [part.shape[-1] for part in parts]
+    split = weights.split(sizes, dim=-1)
+    rest = split[1] if kept else split[0]
+    out = torch.matmul(rest.reshape(rows, groups, -1, total), values)
+    if kept:
+        seen = split[0].reshape(rows, groups, -1, sizes[0]).transpose(0, 1).reshape(groups, -1, sizes[0])
+        out = out + torch.matmul(seen, kept[1]).view(groups, rows, -1, dim).transpose(0, 1)
+    return out.reshape(rows, heads, length, dim)
+
+
+def _capped(scores: torch.Tensor, cap: float | None) -> torch.Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
 def check_supported(config: Any) -> None:
-    """Whether the sampler can run a model of this configuration: loaded with `NAME`, full attention in every layer.
+    """Whether the sampler can run a model of this configuration: loaded with `NAME`, and of a shape that is covered.
 
     Raises `PolicyError`.
     """
@@ -143,8 +210,5 @@ def check_supported(config: Any) -> None:
             f"the model was loaded with attention {config._attn_implementation!r}; "
             f"load it with {NAME!r} to sample from it"
         )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise PolicyError(
-            f"layers of kind {sorted(kinds - {'full_attention'})} are not supported; use the vllm backend"
-        )
+    if reason := why_not_played(config):
+        raise PolicyError(f"a model of type {config.model_type} cannot be played in this process: {reason}")

@@ -20,6 +20,7 @@ import torch
 
 from errors import ConfigurationError
 from models.local.attention import NAME
+from models.local.decoder import PlainDecoder
 from models.local.model_files import (
     EMBEDDED,
     FILE,
@@ -35,6 +36,9 @@ from models.renderer import Renderer
 
 logger = logging.getLogger("trace.models")
 
+# Tokens of the text that an architecture is tried on, and how far apart two passes may be, nats a token (bfloat16 alone
+# makes some hundredths).
+PROBED, APART = 32, 0.2
 # Where the embedded model lies for this process alone, by the folder that could not be written.
 _TEMPORARY: dict[Path, Path] = {}
 
@@ -161,7 +165,33 @@ def load_base(
         else str(getattr(model.config, "_commit_hash", None) or weights_revision(Path(name)))
     )
     identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
-    return BaseModel(LocalPolicy(model, identity, renderer.stop_ids, rows), renderer, identity)
+    policy = LocalPolicy(model, identity, renderer.stop_ids, rows)
+    if isinstance(policy.decoder, PlainDecoder):
+        _prove_pass(policy, name)
+    return BaseModel(policy, renderer, identity)
+
+
+@torch.no_grad()
+def _prove_pass(policy: LocalPolicy, name: str) -> None:
+    """Raise `ConfigurationError` for an architecture that has something which the pass of sampler and trainer leaves
+    out: a text is scored by them and by transformers' own pass."""
+    model = policy.model
+    ids = [(7 + 13 * i) % model.config.vocab_size for i in range(PROBED)]
+    model.set_attn_implementation("eager")
+    try:
+        logits = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0, :-1].float()
+    finally:
+        model.set_attn_implementation(NAME)
+    own = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:], device=model.device)[:, None])[:, 0]
+    count = PROBED // 2
+    apart = (own[-count:].cpu() - torch.tensor(policy.score(ids, count))).abs().mean().item()
+    policy.free_buffers()
+    if not apart <= APART:
+        raise ConfigurationError(
+            f"base model {name!r} (type {model.config.model_type}) has a part that is not covered here: a text's "
+            f"log-probabilities are {apart:.2f} nats a token from transformers' own (at most {APART}); give another "
+            "base"
+        )
 
 
 def weights_of(base: BaseModel, cache: str = "") -> str:

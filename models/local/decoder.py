@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from models.local.attention import SharedBatch
 from models.local.layer_mean import LayerMean
 from models.local.packed import Packed, Part, packed_twin
+from models.local.shapes import head_of
 
 logger = logging.getLogger("trace.models")
 
@@ -153,12 +154,13 @@ class PlainDecoder:
     def __init__(self, model: Any, arranged: bool = True) -> None:
         self.layers: dict[str, Part] = {}
         self.model = model
+        self.factor, self.cap = head_of(model.config)
         if arranged:
             self.model, self.layers = packed_twin(model)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.lm_head(hidden)
-        return logits
+        logits: torch.Tensor = self.model.lm_head(hidden) * self.factor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def run(
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from models.local.attention import PrefixWeights, attend_decoding, attend_padded
+from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
 from models.policy import Request
 
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
@@ -63,7 +63,9 @@ class PrefixPass:
     def __init__(self) -> None:
         self.layers: list[PrefixWeights] = []
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None = None
+    ) -> torch.Tensor:
         q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))
         self.layers.append(PrefixWeights(k, v))
         n, parts = q.shape[1], []
@@ -72,7 +74,11 @@ class PrefixPass:
             end = min(n, start + QUERIES_AT_ONCE)
             hidden = q.new_full((1, end - start, end), OUT_OF_SIGHT).triu(1 + start)
             part = q[None, :, start:end], k[None, :, :end], v[None, :, :end]
-            parts.append(attend_padded(*part, hidden, None)[0])
+            if extras is None:
+                parts.append(attend_padded(*part, hidden, None)[0])
+            else:
+                places = torch.arange(start, end, device=q.device)[None]
+                parts.append(attend_with_extras(*part, hidden, None, places, extras)[0])
         return torch.cat(parts, dim=1).transpose(0, 1)
 
 
@@ -104,6 +110,7 @@ class _Rows:
         reach[place] = starts[:, None] + np.arange(self.width)
         blocked = torch.from_numpy(np.arange(self.total) > reach[:, :, None])
         self.hidden = torch.zeros(blocked.shape, dtype=cache.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT).to(device)
+        self.reach, self.each = reach, self.hidden
         if self.width == 1:
             self.hidden = self.hidden.repeat_interleave(cache.heads, dim=0)
 
@@ -113,6 +120,7 @@ class _Rows:
         keys: torch.Tensor,
         values: torch.Tensor,
         prefix: PrefixWeights | None,
+        extras: Extras | None = None,
     ) -> torch.Tensor:
         """q (n, H, D) of these rows' tokens, keys and values (slots, Hkv, T, D) of all -> (n, H, D)."""
         keys, values = keys[:, :, : self.total], values[:, :, : self.total]
@@ -123,11 +131,15 @@ class _Rows:
         heads, dim = q.shape[1:]
         if not self.whole:
             q = q.new_zeros(self.padded * self.width, heads, dim).index_copy_(0, self.at, q)
-        if self.width == 1:
+        padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
+        before = (prefix.k, prefix.v) if prefix is not None else None
+        if extras is not None:
+            places = torch.from_numpy(np.minimum(self.reach, self.total - 1)).to(q.device)
+            out = attend_with_extras(padded, keys, values, self.each, before, places, extras)
+            out = out.transpose(1, 2).reshape(-1, heads, dim)
+        elif self.width == 1:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
-            padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
-            before = (prefix.k, prefix.v) if prefix is not None else None
             out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 
@@ -161,17 +173,20 @@ class RowsPass:
                 tokens = np.concatenate([np.arange(first[r], first[r] + count[r]) for r in rows])
                 self.parts.append(_Rows(cache, slot[rows], start[rows], count[rows], tokens))
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None = None
+    ) -> torch.Tensor:
         keys, values = self.cache.store[0, layer], self.cache.store[1, layer]
         dim = k.shape[-1]
         keys.view(-1, dim).index_copy_(0, self.at, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.at, v.reshape(-1, dim))
         prefix = self.prefix.layers[layer] if self.prefix else None
         if len(self.parts) == 1:
-            return self.parts[0].attend(q, keys, values, prefix)
+            return self.parts[0].attend(q, keys, values, prefix, extras)
         out = torch.empty_like(q)
         for part in self.parts:
-            out.index_copy_(0, part.tokens, part.attend(q.index_select(0, part.tokens), keys, values, prefix))
+            mine = q.index_select(0, part.tokens)
+            out.index_copy_(0, part.tokens, part.attend(mine, keys, values, prefix, extras))
         return out
 
 

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from errors import ConfigurationError
+from models.local.shapes import why_not_played
 from settings import machine_settings
 
 EMBEDDED = "smollm2-135m"
@@ -82,7 +83,8 @@ def check_base_files(name: str, cache: str = "") -> None:
 
 
 def check_base_config(name: str) -> None:
-    """Raise `ConfigurationError` for a folder or an id whose configuration transformers cannot load.
+    """Raise `ConfigurationError` for a folder or an id whose configuration transformers cannot load, and for an
+    architecture that cannot be played and trained here.
 
     It imports transformers, and may ask Hugging Face; nothing is done for the embedded model.
     """
@@ -91,9 +93,14 @@ def check_base_config(name: str) -> None:
     from transformers import AutoConfig
 
     try:
-        AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as problem:
         raise not_loadable(name, str(problem)) from problem
+    if reason := why_not_played(config):
+        raise ConfigurationError(
+            f"base model {name!r} (type {config.model_type}) can be neither played nor trained here: {reason}; give "
+            "one with full or sliding-window attention in every layer (docs/3-platform.md has a table)"
+        )
 
 
 def check_base(name: str, cache: str = "") -> None:

@@ -6,8 +6,8 @@ finished rows leave the batch at once and waiting ones take their place, their f
 others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`). What it returns are
 exactly the sampled ids and their log-probabilities.
 
-Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), sliding-window or
-linear-attention models (their layers do not go through the attention interface; loading one raises).
+Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), and the architectures
+that `models/local/shapes.py` names (loading one raises).
 """
 
 from __future__ import annotations

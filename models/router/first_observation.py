@@ -44,7 +44,7 @@ def opening_of(prompt: Prompt, renderer: Renderer, first: Sequence[Message]) -> 
     start = renderer.start(prompt, first)
     before = prompt.examples[-1].role if prompt.examples else "system"
     shared = start.shared + len(renderer.separator(before, first[0].role))
-    end = len(start.ids) - len(renderer.separator(first[-1].role, "assistant"))
+    end = len(start.ids) - len(renderer.opening(first[-1].role))
     if shared >= end:  # nothing was said: the markers are all there is
         shared, end = start.shared, len(start.ids)
     return Opening(tuple(start.ids[:end]), shared, "\n".join(m.content for m in first))

@@ -34,7 +34,7 @@ SHAPE = {
     "r": "train.rank",
     "lora_alpha": "train.alpha",
     "layers_to_transform": "train.upper_layers",
-    "target_modules": "models.training.lora.PROJECTIONS",
+    "target_modules": "models.training.lora.target_modules",
     "use_rslora": "models.training.lora.lora_config",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from models.local.attention import attend_padded
+from models.local.attention import Extras, attend_padded, attend_with_extras
 from models.training.learner import Learner, PlainLearner
 
 
@@ -33,10 +33,21 @@ class _Suffixes:
         out = x_NHD.new_zeros(self.rows * self.width, heads, dim).index_copy(0, self.place_N, x_NHD)
         return out.view(self.rows, self.width, heads, dim).transpose(1, 2)
 
-    def attend(self, layer: int, q_NHD: torch.Tensor, k_NHD: torch.Tensor, v_NHD: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_NHD: torch.Tensor,
+        k_NHD: torch.Tensor,
+        v_NHD: torch.Tensor,
+        extras: Extras | None = None,
+    ) -> torch.Tensor:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
         q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
-        out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
+        if extras is None:
+            out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
+        else:
+            places_1T = torch.arange(self.width, device=q_NHD.device)[None]
+            out_RHTD = attend_with_extras(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, places_1T, extras)
         _, heads, dim = q_NHD.shape
         return out_RHTD.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.place_N]
 
@@ -50,13 +61,23 @@ class Prefix:
         self.v_HPD: list[torch.Tensor] = []
         learner.run(torch.tensor(list(ids), device=learner.device), torch.arange(len(ids), device=learner.device), self)
 
-    def attend(self, layer: int, q_NHD: torch.Tensor, k_NHD: torch.Tensor, v_NHD: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q_NHD: torch.Tensor,
+        k_NHD: torch.Tensor,
+        v_NHD: torch.Tensor,
+        extras: Extras | None = None,
+    ) -> torch.Tensor:
         q_HPD, k_HPD, v_HPD = (x_NHD.transpose(0, 1) for x_NHD in (q_NHD, k_NHD, v_NHD))
         self.k_HPD.append(k_HPD)
         self.v_HPD.append(v_HPD)
         count = q_HPD.shape[1]
         hidden_1PP = q_HPD.new_full((1, count, count), float("-inf")).triu(1)
-        return attend_padded(q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None)[0].transpose(0, 1)
+        whole = q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None
+        if extras is None:
+            return attend_padded(*whole)[0].transpose(0, 1)
+        return attend_with_extras(*whole, torch.arange(count, device=q_HPD.device)[None], extras)[0].transpose(0, 1)
 
 
 class StepPrefix(Prefix):

@@ -232,8 +232,7 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
     rows = settings.groups * settings.group_size
     micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
     torch.manual_seed(settings.seed)
-    shape: Any = actor.model.config
-    lora = lora_config(settings, shape.num_hidden_layers)
+    lora = lora_config(settings, actor.model)
     peft = get_peft_model(actor.model, lora)
     config = GRPOConfig(
         output_dir=str(output),

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from models.local.attention import SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
 from models.local.packed import arrange, can_arrange
+from models.local.shapes import head_of
 from models.local.work import Work
 
 # Rows of the head at once: their logits are the largest tensors of the pass.
@@ -256,6 +257,7 @@ class PlainLearner:
         weight = next(causal.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self._head = _Plain(causal.lm_head)
+        self.factor, self.cap = head_of(causal.config)
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         layers = self.causal.config.num_hidden_layers
@@ -270,8 +272,21 @@ class PlainLearner:
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.work.trained_heads += len(hidden_SD)
-        logprobs_S, entropies_S = _Scored.apply(hidden_SD, self._head, targets_S, temperature)
+        if self.cap is not None:
+            return self._capped(hidden_SD, targets_S, temperature, self.cap)
+        # A factor of the logits is one of the hidden states: its gradient comes by itself.
+        logprobs_S, entropies_S = _Scored.apply(hidden_SD * self.factor, self._head, targets_S, temperature)
         return logprobs_S, entropies_S
+
+    def _capped(
+        self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float, cap: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`score` through a cap of the logits: these are kept for the backward pass."""
+        logits_SV = (self._head(hidden_SD) * self.factor).float()
+        logits_SV = torch.tanh(logits_SV / cap) * cap / temperature
+        all_SV = torch.log_softmax(logits_SV, dim=-1)
+        entropies_S = -(all_SV.exp() * all_SV).sum(-1).detach()
+        return all_SV.gather(1, targets_S[:, None])[:, 0], entropies_S
 
 
 class _Plain(_Matrix):

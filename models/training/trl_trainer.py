@@ -43,6 +43,7 @@ class EpisodeGRPO(GRPOTrainer):
         self._learner: Learner | None = None
         kwargs["rollout_func"] = source.rollout
         super().__init__(*args, **kwargs)
+        self.aux_loss_enabled = False  # the loss that balances experts is for their routers, which learn nothing here
 
     def _learner_of(self, model: Any) -> Learner:
         if self._learner is None:

@@ -22,6 +22,7 @@ CONSTRAINTS = Path(settings_module.__file__).with_name("constraints.txt")
 PYTHONS = ((3, 11), (3, 12))
 # A round writes 0.1 to 0.5 GB (checkpoints of three adapters), its databases grow, and SQLite needs room to end well.
 LEAST_BYTES, FEW_BYTES = 1 << 30, 5 << 30
+ON_GPUS = ("gpu-small", "gpu", "cluster")
 _INSTALL = "pip install -r constraints.txt"
 
 
@@ -92,8 +93,9 @@ def gpu(settings: Settings) -> Finding:
         except (OSError, subprocess.TimeoutExpired) as problem:
             said = str(problem)
     what = f"nvidia-smi finds no GPU ({said})" if tool else "there is no GPU (no nvidia-smi)"
-    if settings.profile == "gpu":
-        return fault("gpu", f"{what}, and profile gpu needs one", "install NVIDIA's driver, or take profile laptop")
+    if settings.profile in ON_GPUS:
+        needed = f"{what}, and profile {settings.profile} needs one"
+        return fault("gpu", needed, "install NVIDIA's driver, or take profile laptop")
     if tool:
         return warning("gpu", what, "see to its driver, if this machine has a GPU")
     return well("gpu", f"{what}; profile {settings.profile} needs none")

@@ -58,10 +58,14 @@ def check_policy(settings: Settings) -> None:
 
 
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
-    """What samples in this round. The servers' identity says so: their draws are not those of the local model."""
+    """What samples in this round. The servers' identity says so: their draws are not those of the local model.
+
+    Raises `ConfigurationError` for a server that holds another base than `base`, before anything is sampled.
+    """
     from models.local.base import weights_of
     from models.training.actors import LocalActor, VllmActor
     from models.vllm.policy import VllmPolicy
+    from models.vllm.same_base import prove_same_base
 
     if settings.policy.backend == "local":
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
@@ -78,6 +82,11 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         lora_folder,
         settings.policy.server_folder,
     )
+    try:
+        prove_same_base(policy, base)
+    except BaseException:
+        policy.close()
+        raise
 
     def actor(probe: Sequence[int], name: str) -> Actor:
         return VllmActor(policy, base.policy.model, writable_folder(lora_folder), probe, name)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Action
+from models.chat_template import THOUGHT
 from models.renderer import CompactCalls, Renderer
 
 TAG = "<tool_call>"
@@ -28,6 +29,7 @@ class TurnReader:
         plain: bool = False,
     ) -> None:
         self._renderer, self._tools, self._stop = renderer, tools, tuple(stop)
+        self._plain = plain
         self._names = () if plain else tuple(tool["function"]["name"] for tool in tools)
         self._compact = isinstance(renderer.calls, CompactCalls)
         self._ids: list[int] = []
@@ -62,7 +64,7 @@ class TurnReader:
 
     def finish(self) -> tuple[Action, str]:
         """The whole turn as an action, and the text of it that was held back and not shown."""
-        text = self._text()
+        text = self._text(whole=True)
         action = Action(content=text)
         if self._names:
             read = self._renderer.calls.read(text, self._tools)
@@ -71,10 +73,13 @@ class TurnReader:
         rest = "" if action.tool_calls else action.content[self._shown :]
         return action, rest
 
-    def _text(self) -> str:
+    def _text(self, whole: bool = False) -> str:
         """What the ids say, up to the first stop text; without the space that some vocabularies begin with."""
-        kept = [i for i in self._ids if i not in self._renderer.stop_ids]
-        text = str(self._renderer.tokenizer.decode(kept, skip_special_tokens=False))
+        text = self._renderer.text_of(self._ids)
+        if not self._plain:
+            # Thoughts are not for clients, nor is what may become their beginning.
+            begins = not whole and self._renderer.thinks and THOUGHT.startswith(text.strip())
+            text = "" if begins else self._renderer.answer_in(text) or ""
         found = [at for at in (text.find(s) for s in self._stop) if at >= 0]
         if found:
             self.stopped = True

@@ -54,7 +54,8 @@ def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, to
     from peft import get_peft_model
 
     torch.manual_seed(seed)
-    peft = get_peft_model(plain_twin(policy), lora_config(TrainingSettings(rank=4, alpha=8, upper_layers=2), 3))
+    twin = plain_twin(policy)
+    peft = get_peft_model(twin, lora_config(TrainingSettings(rank=4, alpha=8, upper_layers=2), twin))
     for name, parameter in peft.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.3)

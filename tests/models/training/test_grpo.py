@@ -115,7 +115,7 @@ class Source:
 def lora(policy: Any) -> Any:
     """A live adapter with random weights on a plain model."""
     torch.manual_seed(3)
-    peft = get_peft_model(policy.model, lora_config(SMALL, 3))
+    peft = get_peft_model(policy.model, lora_config(SMALL, policy.model))
     for name, parameter in peft.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -133,7 +133,7 @@ def test_token_logprobs_equal_a_plain_pass_in_value_and_gradient(
     twin = plain_twin(policy)
     peft = lora(policy)
     torch.manual_seed(3)
-    plain = get_peft_model(twin, lora_config(SMALL, 3))
+    plain = get_peft_model(twin, lora_config(SMALL, twin))
     plain.load_state_dict(peft.state_dict())
     rows = [random_ids(50, 9)[:shared] + random_ids(seed, 8 + 3 * seed) for seed in range(4)]
     wanted = [[p for p in range(shared + 2, len(row)) if p % 2] for row in rows]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +19,8 @@ Moves = dict[str, float]
 
 @dataclass
 class Stub:
-    """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer."""
+    """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer;
+    `scorer` gives the base's log-probabilities of the token after a prompt, in the place of `logprob`."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
@@ -37,6 +38,7 @@ class Stub:
     gone: bool = False
     busy: int = 0
     busiest: int = 0
+    scorer: Callable[[list[int]], Sequence[float]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -121,8 +123,12 @@ class _Handler(BaseHTTPRequestHandler):
         move = stub.moves.get(model, 0.0)
         choice: dict[str, Any] = {"finish_reason": "length"}
         if "logprob_token_ids" in body:
-            figures = {f"token_id:{t}": logprob(t, move) for t in body["logprob_token_ids"]}
-            scored = [choice | {"index": i, "logprobs": {"top_logprobs": [figures]}} for i in range(len(prompt))]
+            scored = []
+            for index, beginning in enumerate(prompt):
+                seen = stub.scorer(beginning) if stub.scorer and model == "base" else None
+                figures = {t: logprob(t, move) if seen is None else float(seen[t]) for t in body["logprob_token_ids"]}
+                tops = [{f"token_id:{t}": value for t, value in figures.items()}]
+                scored.append(choice | {"index": index, "logprobs": {"top_logprobs": tops}})
             return self._answer(200, {"model": stub.answers_as or model, "choices": scored})
         if body.get("return_token_ids"):
             ids = [(sum(prompt) + i + body.get("seed", 0)) % 50 for i in range(body["max_tokens"])]

@@ -273,14 +273,15 @@ def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, m
     with vllm_stub() as stub:
         monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
         monkeypatch.setenv("TRACE_POLICY__URL", stub.url)
-        stub.context = 20
+        stub.context, stub.scorer = 20, load_base(str(small_model)).policy.next_logprobs
         with pytest.raises(ConfigurationError, match="context of 20 tokens"):
             evaluate(str(small_model), PolicyOptions(max_tokens=4))
         stub.context = 4096
         row, _ = evaluate(str(small_model), PolicyOptions(max_tokens=4))
         assert row.owed == 0
         assert {b["model"] for b in stub.bodies} == {"base"}
-        assert all(isinstance(token, int) for b in stub.bodies for token in b["prompt"])
+        played = [b["prompt"] for b in stub.bodies if "logprob_token_ids" not in b]
+        assert all(isinstance(token, int) for prompt in played for token in prompt)
     with pytest.raises(ProviderError, match="no vLLM server answers"):
         evaluate(str(small_model), PolicyOptions(max_tokens=5))
 

@@ -6,8 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from db import RoundState, open_store
-from settings import load_settings
+from environments.targets.catalogue import load_target
+from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
 from tests.db.store_examples import trajectory
 from tests.tasks.counting_target import target
@@ -32,6 +35,13 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 8)
     assert plan.choosing == 0, "of a single step there is nothing to choose"
     assert plan_of(load_settings(profile="laptop"), target).choosing > 0
+
+
+@pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])
+def test_a_profile_says_the_plan_that_it_comes_to(settings_folder: Path, profile: str) -> None:
+    text = (PROFILES / f"{profile}.toml").read_text()
+    said = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    assert plan_of(load_settings(profile=profile), load_target("shop")).text().split(";")[0] in said
 
 
 def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from environments.contract import Message, Prompt
 from errors import AdapterError, ConfigurationError
@@ -26,6 +27,7 @@ from tasks.round.stage import forget
 from tests.adapters_made import make_adapter
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 from tests.tasks.counting_target import target
+from tests.tokenizers_trained import tiny_policy
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +42,10 @@ def stub() -> Iterator[Stub]:
 
 
 @pytest.fixture
-def base(tiny_model: tuple[Any, Any]) -> BaseModel:
+def base(tiny_model: tuple[Any, Any], stub: Stub) -> BaseModel:
+    """A tiny base, which the stub serves."""
     policy, renderer = tiny_model
+    stub.scorer = policy.next_logprobs
     return BaseModel(policy, renderer, policy.identity())
 
 
@@ -101,6 +105,21 @@ def test_other_weights_are_refused_before_anything_is_sampled(
     stub.weights = ""
     open_backend(settings, base).policy.close()
     assert f"{stub.url} does not say which weights it has" in caplog.text
+
+
+def test_a_server_with_another_base_is_refused_before_anything_is_sampled(
+    settings_folder: Path, stub: Stub, base: BaseModel, tiny_tokenizer: Any
+) -> None:
+    open_backend(on_servers(url=stub.url), base).policy.close()
+    with torch.no_grad():  # another revision: every weight a little off
+        for weight in base.policy.model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
+    other = tiny_policy(tiny_tokenizer)[0]
+    stub.scorer = other.next_logprobs
+    stub.bodies.clear()
+    with pytest.raises(ConfigurationError, match=r"does not serve 'tiny' \(revision 1\).*nats a token.*--revision"):
+        open_backend(on_servers(url=stub.url), base)
+    assert all(body["max_tokens"] == 1 for body in stub.bodies), "nothing but scores was asked for"
 
 
 def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(

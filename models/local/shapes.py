@@ -1,0 +1,48 @@
+"""What a model's configuration asks of whoever plays and trains it, read without torch: so that an architecture that
+cannot be played here is refused before anything is loaded.
+
+Covered: attention over all tokens or a window of them, with scores that are capped and with sinks; experts; heads whose
+logits are scaled or capped. Not covered: layers without attention (Mamba, gated linear attention), latent attention,
+keys and values that layers share, and models of images, whose text part lies nested.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PLAYED = frozenset({"full_attention", "sliding_attention"})
+# Fields that hold the number of experts of a layer, by architecture.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def why_not_played(config: Any) -> str:
+    """Why the model in this process (sampler and trainer alike) cannot run this configuration; "" when it can."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if text is not config:
+        return "its text part is nested beside parts for images or sound"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder with a decoder"
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - PLAYED)
+    if others:
+        return f"it has layers of kind {', '.join(others)}"
+    if getattr(config, "kv_lora_rank", None):
+        return "its attention is latent (kv_lora_rank)"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "its layers share keys and values (num_kv_shared_layers)"
+    return ""
+
+
+def has_experts(config: Any) -> bool:
+    """Whether tokens are sent to some of several experts (MoE)."""
+    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
+
+
+def head_of(config: Any) -> tuple[float, float | None]:
+    """What comes after the head's product: the logits' factor, and the cap (cap tanh(logit / cap)), None for none."""
+    factor = 1.0
+    if config.model_type.startswith("cohere"):
+        factor = float(config.logit_scale)
+    elif scaling := getattr(config, "logits_scaling", None):
+        factor = 1.0 / float(scaling)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return factor, float(cap) if cap else None

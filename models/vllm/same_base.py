@@ -1,0 +1,48 @@
+"""Servers and trainer hold the same base: proven by the log-probabilities of a text, before the first episode.
+
+A server is started by hand, with a name of one's choosing: the name proves nothing. With another model or another
+revision behind it, every episode would be sampled by what is not trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from environments.contract import Message, Prompt
+from errors import ConfigurationError
+from models.adapters.fingerprint import COUNT
+
+if TYPE_CHECKING:
+    from models.local.base import BaseModel
+    from models.vllm.policy import VllmPolicy
+
+logger = logging.getLogger("trace.models")
+
+# Nats a token, in the mean: bfloat16 on one side and float32 on the other were seen 0.04 apart, other weights are more.
+APART = 0.2
+# Ids of the text: a beginning for the first that is scored, too.
+LENGTH = 3 * COUNT
+_ASKED = (
+    "A customer bought a blue lamp on Monday and wants to return it. The lamp is broken. What should the shop do first?"
+)
+
+
+def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
+    """Raises `ConfigurationError` for the first server whose base is not the trainer's."""
+    talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
+    ids = talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
+    count = min(COUNT, len(ids) - 1)
+    mine = np.asarray(base.policy.score(ids, count))
+    for server in policy.servers:
+        apart = float(np.abs(np.asarray(server.score(ids, count)) - mine).mean())
+        if not apart <= APART:
+            raise ConfigurationError(
+                f"{server.url} does not serve {base.identity.base!r} (revision {base.identity.revision}) as "
+                f"{server.model!r}: its log-probabilities of a text are {apart:.2f} nats a token from the trainer's "
+                f"(at most {APART}); start it with the same weights (--model, --revision), or set base_model to what "
+                "it serves"
+            )
+        logger.info("%s serves the trainer's base: %.4f nats a token apart (at most %.1f)", server.url, apart, APART)

@@ -1,0 +1,133 @@
+"""Architectures other than Llama's: what is sampled and what is trained are transformers' own figures, and what cannot
+be played is refused by its configuration alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model
+
+from errors import ConfigurationError, PolicyError
+from models.local.attention import NAME
+from models.local.base import load_base
+from models.local.model_files import check_base_config
+from models.local.policy import LocalPolicy
+from models.local.shapes import has_experts
+from models.policy import PolicyIdentity, Request, Sampling
+from models.training.forward import token_logprobs
+from models.training.lora import lora_config
+from models.training.records import TrainingSettings
+from tests.shapes_made import SHAPES, tiny_config, tiny_model
+from tests.tokenizers_trained import random_ids
+
+LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+
+
+def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probabilities of `ids[1:]` by transformers' own pass."""
+    logits = model(torch.tensor([ids])).logits[0, :-1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_sampled_figures_are_those_of_transformers(kind: str) -> None:
+    """A shared prefix, rows of several lengths, turns that go on: windows begin before, in and after the prefix."""
+    policy = LocalPolicy(tiny_model(kind), PolicyIdentity("tiny", "1", "float32", "", ""), frozenset(), 4)
+    eager, prefix = tiny_model(kind, "eager"), random_ids(1, 9)
+    prompts = [prefix + random_ids(row, length) for row, length in ((2, 1), (3, 4), (4, 12))]
+    requests = [Request(f"r{i}", ids, Sampling(1.0, 5, seed=i), shared=9) for i, ids in enumerate(prompts)]
+    for request, answer in zip(requests, policy.generate(requests), strict=True):
+        whole = [*request.prompt, *answer.ids]
+        with torch.no_grad():
+            expected = logprobs_of(eager, whole)[-5:]
+        assert torch.tensor(answer.logprobs) == pytest.approx(expected, abs=1e-4)
+        assert policy.score(whole, 12) == pytest.approx(policy.score(whole, 14)[2:], abs=1e-4)
+        assert policy.score(whole, 5) == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_trained_gradient_is_that_of_transformers(kind: str) -> None:
+    rows = [random_ids(1, 9) + random_ids(row, length) for row, length in ((2, 6), (3, 11))]
+    wanted = [range(10, len(row)) for row in rows]
+    gradients, figures = [], []
+    for attention in ("trace_shared_prefix", "eager"):
+        model = tiny_model(kind, attention)
+        torch.manual_seed(3)
+        peft = get_peft_model(model, lora_config(TrainingSettings(rank=2, alpha=4, upper_layers=None), model))
+        learning = {name: weight for name, weight in peft.named_parameters() if weight.requires_grad}
+        for weight in learning.values():
+            torch.nn.init.normal_(weight, 0.0, 0.1)
+        if attention == "eager":
+            scored = [logprobs_of(model, row, 0.7)[9:] for row in rows]
+        else:
+            scored = [logprobs for logprobs, _ in token_logprobs(model, rows, 9, wanted, 0.7)]
+        torch.cat(scored).sum().backward()
+        figures.append(torch.cat(scored).detach())
+        gradients.append({name: weight.grad for name, weight in learning.items()})
+    assert torch.allclose(*figures, atol=1e-4)
+    assert all(torch.allclose(g, gradients[1][name], atol=2e-3, rtol=1e-3) for name, g in gradients[0].items())
+    assert any(g.abs().max() > 0.1 for g in gradients[0].values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "why"),
+    [
+        ("qwen3_next", LINEAR, "layers of kind linear_attention"),
+        ("llama4_text", {"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
+        ("deepseek_v3", {}, "latent"),
+        ("mamba", {}, "linear_attention"),
+        ("gemma3", {}, "nested"),
+        ("t5", {}, "encoder"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_it_is_loaded(
+    tmp_path: Path, kind: str, changed: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2} | changed))
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path}.*{kind}.*{why}.*give"):
+        check_base_config(str(tmp_path))
+
+
+def test_every_shape_that_is_played_passes_the_check(tmp_path: Path) -> None:
+    for kind in SHAPES:
+        tiny_config(kind).save_pretrained(tmp_path)
+        check_base_config(str(tmp_path))
+
+
+def test_a_model_loaded_with_other_attention_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"'eager'.*load it with"):
+        LocalPolicy(tiny_model("qwen3", "eager"), PolicyIdentity("tiny", "1", "float32", "", ""), frozenset(), 4)
+
+
+def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: Any
+) -> None:
+    """As an architecture would be that scales its logits in a field of its own."""
+    tiny_model("granite", vocabulary=len(tiny_tokenizer)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    base = load_base(str(tmp_path), "float32")
+    assert base.policy.model.config._attn_implementation == NAME, "as it was"
+    monkeypatch.setattr("models.local.decoder.head_of", lambda config: (1.0, None))
+    with pytest.raises(ConfigurationError, match=r"type granite.*not covered.*nats a token.*give another"):
+        load_base(str(tmp_path), "float32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("llama", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),
+        ("phi3", "down_proj gate_up_proj o_proj qkv_proj"),
+        ("glm4", "down_proj gate_up_proj k_proj o_proj q_proj v_proj"),
+        ("qwen3_moe", "k_proj o_proj q_proj v_proj"),
+        ("glm4_moe", "k_proj o_proj q_proj v_proj"),
+        ("gpt_oss", "k_proj o_proj q_proj v_proj"),
+    ],
+)
+def test_experts_are_left_alone_and_fused_projections_are_found(kind: str, names: str) -> None:
+    model = tiny_model(kind)
+    assert sorted(lora_config(TrainingSettings(), model).target_modules) == names.split()
+    assert has_experts(model.config) == ("gate" not in names)

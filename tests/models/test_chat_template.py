@@ -1,0 +1,127 @@
+"""The chat templates of models that people use, as TRL ships them, and templates that cannot be appended to."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+
+from environments.contract import Message, Prompt
+from errors import ConfigurationError
+from models.renderer import Renderer
+from models.serving.openai_api.turn_reader import TurnReader
+from tests.tokenizers_trained import CHATML, byte_level
+
+SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_turn>|\[gMASK\]|<sop>")
+# What each template's notes speak of, what ends its turns, and what it writes before a sampled one's first word.
+KNOWN: dict[str, tuple[str, set[str], str]] = {
+    "llama3": ("", {"<|eot_id|>"}, "assistant<|end_header_id|>\n\n"),
+    "llama3_2": ("", {"<|eot_id|>"}, "assistant<|end_header_id|>\n\n"),
+    "qwen2_5": ("", {"<|im_end|>"}, "assistant\n"),
+    "qwen3": ("drops thoughts", {"<|im_end|>"}, "assistant\n"),
+    "qwen3_instruct_2507": ("", {"<|im_end|>"}, "assistant\n"),
+    "qwen3_5_think": ("drops thoughts", {"<|im_end|>"}, "assistant\n<think>\n"),
+    "qwen3_5_nothink": ("drops thoughts", {"<|im_end|>"}, "assistant\n<think>\n\n</think>\n\n"),
+    "gemma": ("no tool turns.*no system turn", {"<end_of_turn>"}, "<start_of_turn>model\n"),
+    "gemma3": ("no tool turns", {"<end_of_turn>"}, "<start_of_turn>model\n"),
+    "glm4moe": (
+        "without thoughts.*drops thoughts",
+        {"<|user|>", "<|observation|>"},
+        "<|assistant|>\n<think></think>\n",
+    ),
+    "gptoss": ("no tool turns.*without thoughts", {"<|end|>", "<|return|>"}, "<|channel|>final<|message|>"),
+    "phi3": ("no tool turns", {"<|end|>"}, "<|assistant|>\n"),
+}
+
+
+def made(name: str, calls: str = "json") -> Renderer:
+    """A renderer on a byte-level tokenizer with a template that TRL ships and the special tokens that it names."""
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    tokenizer = byte_level([*sorted(set(SPECIAL.findall(template))), "<bos>", "</s>"], template, 420)
+    tokenizer.bos_token, tokenizer.eos_token = "<bos>", "</s>"
+    return Renderer(tokenizer, calls)
+
+
+def text_of(renderer: Renderer, ids: list[int]) -> str:
+    return str(renderer.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_template_is_appended_to(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    notes, ends, opening = KNOWN[name]
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        renderer = made(name)
+    said = [r.getMessage() for r in caplog.records]
+    assert re.search(notes, " ".join(said)) if notes else not said
+    assert {text_of(renderer, [i]) for i in renderer.stop_ids} == ends
+    shown = Prompt("INSTRUCTED", (), (Message("user", "SHOWN"), Message("assistant", "ANSWERED")))
+    talk = renderer.start(shown, [Message("user", "ASKED")])
+    assert text_of(renderer, talk.ids).endswith(opening)
+    for end in sorted(renderer.stop_ids):
+        before = list(talk.ids)
+        ids = [*renderer.text_ids("<think>why</think>SAID"), end]
+        renderer.answer(talk, ids, [0.0] * len(ids), [Message("tool", "ONE"), Message("tool", "TWO")])
+        assert talk.ids[: len(before)] == before
+        whole = text_of(renderer, talk.ids)
+        assert whole.endswith(opening)
+        assert [whole.count(word) for word in ("ONE", "TWO")] == [whole.count("SAID")] * 2
+    words = ("INSTRUCTED", "SHOWN", "ANSWERED", "ASKED", "SAID", "ONE", "TWO")
+    assert sorted(words, key=whole.index) == list(words)
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct_2507", "llama3_2", "gemma3"])
+def test_a_prompt_spells_what_the_template_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = made(name)
+    messages = [("system", "Be short."), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    talk = renderer.start(
+        Prompt("Be short.", (), (Message("user", "a"), Message("assistant", "b"))), [Message("user", "c")]
+    )
+    given: Any = [{"role": role, "content": content} for role, content in messages]
+    whole = renderer.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+    assert text_of(renderer, talk.ids) == re.sub(r"Today Date: .*", "Today Date: 01 Jan 2025", whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("qwen3", "<think>\nwhy\n</think>\n\nyes", "yes"),
+        ("qwen3", "yes", "yes"),
+        ("qwen3", "<think>\nwhy it", None),
+        ("qwen3_5_think", "why\n</think>\n\nyes", "yes"),
+        ("qwen3_5_think", "why it", None),
+        ("qwen3_5_nothink", "yes", "yes"),
+        ("llama3", "<think>why</think>yes", "<think>why</think>yes"),
+    ],
+)
+def test_thoughts_are_no_part_of_an_action(name: str, text: str, answer: str | None) -> None:
+    renderer = made(name)
+    ids = [*renderer.text_ids(text), renderer.end_id]
+    action = renderer.read(ids, ())
+    assert (action.content, action.malformed) == ((answer, "") if answer is not None else ("", text))
+    reader = TurnReader(renderer)
+    shown = "".join(reader.feed([i]) for i in ids)
+    assert shown + reader.finish()[1] == (answer or "")
+
+
+GROWS = CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ '!' if loop.first and messages | length < 3 }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (
+            GROWS,
+            r"changes earlier turns when one is added \('<\|im_start\|>system!\\n' before a system message becomes",
+        ),
+        (CHATML.replace("m in messages", "m in messages[-3:]"), "drops 'system' messages"),
+        (CHATML.replace("{{ m['content'] }}", "{{ loop.revindex }}{{ m['content'] }}"), "differently.*'<|im_end|>"),
+        (CHATML.replace("assistant\n{% endif", "robot\n{% endif"), "generation prompt '<.*robot.*differs"),
+    ],
+)
+def test_a_template_that_cannot_be_appended_to_is_refused(template: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{why}.*give"):
+        Renderer(byte_level(["<|im_start|>", "<|im_end|>"], template))
