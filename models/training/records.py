@@ -27,7 +27,9 @@ class TrainingSettings:
     out at random: a placebo, from which nothing about the task can be learnt. Advantages are `scaled` to their group's
     standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
     `hints` is the share of a group's
-    rollouts that get advice while the policy hardly succeeds without."""
+    rollouts that get advice while the policy hardly succeeds without.
+    A backward pass has `micro_batch` rows, or with `micro_batch_tokens` as many as have so many tokens; with
+    `recompute` it computes a second time what it would have kept."""
 
     steps: int = 8
     groups: int = 6
@@ -50,6 +52,8 @@ class TrainingSettings:
     scaled: bool = True
     delta: float = 0.0
     hints: float = 0.0
+    micro_batch_tokens: int | None = None
+    recompute: bool = False
 
 
 @dataclass(frozen=True)
