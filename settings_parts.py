@@ -189,6 +189,7 @@ class DeviceSettings(Part):
 
     processes: int = Field(0, ge=0, description="processes that train together; 0: one for each visible GPU")
     recompute: bool = Field(False, description="gradient checkpointing: less memory for a third more time")
+    sleep: bool = Field(False, description="vLLM servers sleep in backward passes: they share a GPU with the training")
 
 
 class UnattendedSettings(Part):
