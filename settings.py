@@ -26,6 +26,7 @@ from settings_parts import (
     TRANSFER,
     AnalystSettings,
     CalibrationSettings,
+    DeviceSettings,
     EvaluationSettings,
     LimitSettings,
     PolicySettings,
@@ -49,9 +50,9 @@ _TRANSPORT = (
 
 
 # How rounds were trained before there was a choice: they are found under the same settings.
-_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER}
-# Where things are stored, what a round may take and whom it tells decide none either.
-_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "unattended")
+_TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None}
+# Where things are stored and computed, what a round may take and whom it tells decide none either.
+_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "devices", "unattended")
 
 
 class MachineSettings(BaseSettings):
@@ -113,6 +114,7 @@ class Settings(MachineSettings):
     analyst: AnalystSettings = AnalystSettings()
     synthesizer: SynthesizerSettings = SynthesizerSettings()
     limits: LimitSettings = LimitSettings()
+    devices: DeviceSettings = DeviceSettings()
     unattended: UnattendedSettings = UnattendedSettings()
 
     @field_validator("target_user")

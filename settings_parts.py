@@ -64,7 +64,10 @@ class TrainSettings(Part):
     schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
     temperature: float = Field(0.7, gt=0)
     upper_layers: int | None = Field(15, ge=0, description="layers that are adapted, from the last down; 0: all")
-    micro_batch: int = Field(24, ge=1)
+    micro_batch: int = Field(24, ge=1, description="rows of a backward pass")
+    micro_batch_tokens: int | None = Field(
+        None, ge=1, description="tokens of a backward pass behind the shared prefix, instead of rows"
+    )
     shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
     scaled: bool = Field(True, description="advantages in the standard deviations of their group, else as they are")
     delta: float = Field(0.0, ge=0, description="TRL's upper bound of the ratio where advantages are negative; 0: none")
@@ -185,6 +188,14 @@ class LimitSettings(Part):
     training_minutes: float = Field(
         0.0, ge=0, description="longest training of a capability, which then has a process of its own"
     )
+
+
+class DeviceSettings(Part):
+    """What trains, and what it may take (docs/10-scale.md). It decides no figure beyond rounding."""
+
+    processes: int = Field(0, ge=0, description="processes that train together; 0: one for each visible GPU")
+    recompute: bool = Field(False, description="gradient checkpointing: less memory for a third more time")
+    sleep: bool = Field(False, description="vLLM servers sleep in backward passes: they share a GPU with the training")
 
 
 class UnattendedSettings(Part):

@@ -35,13 +35,14 @@ from errors import (
 from flows.approval import ask_approval
 from flows.code_version import code_version
 from flows.one_at_a_time import alone_on
-from flows.train_apart import train_apart
+from flows.train_apart import apart, train_apart
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
+from tasks.operations.devices import check_processes
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_failure, tell_start, told_when_refused
 from tasks.register import register
@@ -155,6 +156,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
             with told_when_refused(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
+                check_processes(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
                 held.enter_context(alone_on(settings.target))
@@ -186,6 +188,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
+    check_processes(settings)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}
         for name, results in stages(context, stage):
@@ -250,10 +253,10 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
 
 
 def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
-    """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training with a
-    time limit is done by another process first, and its result is read here."""
+    """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training that is a
+    job of its own is done by that first, and its result is read here."""
     try:
-        if practice.name == train.name and context.settings.limits.training_minutes and context.budget is None:
+        if practice.name == train.name and apart(context):
             train_apart(context, capability)
         result: StageResult = practice(context.round.id, capability)
     except EpisodesSpent as problem:

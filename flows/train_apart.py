@@ -1,9 +1,11 @@
-"""A training in a process of its own, which can be ended: a call that hangs in C takes no exception, a process can be
-killed. What it had stored stays, and it goes on from its last whole checkpoint.
+"""A training as a job of its own (`models/training/job.py`): a process that can be ended, or one for each GPU.
 
-    limits.training_minutes = 90        # how long one may take; 0, the default: in the round's own process
+    limits.training_minutes = 90        # how long one may take; 0, the default: without a limit
+    devices.processes = 4               # processes that train together; 0, the default: one for each visible GPU
 
-The other process loads the base once more (time and memory), which is why this is not the default.
+A call that hangs in C takes no exception, a process can be killed. What it had stored stays, and it goes on from its
+last whole checkpoint. The job loads the base once more (time and memory), so with one process and no limit a training
+stays in the round's own process.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,33 +24,56 @@ from typing import Any
 import errors
 from db import open_store
 from errors import TraceError, TrainingStuck
+from models.deadline import end_with_parent
 from models.telemetry.logs import configure
 from settings import MachineSettings, load_settings
+from tasks.operations.devices import training_processes
 from tasks.round.context import Context
 from tasks.round.results import TrainResult
 from tasks.round.stage import adopt, forget
 from tasks.train import train
-from tasks.unattended.stalls import end_with_parent, pulse, watched
+from tasks.unattended.stalls import pulse, watched
 
 logger = logging.getLogger("trace")
 # A training that was ended is gone on with this often: what hung by chance does not hang again.
 ATTEMPTS = 2
 POLL_SECONDS = 0.5
 PATIENCE = 10.0
-COMMAND = (sys.executable, "-m", "flows.train_apart")
+JOB = ("-m", "models.training.job")
 
 
-def train_apart(context: Context, capability: str, command: tuple[str, ...] = COMMAND) -> None:
-    """Do the stage `train` of a capability in another process, unless it is done. Its result is in the store.
+def apart(context: Context) -> bool:
+    """Whether trainings of the round are jobs. Where methods compete they are not: this process holds the account that
+    they are paid from."""
+    limited = bool(context.settings.limits.training_minutes)
+    return context.budget is None and (limited or training_processes(context.settings) > 1)
+
+
+def command_of(processes: int) -> tuple[str, ...]:
+    """The command of a job, up to its SPEC. `--multi_gpu` is accelerate's word for several processes of a machine;
+    without a GPU they meet over gloo."""
+    if processes == 1:
+        return (sys.executable, *JOB)
+    several = ("--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no")
+    return (sys.executable, "-m", "accelerate.commands.launch", *several, "--main_process_port", "0", *JOB)
+
+
+def train_apart(context: Context, capability: str, command: tuple[str, ...] = ()) -> None:
+    """Do the stage `train` of a capability in another process, or several, unless it is done. Its result is in the
+    store.
 
     Raises `TrainingStuck` when it took longer than `limits.training_minutes` twice, and what the stage raised.
     """
     if context.found(TrainResult, capability) is not None:
         return
     minutes = context.settings.limits.training_minutes
-    order = {"settings": _settings_of(context), "round": context.round.id, "capability": capability}
+    command = command or command_of(training_processes(context.settings))
     for attempt in range(ATTEMPTS):
-        done = _run(command, json.dumps(order), 60 * minutes)
+        # Readable by its owner alone: the store's address may hold a password.
+        with tempfile.TemporaryDirectory(prefix="training-") as folder:
+            spec = Path(folder) / "spec.json"
+            spec.write_text(json.dumps(spec_of(context, capability)), encoding="utf-8")
+            done = _run((*command, str(spec)), 60 * minutes or float("inf"))
         if done is not None:
             _check(done, capability)
             return
@@ -61,22 +87,27 @@ def train_apart(context: Context, capability: str, command: tuple[str, ...] = CO
     )
 
 
+def spec_of(context: Context, capability: str) -> dict[str, Any]:
+    """The job as `models/training/job.py` takes it."""
+    s = context.settings
+    order = {"settings": _settings_of(context), "round": context.round.id, "capability": capability}
+    base = {"name": s.base_model, "dtype": s.dtype, "calls": s.calls, "rows": s.rollout.rows}
+    return {"lead": "flows.train_apart:lead", "order": order, "base": base}
+
+
 def _settings_of(context: Context) -> dict[str, Any]:
     """The round's settings without the machine's, which the other process reads for itself: a key stays where it is."""
     return context.settings.model_dump(mode="json", exclude=set(MachineSettings.model_fields))
 
 
-def _run(command: tuple[str, ...], order: str, seconds: float) -> tuple[int, str] | None:
+def _run(command: tuple[str, ...], seconds: float) -> tuple[int, str] | None:
     """Exit status and standard output of the process; None when it was ended after `seconds`. It is ended with this
-    process, too: it reads its orders from a pipe that stays open, and ends when the pipe does."""
+    process, too: its standard input is a pipe that stays open, and it ends when the pipe does."""
     # Its lines are this process's: Prefect would send them for a run that it does not know.
     environment, pipe = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": ""}, subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
-    assert process.stdin is not None
     deadline = time.monotonic() + seconds
     try:
-        process.stdin.write(order + "\n")
-        process.stdin.flush()
         while process.poll() is None:
             if time.monotonic() > deadline:
                 return None
@@ -84,8 +115,6 @@ def _run(command: tuple[str, ...], order: str, seconds: float) -> tuple[int, str
             time.sleep(POLL_SECONDS)
         assert process.stdout is not None
         return process.returncode, process.stdout.read()
-    except BrokenPipeError:
-        return process.wait(), ""
     finally:
         _end(process)
 
@@ -113,21 +142,20 @@ def _check(done: tuple[int, str], capability: str) -> None:
     status, said = done
     if status == 0:
         return
-    lines = said.strip().splitlines()
-    try:
-        problem = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        problem = {}
-    kind = getattr(errors, str(problem.get("error")), None)
-    if isinstance(kind, type) and issubclass(kind, TraceError):
-        raise kind(problem["message"])
+    for line in reversed(said.splitlines()):  # other processes of the job may have said something, too
+        try:
+            problem = json.loads(line)
+        except ValueError:
+            continue
+        kind = getattr(errors, str(problem.get("error")), None) if isinstance(problem, dict) else None
+        if isinstance(kind, type) and issubclass(kind, TraceError):
+            raise kind(problem["message"])
     raise RuntimeError(f"the process that trained {capability!r} ended with status {status}; its log says why")
 
 
-def main() -> int:
-    """The other process: do the stage, or say what went wrong in the last line."""
+def lead(order: dict[str, Any]) -> int:
+    """The other process, the first of several: do the stage, or say what went wrong in a line of JSON."""
     configure()
-    order = json.loads(sys.stdin.readline())
     end_with_parent()
     settings = load_settings(**order["settings"])
     with open_store(settings.database_url) as store:
@@ -142,7 +170,3 @@ def main() -> int:
         finally:
             forget(context.round.id)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

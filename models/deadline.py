@@ -1,4 +1,4 @@
-"""A time limit on a call that may never return.
+"""A time limit on a call that may never return, and a process that ends with the one that ordered it.
 
 Covered: Python code that loops, and blocking system calls (sleep, sockets, locks with a timeout, child processes),
 in the main thread of a process with POSIX signals. Not covered: calls in other threads, where Python delivers no
@@ -10,7 +10,9 @@ of its own.
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -52,3 +54,14 @@ def within(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwar
 @cache
 def _warn_once() -> None:
     logger.warning("environments run outside the main thread: their steps have no time limit")
+
+
+def end_with_parent() -> None:
+    """End this process and all of its group when the other end of its standard input is closed: when the process that
+    ordered it is gone, however it went. A launcher hands its own standard input to all that it starts."""
+
+    def wait() -> None:
+        sys.stdin.read()
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

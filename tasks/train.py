@@ -61,6 +61,8 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
         max_tokens=s.rollout.max_tokens,
         upper_layers=t.upper_layers,
         micro_batch=t.micro_batch,
+        micro_batch_tokens=t.micro_batch_tokens,
+        recompute=s.devices.recompute,
         hints=t.hints,
         seed=round_seed(s.seed, number),
     )

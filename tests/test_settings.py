@@ -60,6 +60,8 @@ def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_f
     given = load_settings().identity()
     assert "transfer" not in given["train"], "rounds from before the setting are found again"
     assert load_settings(train={"transfer": 8}).identity()["train"]["transfer"] == 8
+    assert "micro_batch_tokens" not in given["train"]
+    assert load_settings(train={"micro_batch_tokens": 9}).identity()["train"]["micro_batch_tokens"] == 9
 
 
 def test_who_writes_environments_is_part_of_a_round_and_how_it_is_reached_is_not(settings_folder: Path) -> None:
@@ -90,6 +92,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"metrics_port": 70_000}, "metrics_port = 70000"),
     ({"traces": 17}, "traces = 17"),
     ({"train": {"upper_layers": -1}}, "train.upper_layers = -1"),
+    ({"train": {"micro_batch_tokens": 0}}, "train.micro_batch_tokens = 0"),
+    ({"devices": {"processes": -1}}, "devices.processes = -1"),
 ]
 
 
@@ -127,6 +131,8 @@ def test_identity_leaves_places_out(settings_folder: Path) -> None:
     assert load_settings(traces=0).identity() == load_settings(traces=16).identity(), (
         "what MLflow shows decides nothing"
     )
+    elsewhere = {"processes": 4, "recompute": True, "sleep": True}
+    assert load_settings(devices=elsewhere).identity() == load_settings().identity(), "a round moves to another machine"
     assert one.identity() != Settings(seed=1).identity()
 
 

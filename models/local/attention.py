@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from errors import PolicyError
@@ -20,6 +22,10 @@ from models.local.packed import arrange, can_arrange
 from models.local.shapes import why_not_played
 
 NAME = "trace_shared_prefix"
+# Numbers of attention weights of one layer that a training pass may hold at once on a CPU: 1 GiB in fp32.
+MOST_WEIGHTS = 2**28
+# Queries at once where no kernel knows the causal mask by itself: then the mask is held.
+QUERIES = 1024
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,39 @@ def attend_padded(
     out = torch.matmul(rest, values)
     shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)
     return (out + shared.view(groups, rows, -1, dim).transpose(0, 1)).reshape(rows, heads, length, dim)
+
+
+def holds_weights(rows: int, heads: int, length: int, keys: int, device: torch.device) -> bool:
+    """Whether a training pass holds all attention weights of a layer (`attend_padded`). On a CPU that is the faster way
+    while they are small; a GPU has kernels that never hold them, and a long conversation's fit nowhere."""
+    return device.type == "cpu" and rows * heads * length * keys <= MOST_WEIGHTS
+
+
+def attend_causal(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, prefix: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Grouped-query attention of one row without holding its weights, by the fastest of torch's kernels
+    (FlashAttention on a GPU in half precision).
+
+    q (H, L, D), already scaled; keys, values (Hkv, L, D); prefix keys and values (Hkv, P, D), seen by all. Returns
+    (H, L, D).
+    """
+    if prefix is not None:
+        keys, values = (torch.cat([seen, own], dim=1) for seen, own in zip(prefix, (keys, values), strict=True))
+    heads, length, _ = q.shape
+    before, each = keys.shape[1] - length, heads // len(keys)
+    keys, values = (x.repeat_interleave(each, dim=0)[None] for x in (keys, values))
+    if not before:
+        out: torch.Tensor = F.scaled_dot_product_attention(q[None], keys, values, is_causal=True, scale=1.0)[0]
+        return out
+    step = length if q.is_cuda else QUERIES
+    parts = []
+    for first in range(0, length, step):
+        last = min(first + step, length)
+        mask: Any = causal_lower_right(last - first, before + last)
+        seen = keys[:, :, : before + last], values[:, :, : before + last]
+        parts.append(F.scaled_dot_product_attention(q[None, :, first:last], *seen, attn_mask=mask, scale=1.0)[0])
+    return torch.cat(parts, dim=1)
 
 
 class PrefixWeights:

@@ -66,15 +66,20 @@ class LocalActor:
 
 class VllmActor:
     """vLLM servers sample. `folder` is one that they see; `probe` are ids of a text in whose end the adapter is looked
-    for (two or more). `name` begins the names of the step's adapters."""
+    for (two or more). `name` begins the names of the step's adapters. With `sleeps` the servers share a GPU with the
+    training: they sleep from the last turn of a step to the next step's adapter, and are awake again at the end."""
 
-    def __init__(self, policy: VllmPolicy, model: Any, folder: Path, probe: Sequence[int], name: str) -> None:
-        self.model, self.policy, self.rows = model, policy, policy.rows
+    def __init__(
+        self, policy: VllmPolicy, model: Any, folder: Path, probe: Sequence[int], name: str, sleeps: bool = False
+    ) -> None:
+        self.model, self.policy, self.rows, self.sleeps = model, policy, policy.rows, sleeps
+        self._asleep = False
         self.folder, self.probe, self.name = folder, tuple(probe[-LONGEST:]), name
         self._served: dict[str, Path] = {}
 
     def publish(self, step: int, peft: Any) -> str:
         """Raises `AdapterError` when a server does not answer as the trainer's model does."""
+        self._wake()
         name = f"{self.name}.step{step}-{uuid.uuid4().hex[:8]}"
         written, folder = self.folder / f".{name}", self.folder / name
         peft.save_pretrained(str(written), safe_serialization=True)
@@ -98,9 +103,24 @@ class VllmActor:
         return name
 
     def rest(self) -> None:
-        """Nothing to do: the memory belongs to the servers."""
+        """Nothing to do where the memory is the servers' alone."""
+        if self.sleeps:
+            self._asleep = True  # also where only some of them fall asleep: all are woken
+            for server in self.policy.servers:
+                server.sleep()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _wake(self) -> None:
+        if self._asleep:
+            if torch.cuda.is_available():  # what the backward pass has freed is theirs again
+                torch.cuda.empty_cache()
+            for server in self.policy.servers:
+                server.wake_up()
+            self._asleep = False
 
     def retire(self) -> None:
+        self._wake()
         self._forget(self._served)
         self._served = {}
 

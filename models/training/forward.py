@@ -6,11 +6,12 @@ Shape suffixes: `models/training/grpo.py`. Here `_T` counts the tokens of a row 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from models.local.attention import Extras, attend_padded, attend_with_extras
+from models.local.attention import Extras, attend_causal, attend_padded, attend_with_extras, holds_weights
 from models.training.learner import Learner, PlainLearner
 
 
@@ -19,13 +20,18 @@ class _Suffixes:
 
     def __init__(self, counts: Sequence[int], prefix: Prefix | None, device: torch.device, dtype: torch.dtype) -> None:
         counts_R = torch.tensor(counts)
-        self.prefix, self.rows, self.width = prefix, len(counts), int(counts_R.max())
+        self.prefix, self.counts, self.dtype, self.device = prefix, list(counts), dtype, device
+        self.rows, self.width = len(counts), int(counts_R.max())
         row_N = torch.repeat_interleave(torch.arange(self.rows), counts_R)
         first_R = torch.cumsum(counts_R, 0) - counts_R
         within_N = torch.arange(int(counts_R.sum())) - torch.repeat_interleave(first_R, counts_R)
         self.place_N = (row_N * self.width + within_N).to(device)  # where a token lies in the padded rows
-        later_TT = torch.full((self.width, self.width), float("-inf"), device=device).triu(1)
-        self.hidden_RTT = later_TT.to(dtype).expand(self.rows, -1, -1)
+
+    @cached_property
+    def hidden_RTT(self) -> torch.Tensor:
+        """-inf where a key is later than the query; made where it is needed, as it may be large."""
+        later_TT = torch.full((self.width, self.width), float("-inf"), device=self.device).triu(1)
+        return later_TT.to(self.dtype).expand(self.rows, -1, -1)
 
     def _padded(self, x_NHD: torch.Tensor) -> torch.Tensor:
         """(N, H, D) -> (R, H, T, D), zeros behind the end of a row."""
@@ -42,6 +48,12 @@ class _Suffixes:
         extras: Extras | None = None,
     ) -> torch.Tensor:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
+        keys = self.width + (prefix[0].shape[1] if prefix else 0)
+        if extras is None and not holds_weights(self.rows, q_NHD.shape[1], self.width, keys, q_NHD.device):
+            rows = zip(
+                *(x_NHD.transpose(0, 1).split(self.counts, dim=1) for x_NHD in (q_NHD, k_NHD, v_NHD)), strict=True
+            )
+            return torch.cat([attend_causal(q, k, v, prefix) for q, k, v in rows], dim=1).transpose(0, 1)
         q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
         if extras is None:
             out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
@@ -70,9 +82,12 @@ class Prefix:
         extras: Extras | None = None,
     ) -> torch.Tensor:
         q_HPD, k_HPD, v_HPD = (x_NHD.transpose(0, 1) for x_NHD in (q_NHD, k_NHD, v_NHD))
-        self.k_HPD.append(k_HPD)
-        self.v_HPD.append(v_HPD)
+        if layer == len(self.k_HPD):  # a layer that is computed again for its gradient comes a second time
+            self.k_HPD.append(k_HPD)
+            self.v_HPD.append(v_HPD)
         count = q_HPD.shape[1]
+        if extras is None and not holds_weights(1, len(q_HPD), count, count, q_HPD.device):
+            return attend_causal(q_HPD, k_HPD, v_HPD).transpose(0, 1)
         hidden_1PP = q_HPD.new_full((1, count, count), float("-inf")).triu(1)
         whole = q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None
         if extras is None:
@@ -114,6 +129,22 @@ def common_prefix(ids_RT: Sequence[list[int]] | Sequence[tuple[int, ...]]) -> in
     """How many leading ids all rows share."""
     first, last = min(ids_RT), max(ids_RT)  # what the two furthest apart share, all do
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def by_tokens(counts_R: Sequence[int], most: int) -> list[list[int]]:
+    """Rows of `counts_R` tokens in micro-batches of at most `most` tokens each; a longer row has one of its own.
+
+    Rows of like length are together, longest first, so that little is padded.
+    """
+    batches: list[list[int]] = []
+    room = 0
+    for row in sorted(range(len(counts_R)), key=lambda r: -counts_R[r]):
+        if not batches or counts_R[row] > room:
+            batches.append([])
+            room = most
+        batches[-1].append(row)
+        room -= counts_R[row]
+    return batches
 
 
 def token_logprobs(

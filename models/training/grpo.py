@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ from models.training.checkpoints import (
 )
 from models.training.levels import following_level
 from models.training.lora import lora_config
+from models.training.ranks import OVER, DealtRollouts, ranks
 from models.training.records import (
     LEAST_RECORDS,
     StepRecord,
@@ -64,7 +65,7 @@ from models.training.records import (
     solved,
 )
 from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
-from models.training.trl_trainer import EpisodeGRPO
+from models.training.trl_trainer import EpisodeGRPO, StepSource
 
 # How a training ends for now that was to be made up to a step.
 PAUSED = "paused"
@@ -82,9 +83,20 @@ class _Steps(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return
+        try:
+            stop = self._record(state.global_step, logs)
+        except BaseException:
+            ranks().tell(OVER)
+            raise
+        ranks().tell(stop)
+        if stop:
+            control.should_training_stop = True
+
+    def _record(self, step: int, logs: dict[str, Any]) -> bool:
+        """Make the record of a step; whether the training ends with it."""
         groups = tuple(self.rollouts.collected)
         record = StepRecord(
-            step=state.global_step,
+            step=step,
             loss=float(logs["loss"]),
             clip_fraction=float(logs.get("clip_ratio/region_mean") or 0.0),
             kl=float(logs.get("kl") or 0.0),
@@ -109,8 +121,7 @@ class _Steps(TrainerCallback):
         self.records.append(record)
         self.on_step(record)
         self.rollouts.turn_to(following_level(record, self.rollouts.levels))
-        if _over(self.records, self.rollouts) or len(self.records) == self.until:
-            control.should_training_stop = True
+        return bool(_over(self.records, self.rollouts)) or len(self.records) == self.until
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.records)
@@ -223,19 +234,99 @@ def _ended(reached: NothingToLearn, rollouts: Rollouts, records: Sequence[StepRe
     return Ended("misspecified" if verdict else f"nothing more to learn: {reached}", verdict)
 
 
+@dataclass(frozen=True)
+class StepsOwed:
+    """Steps that are to be made: up to `settings.steps`, in the folder `output`, on from the checkpoint `resume`."""
+
+    settings: TrainingSettings
+    output: Path
+    resume: Path | None
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        resume = None if self.resume is None else str(self.resume)
+        return {"settings": asdict(self.settings), "output": str(self.output), "resume": resume}
+
+    @classmethod
+    def heard(cls, told: Mapping[str, Any]) -> StepsOwed:
+        """From JSON."""
+        resume = None if told["resume"] is None else Path(told["resume"])
+        return cls(TrainingSettings(**told["settings"]), Path(told["output"]), resume)
+
+
 def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | None, start: Path | None) -> None:
-    """Make the steps that are owed."""
+    """Make the steps that are owed, with the processes that follow, if any."""
+    actor, here = rollouts.actor, ranks()
+    owed = StepsOwed(rollouts.settings, output.resolve(), resume and resume.resolve())
+
+    def begun(peft: Any, lora: Any) -> None:
+        if resume is None:
+            begin(peft, lora, output, start)
+        here.tell(owed.told())
+
+    source = rollouts if here.count == 1 else DealtRollouts(here, rollouts, rollouts.decoder)
+    try:
+        make_steps(owed, actor.model, rollouts.renderer.tokenizer, source, callback, begun)
+    finally:
+        actor.retire()
+
+
+def make_steps(
+    owed: StepsOwed,
+    model: Any,
+    tokenizer: Any,
+    source: StepSource,
+    callback: TrainerCallback,
+    begun: Callable[[Any, Any], None] = lambda peft, lora: None,
+) -> None:
+    """Make the steps that are owed, in every process of the training. The model is left as it was found.
+
+    `begun` is given the PEFT model and its configuration before the first step, where they are to be prepared.
+    """
     from datasets import Dataset
     from peft import get_peft_model
 
-    actor, settings = rollouts.actor, rollouts.settings
-    rows = settings.groups * settings.group_size
-    micro = max(m for m in range(1, settings.micro_batch + 1) if rows % m == 0)
+    settings, here = owed.settings, ranks()
     torch.manual_seed(settings.seed)
-    lora = lora_config(settings, actor.model)
-    peft = get_peft_model(actor.model, lora)
+    lora = lora_config(settings, model)
+    peft = get_peft_model(model, lora)
+    try:
+        begun(peft, lora)
+        here.same_start(p.data for p in peft.parameters() if p.requires_grad)
+        slots = settings.groups * max(2, settings.steps)
+        trainer = EpisodeGRPO(
+            model=peft,
+            reward_funcs=_reward,
+            args=_config(owed, model, here.count),
+            train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
+            processing_class=tokenizer,
+            callbacks=[callback],
+            source=source,
+            most_tokens=settings.micro_batch_tokens,
+            recompute=settings.recompute,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
+    finally:
+        peft.unload()
+        if settings.recompute:
+            model.gradient_checkpointing_disable()
+
+
+def _config(owed: StepsOwed, model: Any, processes: int) -> GRPOConfig:
+    """TRL's settings of a training."""
+    settings = owed.settings
+    rows, left = divmod(settings.groups * settings.group_size, processes)
+    if left:
+        raise TrainingError(
+            f"train.groups x train.group_size = {settings.groups} x {settings.group_size} rows are no multiple of the "
+            f"{processes} processes that train; change one of the two, or devices.processes"
+        )
+    # By tokens, the trainer gets all rows at once and makes the micro-batches itself.
+    most = rows if settings.micro_batch_tokens else settings.micro_batch
+    micro = max(m for m in range(1, most + 1) if rows % m == 0)
     config = GRPOConfig(
-        output_dir=str(output),
+        output_dir=str(owed.output),
         max_steps=settings.steps,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // micro,
@@ -253,9 +344,9 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
         save_strategy="steps",
         save_steps=1,
         save_total_limit=2,
-        gradient_checkpointing=False,
-        use_cpu=actor.model.device.type == "cpu",
-        bf16=actor.model.dtype == torch.bfloat16 and actor.model.device.type != "cpu",
+        gradient_checkpointing=False,  # `make_learner` does it, for the layers' own pass too
+        use_cpu=model.device.type == "cpu",
+        bf16=model.dtype == torch.bfloat16 and model.device.type != "cpu",
         report_to=[],
         disable_tqdm=True,
         seed=settings.seed,
@@ -263,25 +354,9 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )
-    try:
-        if resume is None:
-            begin(peft, lora, output, start)
-        trainer = EpisodeGRPO(
-            model=peft,
-            reward_funcs=_reward,
-            args=config,
-            train_dataset=Dataset.from_dict(
-                {"prompt": [f"slot {i}" for i in range(settings.groups * max(2, settings.steps))]}
-            ),
-            processing_class=rollouts.renderer.tokenizer,
-            callbacks=[callback],
-            source=rollouts,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    finally:
-        peft.unload()
-        actor.retire()
+    if config.n_gpu > 1:  # several visible GPUs in one process: torch's DataParallel would multiply the batch by them
+        config._n_gpu = 1
+    return config
 
 
 def _reward(reward: list[float], **_: Any) -> list[float]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from models.local.attention import SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
@@ -43,11 +44,15 @@ class Learner(Protocol):
         ...
 
 
-def make_learner(causal: Any, decoder: Any = None) -> Learner:
-    """The fastest learner for a model that PEFT has put its layers into; `decoder` is the sampler's on that model."""
+def make_learner(causal: Any, decoder: Any = None, recompute: bool = False) -> Learner:
+    """The fastest learner for a model that PEFT has put its layers into; `decoder` is the sampler's on that model.
+
+    With `recompute` what a layer computed is not kept but computed again in the backward pass (gradient checkpointing):
+    a third more time for a fraction of the memory.
+    """
     if unknown_parts(causal) or not isinstance(decoder, FusedDecoder) or not _known(causal):
-        return PlainLearner(causal)
-    return FusedLearner(causal, decoder)
+        return PlainLearner(causal, recompute)
+    return FusedLearner(causal, decoder, recompute)
 
 
 def _known(causal: Any) -> bool:
@@ -175,8 +180,8 @@ class _Scored(torch.autograd.Function):
 class FusedLearner:
     """See the module's docstring. Weights of the base are the model's; adapters are read from it at every pass."""
 
-    def __init__(self, causal: Any, decoder: FusedDecoder) -> None:
-        self.decoder, self.work = decoder, Work()
+    def __init__(self, causal: Any, decoder: FusedDecoder, recompute: bool = False) -> None:
+        self.decoder, self.work, self.recompute = decoder, Work(), recompute
         self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
         layers = list(causal.model.layers)
         learning = [any(hasattr(m, "lora_A") for m in layer.modules()) for layer in layers]
@@ -225,19 +230,27 @@ class FusedLearner:
         self.work.trained_forward += tokens * (self.frozen + len(self.layers))
         if torch.is_grad_enabled():
             self.work.trained_backward += tokens * len(self.layers)
-        turned, shape = d.heads + d.groups, x.shape[-1:]
-        for index, (layer, (qkv_of, o_of, both_of, down_of)) in enumerate(
-            zip(self.layers, self._matrices, strict=True), self.frozen
-        ):
-            normed = F.rms_norm(x, shape, layer.input_layernorm.weight, d.epsilon)
-            qkv = self._product(normed, qkv_of).view(tokens, -1, d.dim)
-            qk = _Turned.apply(qkv[:, :turned], *rotation)
-            seen = batch.attend(index, qk[:, : d.heads], qk[:, d.heads :], qkv[:, turned:])
-            x = x + self._product(seen.reshape(tokens, -1), o_of)
-            normed = F.rms_norm(x, shape, layer.post_attention_layernorm.weight, d.epsilon)
-            gate, up = self._product(normed, both_of).chunk(2, dim=-1)
-            x = x + self._product(F.silu(gate) * up, down_of)
-        return F.rms_norm(x, shape, d.norm, d.epsilon)
+        for index in range(len(self.layers)):
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(self._layer, index, x, rotation, batch, use_reentrant=False)
+            else:
+                x = self._layer(index, x, rotation, batch)
+        return F.rms_norm(x, x.shape[-1:], d.norm, d.epsilon)
+
+    def _layer(
+        self, index: int, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], batch: SharedBatch
+    ) -> torch.Tensor:
+        """The stream (N, hidden) after a learning layer, from that before it."""
+        d, layer, (qkv_of, o_of, both_of, down_of) = self.decoder, self.layers[index], self._matrices[index]
+        tokens, turned, shape = len(x), d.heads + d.groups, x.shape[-1:]
+        normed = F.rms_norm(x, shape, layer.input_layernorm.weight, d.epsilon)
+        qkv = self._product(normed, qkv_of).view(tokens, -1, d.dim)
+        qk = _Turned.apply(qkv[:, :turned], *rotation)
+        seen = batch.attend(self.frozen + index, qk[:, : d.heads], qk[:, d.heads :], qkv[:, turned:])
+        x = x + self._product(seen.reshape(tokens, -1), o_of)
+        normed = F.rms_norm(x, shape, layer.post_attention_layernorm.weight, d.epsilon)
+        gate, up = self._product(normed, both_of).chunk(2, dim=-1)
+        return x + self._product(F.silu(gate) * up, down_of)
 
     def score(
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
@@ -252,8 +265,10 @@ class PlainLearner:
 
     frozen = 0
 
-    def __init__(self, causal: Any) -> None:
+    def __init__(self, causal: Any, recompute: bool = False) -> None:
         self.causal, self.work = causal, Work()
+        if recompute:
+            causal.gradient_checkpointing_enable({"use_reentrant": False})
         weight = next(causal.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self._head = _Plain(causal.lm_head)

@@ -28,7 +28,8 @@ class TrainingSettings:
     standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
     `hints` is the share of a group's rollouts that get advice while the policy hardly succeeds without. `patience` is
     how many further collections a step may make as long as no group was informative: a training on tasks that are
-    mostly solved would end there while its budget is hardly used."""
+    mostly solved would end there while its budget is hardly used. A backward pass has `micro_batch` rows, or with
+    `micro_batch_tokens` as many as have so many tokens; with `recompute` it computes again what it would have kept."""
 
     steps: int = 8
     groups: int = 6
@@ -52,6 +53,8 @@ class TrainingSettings:
     delta: float = 0.0
     hints: float = 0.0
     patience: int = 0
+    micro_batch_tokens: int | None = None
+    recompute: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,21 @@ and back, and rows without an advantage, whose gradient is zero, not at all. Sha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from trl import GRPOTrainer
 
 from errors import TrainingError
-from models.training.forward import StepPrefix, token_logprobs
+from models.training.forward import StepPrefix, by_tokens, token_logprobs
 from models.training.learner import Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
+# Figures of a step that several processes put together: means over the micro-batches of all.
+FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "logprob_gap", "sampler_ratio")
 
 
 class StepSource(Protocol):
@@ -33,11 +37,31 @@ class StepSource(Protocol):
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]: ...
 
 
-class EpisodeGRPO(GRPOTrainer):
-    """TRL's trainer with episodes as rollouts."""
+@contextmanager
+def _by_itself(accelerator: Any) -> Iterator[None]:
+    """Within, TRL's figures are of this process alone. It would put each micro-batch's together, and processes have
+    different numbers of micro-batches; `EpisodeGRPO` puts them together once a step."""
+    accelerator.gather = accelerator.reduce = lambda tensor, *_, **__: tensor
+    try:
+        yield
+    finally:
+        del accelerator.gather, accelerator.reduce
 
-    def __init__(self, *args: Any, source: StepSource, **kwargs: Any) -> None:
-        self.source = source
+
+class EpisodeGRPO(GRPOTrainer):
+    """TRL's trainer with episodes as rollouts.
+
+    With `most_tokens` the rows that come at once are passed through in micro-batches of at most so many tokens behind
+    the shared prefix (a longer row alone); `recompute` is `make_learner`'s. Of several processes each passes its own
+    rows through; gradients, of the adapter alone, are exchanged once a step, by hand: the pass does not go through the
+    wrapper that would do it.
+    """
+
+    def __init__(
+        self, *args: Any, source: StepSource, most_tokens: int | None = None, recompute: bool = False, **kwargs: Any
+    ) -> None:
+        self.source, self.most_tokens, self.recompute = source, most_tokens, recompute
+        self._problem = ""
         self._kl_step = -1
         self._prefix: StepPrefix | None = None
         self._learner: Learner | None = None
@@ -48,7 +72,7 @@ class EpisodeGRPO(GRPOTrainer):
     def _learner_of(self, model: Any) -> Learner:
         if self._learner is None:
             causal = self.accelerator.unwrap_model(model).get_base_model()
-            self._learner = make_learner(causal, self.source.decoder)
+            self._learner = make_learner(causal, self.source.decoder, self.recompute)
         return self._learner
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -62,28 +86,77 @@ class EpisodeGRPO(GRPOTrainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Forward and backward pass of one micro-batch, and after a step's last one that of what they share."""
         loss: torch.Tensor = super().training_step(*args, **kwargs)
-        if self._prefix is not None and self.accelerator.sync_gradients:
-            self._prefix.backward()
-            self._prefix = None
+        if self.accelerator.sync_gradients:
+            if self._prefix is not None:
+                self._prefix.backward()
+                self._prefix = None
+            if self.accelerator.num_processes > 1:
+                self._exchange()
+            if self._problem:
+                raise TrainingError(self._problem)
         return loss
 
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        """Give every process the mean gradient, the figures of all, and the problem that one of them met."""
+        model: Any = self.model
+        learnt = [p for p in model.parameters() if p.requires_grad]
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in learnt]
+        found = [self._metrics["train"][name] for name in FIGURES]
+        figures = torch.tensor([[sum(values), len(values)] for values in found]).to(own[0])
+        wrong = torch.tensor([float(bool(self._problem))]).to(own[0])
+        flat = torch.cat([g.flatten() for g in [*own, figures, wrong]])
+        torch.distributed.all_reduce(flat)
+        sent = flat.split([*(p.numel() for p in learnt), figures.numel(), 1])
+        for parameter, gradient in zip(learnt, sent, strict=False):
+            parameter.grad = (gradient / self.accelerator.num_processes).view_as(parameter).clone()
+        for values, (total, count) in zip(found, sent[-2].view(-1, 2).tolist(), strict=True):
+            values[:] = [total / count] if count else []
+        if sent[-1].item() and not self._problem:
+            self._problem = (
+                f"another process's loss is not finite at step {self.state.global_step}; lower the learning "
+            )
+            self._problem += "rate and start this adapter again"
+        worst = torch.tensor(self.source.worst_ratio).to(own[0])
+        torch.distributed.all_reduce(worst, torch.distributed.ReduceOp.MAX)
+        self.source.worst_ratio = float(worst)
+
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        rows = len(inputs["advantages"])
+        """The loss of the rows with an advantage. Where they come in several micro-batches the gradient of all but the
+        last is sent back here; TRL sends the last one's."""
         kept_R = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
         if not len(kept_R):  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-        inputs = {
-            name: value[kept_R] if isinstance(value, torch.Tensor) and value.ndim and len(value) == rows else value
-            for name, value in inputs.items()
-        }
+        *before, last = self._micro_batches(kept_R, inputs)
+        done = torch.zeros((), device=kept_R.device)
+        for part_R in before:
+            loss = self._loss_of(model, _rows_of(inputs, part_R))
+            self.accelerator.backward(loss)
+            done += loss.detach()
+        return self._loss_of(model, _rows_of(inputs, last)) + done
+
+    def _micro_batches(self, kept_R: torch.Tensor, inputs: Any) -> list[torch.Tensor]:
+        """The rows that are kept, all at once or by tokens."""
+        if self.most_tokens is None:
+            return [kept_R]
+        seen_R = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1) - self.source.shared
+        batches = by_tokens(seen_R[kept_R].tolist(), self.most_tokens)
+        return [kept_R[torch.tensor(batch, device=kept_R.device)] for batch in batches]
+
+    def _loss_of(self, model: Any, inputs: Any) -> torch.Tensor:
+        """TRL's loss of one micro-batch, and our figures of it."""
         self._mask_RT = inputs["completion_mask"] * inputs["tool_mask"]
         self._old_RT, self._hinted_R = inputs["old_per_token_logps"], inputs["hinted"]
-        loss = super()._compute_loss(model, inputs)
+        several = self.accelerator.num_processes > 1
+        with _by_itself(self.accelerator) if several else nullcontext():
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
         if not torch.isfinite(loss):
-            raise TrainingError(
+            self._problem = (
                 f"the loss is {loss.item()} at step {self.state.global_step}; "
                 "lower the learning rate and start this adapter again"
             )
+            if not several:  # of several processes each tells the others first
+                raise TrainingError(self._problem)
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.
         mask_RT = self._mask_RT * ~self._hinted_R[:, None]
         gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
@@ -131,8 +204,7 @@ class EpisodeGRPO(GRPOTrainer):
             ids_RT.append(ids_T[start:end].tolist())
             wanted_RS.append([prompt - start + j for j in mask_T.nonzero()[:, 0].tolist()])
         learner, shared = self._learner_of(model), self.source.shared
-        # Several processes exchange gradients in hooks of the micro-batches' own passes: each then makes its prefix.
-        if shared and torch.is_grad_enabled() and self._prefix is None and self.accelerator.num_processes == 1:
+        if shared and torch.is_grad_enabled() and self._prefix is None:
             self._prefix = StepPrefix(learner, ids_RT[0][:shared])
         prefix = self._prefix if torch.is_grad_enabled() else None
         scored = token_logprobs(learner, ids_RT, shared, wanted_RS, self.temperature, prefix)
@@ -147,3 +219,12 @@ class EpisodeGRPO(GRPOTrainer):
             # The sampler saw a hint, the trainer does not: a ratio of the two would all but remove what is to learn.
             self._old_RT.copy_(torch.where(self._hinted_R[:, None], self._logprobs_RT, self._old_RT))
         return logprobs_RT, entropies_RT, None
+
+
+def _rows_of(inputs: Any, rows_R: torch.Tensor) -> dict[str, Any]:
+    """Some rows of TRL's inputs; what is not by row stays."""
+    count = len(inputs["advantages"])
+    return {
+        name: value[rows_R] if isinstance(value, torch.Tensor) and value.ndim and len(value) == count else value
+        for name, value in inputs.items()
+    }

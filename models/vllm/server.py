@@ -225,6 +225,27 @@ class VllmServer:
             return False
         return True
 
+    # --- sleep ------------------------------------------------------------------------------------------------
+
+    def check_sleep(self) -> None:
+        """Raise `ConfigurationError` for a server that cannot give its GPU's memory back."""
+        try:
+            self._send("GET", "/is_sleeping", None, WAITS[:2])
+        except ModelMissing as problem:
+            raise ConfigurationError(
+                f"devices.sleep is on and {self.url} cannot sleep; start it with --enable-sleep-mode and "
+                "VLLM_SERVER_DEV_MODE=1 where only this project reaches it, or switch devices.sleep off and give "
+                "sampling and training GPUs of their own"
+            ) from problem
+
+    def sleep(self) -> None:
+        """Give the GPU's memory back: weights wait in the machine's, what was cached is forgotten."""
+        self._send("POST", "/sleep?level=1", None, WAITS[:3])
+
+    def wake_up(self) -> None:
+        """Take the memory again; turns may follow."""
+        self._send("POST", "/wake_up", None, WAITS[:3])
+
     # --- transport --------------------------------------------------------------------------------------------
 
     def _send(

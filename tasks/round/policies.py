@@ -54,6 +54,8 @@ def check_policy(settings: Settings) -> None:
         writable_folder(settings.lora_folder)
         for server in open_servers(settings, seconds=30.0):
             server.check()
+            if settings.devices.sleep:
+                server.check_sleep()
             server.close()
 
 
@@ -89,6 +91,7 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         raise
 
     def actor(probe: Sequence[int], name: str) -> Actor:
-        return VllmActor(policy, base.policy.model, writable_folder(lora_folder), probe, name)
+        folder = writable_folder(lora_folder)
+        return VllmActor(policy, base.policy.model, folder, probe, name, settings.devices.sleep)
 
     return Backend(policy, actor)

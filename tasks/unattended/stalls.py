@@ -8,10 +8,6 @@ still. A heartbeat says that a process lives; this says that its work moves.
 from __future__ import annotations
 
 import faulthandler
-import os
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -66,17 +62,6 @@ def unwatched() -> Iterator[None]:
         _Watch.seconds = seconds
         if seconds:
             _arm()
-
-
-def end_with_parent() -> None:
-    """End this process and all of its group when the other end of its standard input is closed: when the process that
-    ordered it is gone, however it went."""
-
-    def wait() -> None:
-        sys.stdin.read()
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def hung_before(folder: Path) -> Path | None:

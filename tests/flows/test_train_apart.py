@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from errors import LimitReached, TrainingError, TrainingStuck
+from errors import ConfigurationError, LimitReached, TrainingError, TrainingStuck
 from flows import train_apart as apart
 from flows.train_apart import train_apart
 from settings import load_settings
+from tasks.operations.devices import check_processes, training_processes
 from tasks.round.context import Context
 from tasks.round.results import TrainResult
 from tasks.round.stage import open_context
@@ -29,16 +29,47 @@ def context(folder: Path, seconds: float = 60.0, done: Any = None) -> Any:
 
 
 def command(code: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", f"import json, sys, time\norder = json.loads(sys.stdin.readline())\n{code}")
+    return (sys.executable, "-c", f"import json, sys, time\nspec = json.load(open(sys.argv[1]))\n{code}")
 
 
 def test_the_order_reaches_the_process_without_a_key(settings_folder: Path) -> None:
     said = settings_folder / "order.json"
-    train_apart(context(settings_folder), "refund", command(f"open({str(said)!r}, 'w').write(json.dumps(order))"))
-    order = json.loads(said.read_text())
+    code = "import os\nspec['mode'] = os.stat(os.path.dirname(sys.argv[1])).st_mode & 0o777\n"
+    code += "spec['path'] = sys.argv[1]\n"
+    train_apart(context(settings_folder), "refund", command(f"{code}json.dump(spec, open({str(said)!r}, 'w'))"))
+    spec = json.loads(said.read_text())
+    order = spec["order"]
+    assert spec["lead"] == "flows.train_apart:lead"
+    assert spec["base"]["name"] == "smollm2-135m"
+    assert (spec["mode"], Path(spec["path"]).exists()) == (0o700, False), "it may hold the store's password"
     assert (order["round"], order["capability"]) == ("r", "refund")
     assert order["settings"]["limits"]["training_minutes"] == 1.0
     assert "gateway_keys" not in order["settings"]
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "expected"),
+    [({}, 1, False), ({"limits": {"training_minutes": 1}}, 1, True), ({"devices": {"processes": 2}}, 2, True)],
+)
+def test_a_limit_or_a_second_process_makes_a_training_a_job(
+    settings_folder: Path, given: dict[str, Any], processes: int, expected: bool
+) -> None:
+    settings = load_settings(home=settings_folder, **given)
+    assert training_processes(settings) == processes
+    assert apart.apart(SimpleNamespace(settings=settings, budget=None)) is expected  # type: ignore[arg-type]
+    assert apart.apart(SimpleNamespace(settings=settings, budget=object())) is False  # type: ignore[arg-type]
+
+
+def test_every_visible_gpu_has_a_process_and_rows_have_to_be_shared_evenly(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    settings = load_settings(home=settings_folder)
+    assert training_processes(settings) == 3
+    assert apart.command_of(1)[1:] == apart.JOB
+    assert apart.command_of(3)[1:6] == ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "3")
+    with pytest.raises(ConfigurationError, match=r"= 32 rows cannot be shared by 3 processes; set devices\.processes"):
+        check_processes(settings)
 
 
 def test_what_is_done_starts_no_process(settings_folder: Path) -> None:
@@ -93,8 +124,7 @@ def test_the_other_process_does_the_stage_of_that_round(
 
     monkeypatch.setattr(apart.train, "do", do)
     monkeypatch.setattr(apart, "end_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order) + "\n"))
-    assert apart.main() == (1 if problem else 0)
+    assert apart.lead(order) == (1 if problem else 0)
     ((given, capability),) = done
     assert (given.round, given.settings, capability) == (opened.round, opened.settings, "refund")
     assert given.adopted, "it does not end the round's run in MLflow"

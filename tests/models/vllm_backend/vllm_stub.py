@@ -35,6 +35,8 @@ class Stub:
     weights: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    sleeps: bool = True
+    asleep: bool = False
     gone: bool = False
     busy: int = 0
     busiest: int = 0
@@ -67,6 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.stub.key and self.headers.get("Authorization") != f"Bearer {self.stub.key}":
             return self._refuse(401, "Unauthorized")
+        if self.path == "/is_sleeping":
+            return self._answer(200, {"is_sleeping": False}) if self.stub.sleeps else self._refuse(404, "Not Found")
         cards = [{"id": "base", "parent": None, "max_model_len": self.stub.context}]
         if self.stub.weights:
             cards.append({"id": f"weights-{self.stub.weights}", "parent": None, "max_model_len": self.stub.context})
@@ -78,9 +82,14 @@ class _Handler(BaseHTTPRequestHandler):
         if stub.gone:  # a connection that is still open dies with its server
             self.close_connection = True
             return None
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
         with stub.lock:
             stub.calls.append(self.path)
+        if self.path in ("/sleep?level=1", "/wake_up"):
+            stub.asleep = self.path != "/wake_up"
+            return self._answer(200, {})
+        if stub.asleep:  # a request would hang, or be answered from memory that is not there
+            return self._refuse(400, "asleep")
         if self.path == "/v1/load_lora_adapter":
             return self._load(body)
         if self.path == "/v1/unload_lora_adapter":

@@ -45,7 +45,8 @@ def test_what_moves_or_need_not_move_is_left_alone(tmp_path: Path, code: str) ->
 
 def test_a_process_ends_with_the_one_that_ordered_it() -> None:
     """However that one went: its end of the pipe is closed by the kernel."""
-    code = "from tasks.unattended.stalls import *\nend_with_parent()\nprint(0, flush=True)\nthreading.Event().wait()"
+    code = "import threading\nfrom models.deadline import *\nend_with_parent()\n"
+    code += "print(0, flush=True)\nthreading.Event().wait()"
     pipe = subprocess.PIPE
     process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, start_new_session=True, cwd=ROOT)
     assert process.stdin is not None

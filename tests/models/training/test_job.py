@@ -1,0 +1,174 @@
+"""A training of several processes comes to what one comes to; micro-batches by tokens to what those by rows do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from errors import TrainingError
+from models.adapters.deltas import folder_deltas
+from models.local import attention
+from models.training.actors import LocalActor
+from models.training.forward import StepPrefix, by_tokens, token_logprobs
+from models.training.grpo import StepsOwed, _config, train_adapter
+from models.training.learner import PlainLearner, make_learner
+from models.training.ranks import dealt_rows
+from models.training.records import StepRecord
+from tests.models.training import toy_job
+from tests.models.training.test_grpo import SMALL, Half, Source, lora
+from tests.tokenizers_trained import random_ids
+
+ROOT = Path(__file__).parents[3]
+LAUNCH = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
+WIDE = {"groups": 4, "collections": 1, "micro_batch": 4}
+
+
+@pytest.fixture
+def tiny_folder(tiny_model: Any, tmp_path: Path) -> Path:
+    """The tiny model and its tokenizer as files."""
+    policy, renderer = tiny_model
+    policy.model.save_pretrained(tmp_path / "base")
+    renderer.tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: Path) -> None:
+    """`accelerate launch` with two processes over gloo, paused after a step and gone on with, against this process."""
+    base = {"name": str(tiny_folder), "dtype": "float32"}
+    orders = {n: {"base": base, "output": str(tmp_path / n), "settings": WIDE} for n in ("one", "two")}
+    for order in orders.values():
+        Path(order["output"]).mkdir()
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"lead": "tests.models.training.toy_job:lead", "order": orders["two"], "base": base}))
+    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--main_process_port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [*command, "-m", "models.training.job", str(spec)],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            cwd=ROOT,
+        ) as job,
+    ):  # its standard input stays open: the processes end with who ordered them
+        assert toy_job.lead(orders["one"]) == 0
+        assert job.wait(300) == 0, log.read_text()[:6000]
+    one, two = (json.loads((tmp_path / n / "said.json").read_text()) for n in ("one", "two"))
+    assert one[:2] == two[:2] == ["paused", "steps"]
+    assert [r[:2] for r in two[2]] == [pytest.approx(r[:2], rel=1e-3, abs=1e-6) for r in one[2]]
+    # Means over micro-batches, which have other rows.
+    assert [r[2] for r in two[2]] == [pytest.approx(r[2], rel=0.02) for r in one[2]]
+    assert all(abs(r[4]) < 1e-3 for r in two[2])
+    expected, found = folder_deltas(Path(one[3]))[1], folder_deltas(Path(two[3]))[1]
+    assert expected.keys() == found.keys()
+    assert max(float(d.abs().max()) for d in expected.values()) > 1e-3
+    for name, delta in found.items():
+        assert torch.allclose(delta, expected[name], atol=1e-4), name
+    assert sorted(p.name for p in (tmp_path / "two").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_rows_are_dealt_in_equal_numbers_and_about_equal_work() -> None:
+    hands = dealt_rows([9, 1, 0, 8, 2, 0], 2)
+    assert sorted(row for hand in hands for row in hand) == [0, 1, 2, 3, 4, 5]
+    assert [len(hand) for hand in hands] == [3, 3]
+    assert [sum([9, 1, 0, 8, 2, 0][row] for row in hand) for hand in hands] == [10, 10]
+
+
+def test_tokens_bound_a_micro_batch_and_a_longer_row_has_its_own() -> None:
+    counts = [200, 30_000, 150, 900, 100, 1]
+    batches = by_tokens(counts, 1000)
+    assert sorted(row for batch in batches for row in batch) == list(range(6))
+    assert [1] in batches
+    assert all(sum(counts[row] for row in batch) <= 1000 for batch in batches if batch != [1])
+    assert len(batches) == 3, "no more than are needed"
+    assert by_tokens([5, 5], 10) == [[0, 1]]
+
+
+def test_micro_batches_by_tokens_have_the_gradient_of_those_by_rows(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    found = []
+    changes: list[dict[str, Any]] = [{}, {"micro_batch_tokens": 60, "recompute": True}]
+    for number, change in enumerate(changes):
+        records: list[StepRecord] = []
+        settings = replace(SMALL, steps=1, **WIDE, **change)
+        made = train_adapter(
+            Source(Half), LocalActor(policy), renderer, settings, tmp_path / str(number), records.append
+        )
+        found.append((records[0], folder_deltas(made.folder)[1]))
+    (by_rows, expected), (tokens, deltas) = found
+    assert tokens.metrics["grad_norm"] == pytest.approx(by_rows.metrics["grad_norm"], rel=1e-4) != 0
+    assert tokens.loss == pytest.approx(by_rows.loss, rel=1e-4, abs=1e-7)
+    for name, delta in deltas.items():
+        assert torch.allclose(delta, expected[name], atol=1e-2 * float(expected[name].abs().max())), name
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("weights", "recompute"), [(0, False), (2**28, True), (0, True)])
+def test_kernels_without_weights_and_recomputing_change_no_gradient(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool, weights: int, recompute: bool
+) -> None:
+    """Attention by torch's kernels, in several blocks of queries, behind a shared prefix."""
+    policy, _ = tiny_model
+    peft = lora(policy)
+    peft.train()
+    causal = peft.get_base_model()
+    rows = [random_ids(50, 9) + random_ids(seed, 8 + 3 * seed) for seed in range(3)]
+    wanted = [[p for p in range(11, len(row)) if p % 2] for row in rows]
+
+    def gradients(again: bool) -> dict[str, torch.Tensor]:
+        causal.gradient_checkpointing_disable()
+        learner = make_learner(causal, policy.decoder, again) if fused else PlainLearner(causal, again)
+        peft.zero_grad()
+        prefix = StepPrefix(learner, rows[0][:9])
+        scored = token_logprobs(learner, rows, 9, wanted, 0.7, prefix)
+        sum((chosen * torch.arange(1, len(chosen) + 1)).sum() for chosen, _ in scored).backward()
+        prefix.backward()
+        return {n: p.grad.clone() for n, p in peft.named_parameters() if p.grad is not None}
+
+    expected = gradients(False)
+    monkeypatch.setattr(attention, "MOST_WEIGHTS", weights)
+    monkeypatch.setattr(attention, "QUERIES", 4)
+    found = gradients(recompute)
+    assert found.keys() == expected.keys()
+    assert sum(float(g.abs().max()) > 1e-2 for g in found.values()) > 10
+    for name, gradient in found.items():
+        assert torch.allclose(gradient, expected[name], atol=1e-3, rtol=1e-3), name
+
+
+def test_recomputing_keeps_less_for_the_backward_pass(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    causal = lora(policy).get_base_model()
+    kept = {}
+    for recompute in (False, True):
+        seen: dict[int, int] = {}
+        learner = make_learner(causal, policy.decoder, recompute)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, seen=seen: seen.update({t.data_ptr(): t.numel()}) or t, lambda t: t
+        ):
+            token_logprobs(learner, [random_ids(1, 200)], 0, [range(1, 200)], 1.0)
+        kept[recompute] = sum(seen.values())
+    assert kept[True] < 0.5 * kept[False]
+
+
+def test_several_gpus_of_one_process_do_not_multiply_the_batch(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They did: TRL's batch was that of a device times their number, and the step failed."""
+    policy, _ = tiny_model
+    monkeypatch.setattr("transformers.training_args.TrainingArguments.n_gpu", property(lambda self: self._n_gpu))
+    monkeypatch.setattr("models.training.grpo.GRPOConfig._n_gpu", 4, raising=False)
+    owed = StepsOwed(replace(SMALL, micro_batch_tokens=100), tmp_path, None)
+    assert _config(owed, policy.model, 1).train_batch_size == 8
+    with pytest.raises(TrainingError, match="2 x 4 rows are no multiple of the 3 processes"):
+        _config(owed, policy.model, 3)

@@ -1,0 +1,87 @@
+"""Servers that share a GPU with the training sleep around its backward pass, and at no other time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import ConfigurationError, PolicyError
+from models.policy import PolicyIdentity
+from models.training import actors
+from models.training.actors import VllmActor
+from models.training.grpo import train_adapter
+from models.training.learner import FusedLearner
+from models.vllm import server as vllm_server
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import VllmServer
+from settings import load_settings
+from tasks.round.policies import check_policy
+from tests.models.training.test_grpo import SMALL, Source
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
+
+SLEEPING = ("/sleep?level=1", "/wake_up")
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.01, 0.01))
+    # The stub's log-probabilities are no model's: what `prove` is for has its own tests.
+    monkeypatch.setattr(actors, "prove", lambda *_, **__: type("Found", (), {"moved": 1.0, "base_apart": 0.0}))
+    with vllm_stub() as running:
+        running.context = 512
+        yield running
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_they_sleep_while_gradients_are_computed(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    local, renderer = tiny_model
+    asleep: list[bool] = []
+    run = FusedLearner.run
+    monkeypatch.setattr(FusedLearner, "run", lambda *given: asleep.append(stub.asleep) or run(*given))
+    monkeypatch.setattr("models.training.rollouts.Rollouts.decoder", local.decoder)
+    identity = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
+    policy = VllmPolicy([VllmServer(stub.url, "base")], identity, renderer.stop_ids, 8)
+    actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy", sleeps)
+    settings = replace(SMALL, steps=2)
+    train_adapter(Source(), actor, renderer, settings, tmp_path / "training", lambda _: None)
+    policy.close()
+    assert asleep, "the pass was seen"
+    assert set(asleep) == {sleeps}
+    called = [path.partition("?")[0] for path in stub.calls if path in SLEEPING]
+    assert called == (["/sleep", "/wake_up"] * 2 if sleeps else [])
+    assert not stub.asleep
+    # What is asked of a server between the two would be refused by the stub; an adapter is loaded only once it is up.
+    assert sum(path == "/v1/load_lora_adapter" for path in stub.calls) == 2
+
+
+def test_they_are_awake_after_a_training_that_failed(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, _ = tiny_model
+    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), frozenset({7}), 8)
+    actor = VllmActor(policy, local.model, tmp_path, [5, 6, 7], "toy", True)
+    actor.rest()
+    assert stub.asleep
+    with pytest.raises(PolicyError):
+        policy.servers[0].complete({"model": "base", "prompt": [1], "max_tokens": 1})
+    actor.retire()
+    assert not stub.asleep
+    actor.retire()
+    assert [c for c in stub.calls if c in SLEEPING] == list(SLEEPING)
+    policy.close()
+
+
+def test_servers_that_cannot_sleep_are_refused_before_the_round(stub: Stub, settings_folder: Path) -> None:
+    given: dict[str, Any] = {"home": settings_folder, "policy": {"backend": "vllm", "url": stub.url}}
+    check_policy(load_settings(**given, devices={"sleep": True}))
+    stub.sleeps = False
+    check_policy(load_settings(**given))
+    with pytest.raises(ConfigurationError, match=r"devices\.sleep is on and .* cannot sleep; start it with --enable"):
+        check_policy(load_settings(**given, devices={"sleep": True}))
+    assert not [c for c in stub.calls if c in SLEEPING]
