@@ -16,8 +16,8 @@ from models.adapters.files import carries_weights
 from models.vllm.server import VllmServer
 
 # Low ids, which every vocabulary has, in no order: a text that no model was trained to know by heart.
-PROBE = tuple((7 * i * i + 11 * i + 5) % 89 + 2 for i in range(24))
-SCORED = 12
+PROBE = tuple((7 * i * i + 11 * i + 5) % 89 + 2 for i in range(16))
+SCORED = 8
 # Nats: the mean distance of a token's log-probability at which two servers are no longer taken for the same.
 APART = 0.02
 

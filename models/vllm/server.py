@@ -45,6 +45,10 @@ class ModelMissing(ProviderError):
     """The server answers, but not under this name."""
 
 
+class ServerSilent(ProviderError):
+    """The server took the request and did not answer in time."""
+
+
 class ServerFailed(ProviderError):
     """The server answered with a `status` that may go away by itself."""
 
@@ -223,6 +227,8 @@ class VllmServer:
                 return self._once(method, path, body)
             except ProviderError as problem:
                 ended = isinstance(problem, ServerFailed) and problem.status == final
+                # Whoever was silent for the longest wait is not waited for as long again.
+                ended = ended or isinstance(problem, ServerSilent)
                 if ended or not problem.transient or wait is None or self._closed.is_set():
                     raise
                 logger.warning("%s; trying again in %.1f s", problem, wait)
@@ -237,7 +243,8 @@ class VllmServer:
             raise self.away(str(problem) or type(problem).__name__) from problem
         except httpx.TransportError as problem:
             seconds = time.perf_counter() - began
-            raise ProviderError(
+            kind = ServerSilent if isinstance(problem, httpx.ReadTimeout) else ProviderError
+            raise kind(
                 f"{self.url}{path} broke off after {seconds:.1f} s ({type(problem).__name__}: {problem}); look at the "
                 "server's log",
                 transient=True,

@@ -34,7 +34,7 @@ logger = logging.getLogger("trace.models")
 # Between tries of a server that stays away, in seconds; the first ones follow `WAITS`.
 PAUSE = 5.0
 # Longest wait for an answer of a server that is looked at, or gets an adapter.
-CHECK_SECONDS = 30.0
+CHECK_SECONDS = 120.0
 # Shorter than the five seconds after which a server closes an idle connection.
 IDLE_SECONDS = 2.0
 # What no turn would survive.
@@ -71,7 +71,7 @@ class Turns:
         restore: Restore,
         lost: Mapping[str, TraceError],
     ) -> None:
-        self.stall_seconds, self.moved = stall_seconds, 0
+        self.stall_seconds = stall_seconds
         self._replicas = {server.url: Replica(server, server.limited(CHECK_SECONDS)) for server in servers}
         self._balance = Balance(list(self._replicas))
         self._restore, self._concurrency = restore, concurrency
@@ -187,7 +187,6 @@ class Turns:
                     if not failure.transient:
                         raise
                     problem = failure
-                self.moved += 1
             if wait is not None:
                 await self._pause(wait)
         if not self._balance.used:
@@ -334,7 +333,7 @@ class Turns:
             asking = self._loop.run_in_executor(self._threads, replica.quick.tokens_done)
             found = await asyncio.wait_for(asking, self.stall_seconds / 2)
         except (TraceError, TimeoutError) as problem:
-            said = f"{said}, nor what it did ({problem or 'its /metrics stall too'})"
+            said = f"{said}, nor its /metrics ({str(problem) or 'no answer in time'})"
         else:
             if replica.looked is not before or replica.heard > now:  # it answered a turn meanwhile
                 return
