@@ -119,6 +119,9 @@ class PolicySettings(Part):
     api_key_env: str = Field("", description="the variable that holds the servers' key")
     concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
     seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
+    stall_seconds: float = Field(
+        60.0, gt=0, description="without work after which a server that turns wait on loses them to the others"
+    )
     lora_folder: Path | None = Field(
         None, description="where adapters are put for the servers; under home if not given"
     )

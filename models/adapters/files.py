@@ -199,3 +199,23 @@ def checked_key(key: str) -> str:
     if not re.fullmatch(r"[\w./@:-]{1,200}", key):
         raise ConfigurationError(f"run key {key!r} must be 1 to 200 letters, digits or ./@:_-")
     return key
+
+
+def carries_weights(folder: Path) -> bool:
+    """Whether any lora_B of an adapter is not 0. Raises `AdapterError` for a file that is no safetensors."""
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > (folder / WEIGHTS).stat().st_size:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(file.read(size))
+            begin = file.tell()
+            for name, tensor in header.items():
+                if ".lora_B" in name:
+                    first, end = tensor["data_offsets"]
+                    file.seek(begin + first)
+                    if any(file.read(end - first)):
+                        return True
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise AdapterError(f"{folder / WEIGHTS} cannot be read ({problem!r}); download the adapter again") from problem
+    return False

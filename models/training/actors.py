@@ -88,13 +88,13 @@ class VllmActor:
         self.policy.load_adapter(name, f"step-{step}", folder)
         before, self._served = self._served, {name: folder}
         expected = self._expected(peft)
-        for server in self.policy.servers:
-            # A first step's adapter is zero and moves nothing: then only the base can be compared.
-            found = prove(server, expected, name, still=not moves(expected))
+        # A first step's adapter is zero and moves nothing: then only the base can be compared.
+        proven = self.policy.on_each(lambda server: prove(server, expected, name, still=not moves(expected)))
+        for address, found in proven.items():
             logger.info(
                 "%s on %s: moves the probe by %.4f nats, base %.3f apart (alarm at %.1f)",
                 name,
-                server.url,
+                address,
                 found.moved,
                 found.base_apart,
                 BASE_APART,

@@ -4,8 +4,11 @@ What it returns is what the server sampled: ids and log-probabilities of the dis
 tokenized again. Prefixes are cached by the server, per adapter; sessions stay with one server so that its cache serves
 them. All sampling settings are sent, so that a server's own defaults (generation_config.json) decide nothing.
 
-A turn that fails after retries ends its own episode (`Generation.problem`); a server that is gone, or does not know a
-name, fails all of them: then `poll` raises, and the task is tried again.
+Several servers are replicas of one policy. That they are is proven before the first turn, of the base and of every
+adapter (`models/vllm/equality.py`), and again of a server that was lost and comes back (`models/vllm/turns.py`).
+
+A turn that fails after retries ends its own episode (`Generation.problem`); when no server is left, or none knows a
+name, all of them fail: then `poll` raises, and the task is tried again.
 """
 
 from __future__ import annotations
@@ -13,26 +16,44 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import zlib
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-from errors import AdapterError, ConfigurationError, PolicyError, TraceError
+from errors import AdapterError, ConfigurationError, PolicyError, ProviderError, TraceError
 from models.adapters.files import adapter_digest, export_adapter
 from models.policy import Generation, PolicyIdentity, Request, Sampling
-from models.vllm.server import ModelMissing, ServerAway, VllmServer
+from models.vllm.equality import check_adapter, check_base, check_live, probe
+from models.vllm.server import Completion, ServerAway, VllmServer
+from models.vllm.turns import FATAL, Turns
 
 logger = logging.getLogger("trace.models")
+STALL_SECONDS = 60.0
+# In messages: what a server that comes back is compared with.
+BEFORE = "the servers before it was lost"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An adapter: its digest, the folder that the servers read, and its figures of the probe (nats)."""
+
+    digest: str
+    folder: Path
+    figures: Sequence[float]
 
 
 class VllmPolicy:
     """Token policy on vLLM servers that serve the same base. `concurrency` is the number of turns in flight.
 
     `identity` is the base's, with the renderer's fingerprint. Adapters are copied into `lora_folder`, which the servers
-    see as `server_folder` (the same path when ""); None leaves them where they are.
-    Raises `ServerAway` or `ConfigurationError` when a server is not there or not as needed.
+    see as `server_folder` (the same path when ""); None leaves them where they are. A server that does nothing for
+    `stall_seconds` while turns wait on it loses them to the others.
+    Raises `ServerAway` when no server is there, and `ConfigurationError` when one is not as needed.
     """
 
     def __init__(
@@ -43,17 +64,23 @@ class VllmPolicy:
         concurrency: int = 64,
         lora_folder: Path | None = None,
         server_folder: str = "",
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         if not servers:
             raise ConfigurationError("no vLLM server is given; set policy.url")
         self.servers, self.stop_ids, self.rows = tuple(servers), stop_ids, concurrency
-        self.context = min(server.check() for server in servers)
         self._identity, self._lora_folder, self._server_folder = identity, lora_folder, server_folder
-        self._adapters: dict[str, tuple[str, Path]] = {}
-        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="vllm")
-        self._open: dict[Future[Generation], str] = {}
-        self._loading = threading.Lock()
-        self.sampled_tokens = 0
+        self._adapters: dict[str, Loaded] = {}
+        self._unloaded: set[str] = set()
+        self._loading = threading.Lock()  # guards both
+        self._tickets, self._open = count(), dict[int, str]()
+        # Turns that are done, in that order, and None for each call of `wake`.
+        self._done: SimpleQueue[tuple[int, Completion | TraceError] | None] = SimpleQueue()
+        self.sampled_tokens, self.stall_seconds = 0, stall_seconds
+        lost: dict[str, TraceError] = {}
+        self.context = min(_of_each(self.servers, VllmServer.check, lost).values())
+        self._base = check_base(_of_each([s for s in self.servers if s.url not in lost], probe, lost))
+        self._turns = Turns(self.servers, concurrency, stall_seconds, self._restore, lost)
 
     def close(self) -> None:
         """Take this policy's adapters from the servers, end threads and connections."""
@@ -63,16 +90,49 @@ class VllmPolicy:
                 self.unload_adapter(name)
             except PolicyError as problem:
                 logger.warning("adapter %s stays loaded: %s", name, problem)
+        self._turns.close()
         for server in self.servers:
             server.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # --- servers ----------------------------------------------------------------------------------------------
+
+    def on_each(self, call: Callable[[VllmServer], T]) -> dict[str, T]:
+        """What `call` gives on each server in use, by address. One that cannot be reached is lost, until it is back;
+        raises its problem when none is left, and every other problem at once."""
+        lost: dict[str, TraceError] = {}
+        used = self._turns.used()
+        try:
+            return _of_each(used or self.servers, call, lost)
+        finally:
+            for server in used:
+                if server.url in lost:
+                    self._turns.lose(server, lost[server.url])
+
+    def _restore(self, server: VllmServer) -> None:
+        """Prove that a server that was lost is what it was, and give it the adapters that it forgot."""
+        server.models()  # one try, told to nobody: the next look comes soon
+        context = server.check()
+        if context < self.context:
+            raise ConfigurationError(
+                f"{server.url} came back with a context of {context} tokens, it was {self.context} or more; start it "
+                "with the --max-model-len of before"
+            )
+        check_base({BEFORE: self._base, server.url: probe(server)})
+        with self._loading:
+            there = server.models()
+            for name, loaded in self._adapters.items():
+                if name not in there:
+                    server.load(name, self._seen(loaded.folder))
+                check_adapter(name, {BEFORE: loaded.figures, server.url: probe(server, name)}, self._base)
+            for name in self._unloaded & set(there):
+                server.unload(name)
 
     # --- adapters ---------------------------------------------------------------------------------------------
 
     def identity(self, adapter: str | None = None) -> PolicyIdentity:
         """Identity with the adapter's content hash."""
         mine = self._identity
-        digest = "" if adapter is None else self._adapter(adapter)[0]
+        digest = "" if adapter is None else self._adapter(adapter).digest
         return PolicyIdentity(mine.base, mine.revision, mine.dtype, digest, mine.renderer)
 
     @property
@@ -80,7 +140,7 @@ class VllmPolicy:
         """Names of the adapters loaded by this policy."""
         return tuple(self._adapters)
 
-    def _adapter(self, name: str) -> tuple[str, Path]:
+    def _adapter(self, name: str) -> Loaded:
         try:
             return self._adapters[name]
         except KeyError:
@@ -92,23 +152,35 @@ class VllmPolicy:
         return f"{capability}@{origin}-{digest[:8]}"
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
-        """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server."""
+        """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server in use,
+        and prove that it is the same adapter on all. Raises `AdapterError` for one that a server refuses or drops."""
         if name in self._adapters:
             raise AdapterError(f"adapter name {name!r} was used before; a server's caches need a new one")
         shared = self._shared(name, folder)
-        for server in self.servers:
-            server.load(name, self._seen(shared))
-        self._adapters[name] = (digest, shared)
+        with self._loading:
+            self.on_each(lambda server: server.load(name, self._seen(shared)))
+            try:
+                scores = self.on_each(partial(probe, adapter=name))
+                figures = check_adapter(name, scores, self._base)
+                check_live(name, ", ".join(scores), figures, self._base, shared)
+            except AdapterError:
+                self._unload(name)
+                raise
+            self._adapters[name] = Loaded(digest, shared, figures)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the adapter from every server; one that is away has forgotten it anyway."""
+        """Take the adapter from every server; one that is lost does without it when it is back."""
         self._adapter(name)
-        for server in self.servers:
-            try:
-                server.unload(name)
-            except ServerAway as problem:
-                logger.warning("adapter %s was not unloaded: %s", name, problem)
-        del self._adapters[name]
+        with self._loading:
+            del self._adapters[name]
+            self._unload(name)
+
+    def _unload(self, name: str) -> None:
+        self._unloaded.add(name)
+        try:
+            self.on_each(lambda server: server.unload(name))
+        except ServerAway as problem:
+            logger.warning("adapter %s was not unloaded: %s", name, problem)
 
     def _shared(self, name: str, folder: Path) -> Path:
         """The folder where servers read it: itself, or its copy in the folder that they share with this process.
@@ -137,29 +209,43 @@ class VllmPolicy:
         if request.adapter is not None:
             self._adapter(request.adapter)
         request.check(self.context, "start the server with a larger --max-model-len")
-        self._open[self._pool.submit(self._turn, request)] = request.session
+        ticket = next(self._tickets)
+        self._open[ticket] = request.session
+        self._turns.send(request.session, self._body(request), lambda answer: self._done.put((ticket, answer)))
+
+    def wake(self) -> None:
+        """Have `poll` return at once; from any thread."""
+        self._done.put(None)
 
     def poll(self) -> list[Generation]:
-        """Wait until at least one turn is finished; [] when nothing is in flight. Raises what no turn would survive;
-        then nothing is in flight any more."""
-        if not self._open:
-            return []
-        done, _ = wait(self._open, return_when=FIRST_COMPLETED)
-        finished = []
-        for future in done:
-            session = self._open.pop(future)
-            try:
-                finished.append(future.result())
-            except (ServerAway, ModelMissing, ConfigurationError, AdapterError):
+        """Wait until at least one turn is finished, or `wake` is called; [] when nothing is in flight. Raises what no
+        turn would survive; then nothing is in flight any more."""
+        finished: list[Generation] = []
+        for ticket, answer in self._taken() if self._open else []:
+            session = self._open.pop(ticket)
+            if isinstance(answer, FATAL):
                 self._abandon()
-                raise
-            except TraceError as problem:
-                finished.append(Generation(session, (), (), "error", problem))
+                raise answer
+            if isinstance(answer, TraceError):
+                finished.append(Generation(session, (), (), "error", answer))
+            else:
+                reason = "stop" if answer.ids[-1] in self.stop_ids else "length"
+                finished.append(Generation(session, answer.ids, answer.logprobs, reason))
         self.sampled_tokens += sum(len(g.ids) for g in finished)
         return finished
 
+    def _taken(self) -> list[tuple[int, Completion | TraceError]]:
+        """Turns that are done: all there are, after waiting for one or for `wake`."""
+        taken = [self._done.get()]
+        while True:
+            try:
+                taken.append(self._done.get_nowait())
+            except Empty:  # what was abandoned is no longer open
+                return [turn for turn in taken if turn is not None and turn[0] in self._open]
+
     def release(self, session: str) -> None:
-        """Nothing to do: the server's cache forgets by itself."""
+        """The session's server need not be remembered; its cache forgets by itself."""
+        self._turns.forget(session)
 
     def free_buffers(self) -> None:
         """Nothing to do: the memory is the server's."""
@@ -177,36 +263,26 @@ class VllmPolicy:
         return [done[request.session] for request in requests]
 
     def score(self, ids: Sequence[int], count: int, adapter: str | None = None) -> list[float]:
-        """Log-probabilities (nats, temperature 1) of the last `count` of `ids`, on the first server."""
+        """Log-probabilities (nats, temperature 1) of the last `count` of `ids`, on the first server in use."""
         if adapter is not None:
             self._adapter(adapter)
-        return self.servers[0].score(ids, count, adapter)
+        while True:
+            (server, *_) = self._turns.used() or self.servers
+            try:
+                return server.score(ids, count, adapter)
+            except ProviderError as problem:
+                if not problem.transient or len(self._turns.used()) < 2:
+                    raise
+                self._turns.lose(server, problem)
 
     def _abandon(self) -> None:
-        for future in self._open:
-            future.cancel()
+        self._turns.cancel()
         self._open.clear()
 
-    def _turn(self, request: Request) -> Generation:
-        server = self.servers[zlib.crc32(request.session.encode()) % len(self.servers)]
-        body = self._body(server, request)
-        try:
-            answer = server.complete(body)
-        except ModelMissing:
-            if request.adapter is None:
-                raise
-            # The server was started again, or somebody unloaded the name: same files, same name, once.
-            with self._loading:
-                logger.warning("%s lost adapter %s; loading it again", server.url, request.adapter)
-                server.load(request.adapter, self._seen(self._adapter(request.adapter)[1]))
-            answer = server.complete(body)
-        reason = "stop" if answer.ids[-1] in self.stop_ids else "length"
-        return Generation(request.session, answer.ids, answer.logprobs, reason)
-
-    def _body(self, server: VllmServer, request: Request) -> dict[str, Any]:
+    def _body(self, request: Request) -> dict[str, Any]:
         sampling: Sampling = request.sampling
         return {
-            "model": request.adapter or server.model,
+            "model": request.adapter or self.servers[0].model,
             "prompt": list(request.prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -221,3 +297,20 @@ class VllmPolicy:
             "stop_token_ids": sorted(self.stop_ids),
             "ignore_eos": True,
         }
+
+
+def _of_each(
+    servers: Sequence[VllmServer], call: Callable[[VllmServer], T], lost: dict[str, TraceError]
+) -> dict[str, T]:
+    """What `call` gives on each server, by address. One that cannot be reached, of several, is put into `lost`."""
+    found: dict[str, T] = {}
+    for server in servers:
+        try:
+            found[server.url] = call(server)
+        except ProviderError as problem:
+            if not problem.transient:
+                raise
+            lost[server.url] = problem
+    if not found:
+        raise next(iter(lost.values()))
+    return found

@@ -31,18 +31,18 @@ _ASKED = (
 
 
 def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
-    """Raises `ConfigurationError` for the first server whose base is not the trainer's."""
+    """Raises `ConfigurationError` when the servers' base is not the trainer's. That all servers have one and the same is
+    proven before (`models/vllm/equality.py`), so one of them speaks for all."""
     talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
     ids = talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
     count = min(COUNT, len(ids) - 1)
-    mine = np.asarray(base.policy.score(ids, count))
-    for server in policy.servers:
-        apart = float(np.abs(np.asarray(server.score(ids, count)) - mine).mean())
-        if not apart <= APART:
-            raise ConfigurationError(
-                f"{server.url} does not serve {base.identity.base!r} (revision {base.identity.revision}) as "
-                f"{server.model!r}: its log-probabilities of a text are {apart:.2f} nats a token from the trainer's "
-                f"(at most {APART}); start it with the same weights (--model, --revision), or set base_model to what "
-                "it serves"
-            )
-        logger.info("%s serves the trainer's base: %.4f nats a token apart (at most %.1f)", server.url, apart, APART)
+    mine, theirs = np.asarray(base.policy.score(ids, count)), np.asarray(policy.score(ids, count))
+    apart = float(np.abs(theirs - mine).mean())
+    where, model = " and ".join(server.url for server in policy.servers), policy.servers[0].model
+    if not apart <= APART:
+        raise ConfigurationError(
+            f"{where} does not serve {base.identity.base!r} (revision {base.identity.revision}) as {model!r}: its "
+            f"log-probabilities of a text are {apart:.2f} nats a token from the trainer's (at most {APART}); start it "
+            "with the same weights (--model, --revision), or set base_model to what it serves"
+        )
+    logger.info("%s serves the trainer's base: %.4f nats a token apart (at most %.1f)", where, apart, APART)

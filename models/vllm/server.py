@@ -11,6 +11,7 @@ only this project reaches it.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -30,6 +31,11 @@ CONNECT_SECONDS = 5.0
 WAITS = (0.2, 0.5, 1.0, 2.0, 4.0)
 # The second name of a base that docker/vllm/start.sh started: the revision of the weights that the server read.
 WEIGHTS = "weights-"
+COMPLETIONS = "/v1/completions"
+# What a completion is asked with, so that ids and log-probabilities come back.
+EXACT = {"logprobs": 0, "return_token_ids": True}
+# Of /metrics: together they grow as long as the engine works on anything.
+_COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -39,6 +45,10 @@ class ServerAway(ProviderError):
 
 class ModelMissing(ProviderError):
     """The server answers, but not under this name."""
+
+
+class ServerSilent(ProviderError):
+    """The server took the request and did not answer in time."""
 
 
 class ServerFailed(ProviderError):
@@ -76,15 +86,24 @@ class VllmServer:
         self.model = model
         if not self.url.startswith(("http://", "https://")):
             raise ConfigurationError(f"server address {url!r} is not http(s); give one such as http://127.0.0.1:8000")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.seconds, self._api_key = seconds, api_key
         self._client = httpx.Client(
             base_url=self.url,
-            headers=headers,
+            headers=self.headers,
             timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=False,  # a proxy in the environment is for the outside
         )
         self._closed = threading.Event()
+
+    def limited(self, seconds: float) -> VllmServer:
+        """A client of the same server that waits at most `seconds` for an answer."""
+        return VllmServer(self.url, self.model, self._api_key, 2, min(seconds, self.seconds))
+
+    def away(self, said: str) -> ServerAway:
+        """The error for an address at which nobody is."""
+        return ServerAway(f"no vLLM server answers at {self.url} ({said}); start it or set policy.url", transient=True)
 
     def close(self) -> None:
         """Close connections; requests that wait for another try give up."""
@@ -135,6 +154,15 @@ class VllmServer:
             revision,
         )
 
+    def tokens_done(self) -> float | None:
+        """Tokens that the server has read and sampled since its start; None where its /metrics do not say."""
+        try:
+            text = str(self._send("GET", "/metrics", None, ()).get("text", ""))
+        except ModelMissing:
+            return None
+        figures = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(_COUNTED)]
+        return sum(map(float, figures)) if figures else None
+
     def _top_logprob(self, temperature: float) -> float:
         body = {"model": self.model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": temperature, "top_p": 1.0}
         choice = self._choice(body | {"top_k": 0, "min_p": 0.0, "logprobs": 1, "seed": 0})
@@ -143,14 +171,7 @@ class VllmServer:
     def complete(self, body: Mapping[str, Any]) -> Completion:
         """Sample one completion; `body` as for `/v1/completions`, its `prompt` token ids. Transient failures are tried
         again."""
-        choice = self._choice({**body, "logprobs": 0, "return_token_ids": True})
-        ids, values = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        if ids is None or values is None or len(ids) != len(values) or not ids:
-            raise PolicyError(
-                f"{self.url} returned {ids!r:.60} with log-probabilities {values!r:.60}, not one for each token; "
-                "a vLLM server of version 0.32 or later is needed"
-            )
-        return Completion(tuple(ids), tuple(float(v) for v in values), choice.get("finish_reason") == "stop")
+        return read_completion(self.url, body["model"], self._send("POST", COMPLETIONS, {**body, **EXACT}, WAITS))
 
     def score(self, ids: Sequence[int], count: int, model: str | None = None) -> list[float]:
         """Log-probabilities (nats, temperature 1) of the last `count` (fewer than all) of `ids`, each given what stands
@@ -175,16 +196,7 @@ class VllmServer:
         return self._choices(body, 1)[0]
 
     def _choices(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        answer = self._send("POST", "/v1/completions", body, WAITS)
-        if answer.get("model") != body["model"]:  # a proxy in between may fall back silently
-            raise ProviderError(
-                f"{self.url} was asked for {body['model']!r} and answered as {answer.get('model')!r}; "
-                "point policy.url at the vLLM server itself"
-            )
-        choices = answer.get("choices")
-        if not isinstance(choices, list) or len(choices) != count:
-            raise ProviderError(f"{self.url} gave {choices!r:.80} as choices, not {count}; a vLLM server is needed")
-        return choices
+        return _read_choices(self.url, body["model"], count, self._send("POST", COMPLETIONS, body, WAITS))
 
     # --- adapters ---------------------------------------------------------------------------------------------
 
@@ -257,6 +269,8 @@ class VllmServer:
                 return self._once(method, path, body)
             except ProviderError as problem:
                 ended = isinstance(problem, ServerFailed) and problem.status == final
+                # Whoever was silent for the longest wait is not waited for as long again.
+                ended = ended or isinstance(problem, ServerSilent)
                 if ended or not problem.transient or wait is None or self._closed.is_set():
                     raise
                 logger.warning("%s; trying again in %.1f s", problem, wait)
@@ -268,14 +282,11 @@ class VllmServer:
         try:
             response = self._client.request(method, path, json=body)
         except (httpx.ConnectError, httpx.ConnectTimeout) as problem:
-            raise ServerAway(
-                f"no vLLM server answers at {self.url} ({problem or type(problem).__name__}); start it or set "
-                "policy.url",
-                transient=True,
-            ) from problem
+            raise self.away(str(problem) or type(problem).__name__) from problem
         except httpx.TransportError as problem:
             seconds = time.perf_counter() - began
-            raise ProviderError(
+            kind = ServerSilent if isinstance(problem, httpx.ReadTimeout) else ProviderError
+            raise kind(
                 f"{self.url}{path} broke off after {seconds:.1f} s ({type(problem).__name__}: {problem}); look at the "
                 "server's log",
                 transient=True,
@@ -286,25 +297,54 @@ class VllmServer:
             ) from problem
         if response.status_code == 200:
             return _document(response)
-        raise _refusal(f"{self.url}{path}", response)
+        raise refusal(f"{self.url}{path}", response.status_code, response.text)
+
+
+def read_completion(url: str, model: str, answer: Mapping[str, Any]) -> Completion:
+    """A server's answer to a request with `EXACT` for one completion by `model`. Raises `PolicyError` for another."""
+    (choice,) = _read_choices(url, model, 1, answer)
+    ids, values = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if ids is None or values is None or len(ids) != len(values) or not ids:
+        raise PolicyError(
+            f"{url} returned {ids!r:.60} with log-probabilities {values!r:.60}, not one for each token; "
+            "a vLLM server of version 0.32 or later is needed"
+        )
+    return Completion(tuple(ids), tuple(float(v) for v in values), choice.get("finish_reason") == "stop")
+
+
+def _read_choices(url: str, model: str, count: int, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if answer.get("model") != model:  # a proxy in between may fall back silently
+        raise ProviderError(
+            f"{url} was asked for {model!r} and answered as {answer.get('model')!r}; "
+            "point policy.url at the vLLM server itself"
+        )
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) != count:
+        raise ProviderError(f"{url} gave {choices!r:.80} as choices, not {count}; a vLLM server is needed")
+    return choices
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:
     """The answer as JSON; loading endpoints answer in plain text."""
     if "json" not in response.headers.get("content-type", ""):
         return {"text": response.text}
+    return read_document(str(response.url), response.content)
+
+
+def read_document(where: str, content: bytes) -> dict[str, Any]:
+    """An answer's body, which should be JSON."""
     try:
-        answer = response.json()
+        answer = json.loads(content)
     except ValueError as problem:
         raise ProviderError(
-            f"{response.url} sent what is not JSON ({problem}); look at the server's log", transient=True
+            f"{where} sent what is not JSON ({problem}); look at the server's log", transient=True
         ) from problem
     return answer if isinstance(answer, dict) else {"text": answer}
 
 
-def _refusal(where: str, response: httpx.Response) -> PolicyError | ConfigurationError:
-    """The error that an answer other than 200 stands for."""
-    said, status = _message(response), response.status_code
+def refusal(where: str, status: int, text: str) -> PolicyError | ConfigurationError:
+    """The error that an answer other than 200 stands for; `text` is its body."""
+    said = _message(text)
     if status == 404:
         return ModelMissing(f"{where} answers 404: {said}; load the adapter, or correct the name")
     if status in (401, 403):
@@ -318,12 +358,12 @@ def _refusal(where: str, response: httpx.Response) -> PolicyError | Configuratio
     return PolicyError(f"{where} answers {status}: {said}; correct the request or the server's settings")
 
 
-def _message(response: httpx.Response) -> str:
+def _message(text: str) -> str:
     """What the server says went wrong, in at most 300 characters."""
     try:
-        body = response.json()
+        body = json.loads(text)
     except ValueError:
-        return response.text[:300].strip()
+        return text[:300].strip()
     error = body.get("error", body) if isinstance(body, dict) else body
     said = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
     return str(said)[:300]

@@ -49,14 +49,20 @@ def open_servers(settings: Settings, seconds: float | None = None) -> list[VllmS
 
 
 def check_policy(settings: Settings) -> None:
-    """Before any work: the servers are there, have the base, and sample as needed. Nothing for the local backend."""
+    """Before any work: the servers are there, have one and the same base, and sample as needed. Nothing for the local
+    backend."""
     if settings.policy.backend == "vllm":
+        from models.vllm.equality import check_base, probe
+
         writable_folder(settings.lora_folder)
+        scores = {}
         for server in open_servers(settings, seconds=30.0):
             server.check()
             if settings.devices.sleep:
                 server.check_sleep()
+            scores[server.url] = probe(server)
             server.close()
+        check_base(scores)
 
 
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
@@ -83,6 +89,7 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         settings.policy.concurrency,
         lora_folder,
         settings.policy.server_folder,
+        settings.policy.stall_seconds,
     )
     try:
         prove_same_base(policy, base)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from models.policy import Generation, Request
 from models.serving.openai_api.errors import KINDS, ApiError, too_long
 from models.serving.openai_api.requests import ROLES, Usage
 from models.serving.upstreams.contract import AdapterGone, Replica, Turn
+from models.vllm.balance import Balance
 
 CONNECT_SECONDS = 5.0
 HEALTH_SECONDS = 2.0
@@ -51,13 +51,13 @@ class Servers:
 
 
 class Pool:
-    """Connections to replicas; a request goes to the one with the fewest in flight. Used on one event loop."""
+    """Connections to replicas; a conversation keeps to one while it answers (`Balance`). Used on one event loop."""
 
     def __init__(self, servers: Servers) -> None:
         self.addresses, self.retries = servers.addresses, 0
         self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
         self._opened: aiohttp.ClientSession | None = None
-        self._busy: Counter[str] = Counter()
+        self.balance = Balance(self.addresses)
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -75,26 +75,33 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def post(
-        self, path: str, body: bytes, holders: Sequence[str] = ()
+        self, path: str, body: bytes, holders: Sequence[str] = (), conversation: str = ""
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
-        asked (all when empty). A replica that cannot be reached is left out for this request. Raises `ApiError`."""
+        asked (all when empty). One that cannot be reached is asked again after a pause, and sooner only where all are
+        like that. Raises `ApiError`."""
         asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
         left = [a for a in self.addresses if a in asked] or list(self.addresses)
         while left:
-            address = min(left, key=lambda a: self._busy[a])
+            address = self.balance.choose(conversation, left, trials=True) or left[0]
             left.remove(address)
-            self._busy[address] += 1
+            circuit = self.balance.circuits[address]
+            circuit.busy += 1
             try:
                 try:
                     response = await self._session.post(
                         f"{address}{path}", data=body, headers=JSON, allow_redirects=False
                     )
                 except aiohttp.ClientConnectionError:
+                    self.balance.open(address)
                     self.retries += bool(left)
                     continue
                 except aiohttp.ClientError:
                     raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
+                if response.status < 500:
+                    self.balance.answered(address)
+                elif self.balance.failed(address):
+                    self.balance.open(address)
                 try:
                     yield address, response
                 except aiohttp.ClientError:
@@ -104,7 +111,7 @@ class Pool:
                     response.release()
                 return
             finally:
-                self._busy[address] -= 1
+                circuit.busy -= 1
         raise ApiError(503, "no server behind the gateway answers; ask again later")
 
     async def replicas(self) -> list[Replica]:
@@ -134,7 +141,7 @@ class HttpUpstream:
     async def answer(self, turn: Turn) -> dict[str, Any]:
         """The body of the server's answer. Raises `ApiError` (502) if another model answered than was asked."""
         path, content, holders = self._request(turn)
-        async with self.pool.post(path, content, holders) as (address, response):
+        async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             raw = await response.read()
             if response.status != 200:
                 raise _problem(response.status, raw, turn, address)
@@ -150,7 +157,7 @@ class HttpUpstream:
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
         """The server's events as they are; after the first they are parsed only when `turn.listen` is set."""
         path, content, holders = self._request(turn)
-        async with self.pool.post(path, content, holders) as (address, response):
+        async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             if response.status != 200:
                 raise _problem(response.status, await response.read(), turn, address)
             first = True
@@ -212,7 +219,8 @@ class HttpTokens:
             "add_special_tokens": False,
         }
         ids, finish = list[int](), "length"
-        async with self.pool.post("/v1/completions", canonical_json(body).encode(), holders) as (address, response):
+        content = canonical_json(body).encode()
+        async with self.pool.post("/v1/completions", content, holders, request.session) as (address, response):
             if response.status != 200:
                 raw = await response.read()
                 if response.status == 404 and request.adapter:

@@ -204,3 +204,12 @@ def test_a_name_that_nobody_loaded_is_told_apart(stub: Stub) -> None:
     with pytest.raises(ModelMissing, match="404"):
         server.score([1, 2, 3], 2, "ghost@v1-1")
     assert server.unload("ghost@v1-1") is False
+
+
+def test_a_server_that_is_silent_for_the_longest_wait_is_not_waited_for_again(stub: Stub) -> None:
+    stub.stalled.set()
+    server = VllmServer(stub.url, "base", seconds=300).limited(0.2)
+    with pytest.raises(ProviderError, match=r"broke off after 0\.\d s \(ReadTimeout"):
+        server.score([1, 2, 3], 2)
+    assert stub.calls == ["/v1/completions"]
+    assert VllmServer(stub.url, "base", seconds=0.1).limited(5.0).seconds == 0.1

@@ -13,14 +13,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# What the stub's models do to a token's log-probability: the base nothing, an adapter by name what is set here.
+# What the stub's models do to a token's log-probability, where it is not set here by name: the base nothing, an adapter
+# a little.
+MOVE = 0.05
 Moves = dict[str, float]
 
 
 @dataclass
 class Stub:
-    """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer;
-    `scorer` gives the base's log-probabilities of the token after a prompt, in the place of `logprob`."""
+    """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer.
+    While `stalled` is set, completions get no answer. `tokens` is what /metrics count; None: there are none. `scorer`
+    gives the base's log-probabilities of the token after a prompt, in the place of `logprob`."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
@@ -38,6 +41,8 @@ class Stub:
     sleeps: bool = True
     asleep: bool = False
     gone: bool = False
+    stalled: threading.Event = field(default_factory=threading.Event)
+    tokens: int | None = 0
     busy: int = 0
     busiest: int = 0
     scorer: Callable[[list[int]], Sequence[float]] | None = None
@@ -47,6 +52,36 @@ class Stub:
 def logprob(token: int, move: float) -> float:
     """The stub's log-probability of a token; alternate tokens are moved up and down."""
     return -0.5 - 0.01 * (token % 7) + (move if token % 2 else -move)
+
+
+def completion(
+    body: dict[str, Any],
+    move: float = 0.0,
+    raw: bool = False,
+    scorer: Callable[[list[int]], Sequence[float]] | None = None,
+) -> dict[str, Any]:
+    """The answer to a completion, which prompt and seed decide alone; `raw` log-probabilities know no temperature."""
+    prompt: Any = body["prompt"]
+    choice: dict[str, Any] = {"finish_reason": "length"}
+    if "logprob_token_ids" in body:
+        choices = []
+        for index, beginning in enumerate(prompt):
+            seen = scorer(beginning) if scorer else None
+            figures = {t: logprob(t, move) if seen is None else float(seen[t]) for t in body["logprob_token_ids"]}
+            tops = [{f"token_id:{t}": value for t, value in figures.items()}]
+            choices.append(choice | {"index": index, "logprobs": {"top_logprobs": tops}})
+        return {"model": body["model"], "choices": choices}
+    if body.get("return_token_ids"):
+        ids = sampled(prompt, body.get("seed", 0), body["max_tokens"])
+        choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [logprob(t, move) for t in ids]}}
+    elif "logprobs" in body:
+        choice["logprobs"] = {"top_logprobs": [{"a": -1.0 if raw else -1.0 * body["temperature"]}]}
+    return {"model": body["model"], "choices": [choice]}
+
+
+def sampled(prompt: Sequence[int], seed: int, count: int) -> list[int]:
+    """The ids that every stub samples."""
+    return [(sum(prompt) + i + seed) % 50 for i in range(count)]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -71,11 +106,24 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(401, "Unauthorized")
         if self.path == "/is_sleeping":
             return self._answer(200, {"is_sleeping": False}) if self.stub.sleeps else self._refuse(404, "Not Found")
+        if self.path == "/metrics":
+            return self._metrics()
         cards = [{"id": "base", "parent": None, "max_model_len": self.stub.context}]
         if self.stub.weights:
             cards.append({"id": f"weights-{self.stub.weights}", "parent": None, "max_model_len": self.stub.context})
         cards += [{"id": n, "parent": "base", "max_model_len": None} for n in sorted(self.stub.names)]
         return self._answer(200, {"data": cards})
+
+    def _metrics(self) -> None:
+        if self.stub.tokens is None:
+            return self._refuse(404, "Not Found")
+        text = f"# HELP vllm:x\nvllm:generation_tokens_total{{engine='0'}} {self.stub.tokens}.0\n".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+        return None
 
     def do_POST(self) -> None:
         stub = self.stub
@@ -102,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
             stub.busiest = max(stub.busiest, stub.busy)
         try:
             time.sleep(stub.delay)
+            while stub.stalled.is_set() and not stub.gone:
+                time.sleep(0.01)
             if failure == -1:  # break off without an answer
                 self.close_connection = True
                 return None
@@ -124,28 +174,17 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, "ok")
 
     def _complete(self, body: dict[str, Any]) -> None:
-        stub, model, prompt = self.stub, body["model"], body["prompt"]
+        stub, model = self.stub, body["model"]
         if model != "base" and model not in stub.names:
             return self._refuse(404, f"The model `{model}` does not exist.")
         with stub.lock:
             stub.bodies.append(body)
-        move = stub.moves.get(model, 0.0)
-        choice: dict[str, Any] = {"finish_reason": "length"}
-        if "logprob_token_ids" in body:
-            scored = []
-            for index, beginning in enumerate(prompt):
-                seen = stub.scorer(beginning) if stub.scorer and model == "base" else None
-                figures = {t: logprob(t, move) if seen is None else float(seen[t]) for t in body["logprob_token_ids"]}
-                tops = [{f"token_id:{t}": value for t, value in figures.items()}]
-                scored.append(choice | {"index": index, "logprobs": {"top_logprobs": tops}})
-            return self._answer(200, {"model": stub.answers_as or model, "choices": scored})
-        if body.get("return_token_ids"):
-            ids = [(sum(prompt) + i + body.get("seed", 0)) % 50 for i in range(body["max_tokens"])]
-            choice |= {"token_ids": ids, "logprobs": {"token_logprobs": [logprob(t, move) for t in ids]}}
-        elif "logprobs" in body:
-            top = -1.0 if stub.raw_logprobs else -1.0 * body["temperature"]
-            choice["logprobs"] = {"top_logprobs": [{"a": top}]}
-        return self._answer(200, {"model": stub.answers_as or model, "choices": [choice]})
+        move = stub.moves.get(model, 0.0 if model == "base" else MOVE)
+        with stub.lock:
+            stub.tokens = None if stub.tokens is None else stub.tokens + 1
+        scorer = stub.scorer if model == "base" else None
+        answer = completion(body, move, stub.raw_logprobs, scorer)
+        return self._answer(200, answer | {"model": stub.answers_as or model})
 
 
 @contextmanager

@@ -125,9 +125,10 @@ def test_a_server_with_another_base_is_refused_before_anything_is_sampled(
 def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
     settings_folder: Path, stub: Stub, base: BaseModel
 ) -> None:
-    settings = on_servers(url=stub.url)
+    settings = on_servers(url=stub.url, stall_seconds=7.0)
     policy = open_backend(settings, base).policy
     assert isinstance(policy, VllmPolicy)
+    assert policy.stall_seconds == 7.0
     assert policy.identity().id != base.identity.id
     assert policy.identity().revision == base.identity.revision
     folder = make_adapter(base.policy.model, settings_folder / "made", layers=(1, 2))

@@ -1,0 +1,352 @@
+"""Several servers as one policy: proven equal, their turns move when one is lost, and what comes back is proven."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from errors import AdapterError, ConfigurationError, ProviderError
+from models.adapters.files import WEIGHTS, carries_weights
+from models.policy import PolicyIdentity, Request, Sampling
+from models.vllm import server as vllm_server
+from models.vllm import turns as vllm_turns
+from models.vllm.policy import VllmPolicy
+from models.vllm.server import ServerAway, VllmServer
+from settings import load_settings
+from tasks.round.policies import check_policy
+from tests.models.vllm_backend.stub_processes import StubProcess, stub_processes
+from tests.models.vllm_backend.vllm_stub import Stub, sampled, vllm_stub
+
+BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01, 0.02, 0.05, 0.1, 0.1))
+    monkeypatch.setattr(vllm_turns, "PAUSE", 0.05)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Stub, Stub]]:
+    with vllm_stub() as one, vllm_stub() as other:
+        yield one, other
+
+
+def opened(*urls: str, stall_seconds: float = 60.0, concurrency: int = 8) -> VllmPolicy:
+    servers = [VllmServer(url, "base", connections=concurrency) for url in urls]
+    return VllmPolicy(servers, BASE, frozenset(), concurrency, stall_seconds=stall_seconds)
+
+
+def turn(session: str, adapter: str | None = None, seed: int = 0) -> Request:
+    return Request(session, [1, 2, 3], Sampling(0.7, 2, seed), adapter)
+
+
+def until(happened: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# --- equality -------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_with_other_weights_is_refused_before_the_first_turn(
+    two: tuple[Stub, Stub], settings_folder: Path
+) -> None:
+    one, other = two
+    other.moves["base"] = 0.015  # bfloat16's rounding is no other base
+    opened(one.url, other.url).close()
+    other.moves["base"] = 0.3
+    told = rf"{other.url} serves another base than {one.url}: .* 0\.300 nats a token apart \(at most 0\.02\); start it"
+    with pytest.raises(ConfigurationError, match=told):
+        opened(one.url, other.url)
+    with pytest.raises(ConfigurationError, match=told):
+        check_policy(load_settings(policy={"backend": "vllm", "url": f"{one.url},{other.url}"}))
+    # Of three, the odd one is named, also when it comes first.
+    with vllm_stub() as third, pytest.raises(ConfigurationError, match=f"{other.url} serves another base than"):
+        opened(other.url, one.url, third.url)
+    assert not [b for s in two for b in s.bodies if b.get("return_token_ids")]
+
+
+def test_an_adapter_that_one_replica_drops_is_refused_and_taken_from_all(
+    two: tuple[Stub, Stub], tmp_path: Path
+) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    for dropped, kept in ((one, other), (other, one)):
+        dropped.moves["a@v1-1"], kept.moves["a@v1-1"] = 0.0, 0.4
+        told = (
+            rf"{dropped.url} dropped adapter 'a@v1-1': it answers as its base does, 0\.400 nats a token from {kept.url}"
+        )
+        with pytest.raises(AdapterError, match=told):
+            policy.load_adapter("a@v1-1", "abc", tmp_path)
+        assert (policy.adapters, one.names, other.names) == ((), set(), set())
+    one.moves["a@v1-1"], other.moves["a@v1-1"] = 0.1, 0.4
+    with pytest.raises(AdapterError, match=r"answers otherwise than .* with adapter 'a@v1-1': 0\.3"):
+        policy.load_adapter("a@v1-1", "abc", tmp_path)
+    one.moves["a@v1-1"] = 0.4
+    policy.load_adapter("a@v1-1", "abc", tmp_path)
+    assert one.names == other.names == {"a@v1-1"}
+    policy.close()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6])
+def test_an_adapter_with_weights_that_moves_nothing_at_all_was_dropped(tmp_path: Path, size: float) -> None:
+    a, b = torch.ones(2, 4), torch.zeros(4, 2, dtype=torch.bfloat16)
+    b[3, 1] = size
+    save_file({"m.lora_A.weight": a, "m.lora_B.weight": b}, tmp_path / WEIGHTS)
+    assert carries_weights(tmp_path) is bool(size)
+    with vllm_stub() as stub:
+        policy = opened(stub.url)
+        stub.moves["a@v1-1"] = 0.0
+        if size:
+            with pytest.raises(AdapterError, match=rf"{stub.url} dropped adapter 'a@v1-1': it moves .* by 0\.0 nats"):
+                policy.load_adapter("a@v1-1", "abc", tmp_path)
+            assert stub.names == set()
+        else:  # as before the first step of a training
+            policy.load_adapter("a@v1-1", "abc", tmp_path)
+        policy.close()
+    (tmp_path / WEIGHTS).write_bytes(b"nothing")
+    with pytest.raises(AdapterError, match="cannot be read"):
+        carries_weights(tmp_path)
+
+
+# --- failover -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_quick")
+def test_the_turns_of_a_replica_that_dies_go_to_the_other_and_stay_there(two: tuple[Stub, Stub]) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    asked = [turn(f"s{i}", seed=i) for i in range(12)]
+    first = policy.generate(asked)
+    before = {b["seed"] for b in other.bodies if b.get("return_token_ids")}
+    assert 0 < len(before) < 12
+    one.gone = True  # open connections break; new ones too, as nobody reads from them
+    assert [a.ids for a in policy.generate(asked)] == [a.ids for a in first]
+    assert [s.url for s in policy.servers] == [one.url, other.url]
+    one.gone = False
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("status", [500, 503, -1])
+def test_a_replica_that_fails_three_times_in_a_row_is_left_out_until_it_is_proven(
+    two: tuple[Stub, Stub], status: int
+) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    policy.generate([turn(f"s{i}") for i in range(8)])
+    one.failures = [status] * 40
+    answers = policy.generate([turn(f"s{i}", seed=i) for i in range(40)])
+    assert [a.ids[0] for a in answers] == [(6 + i) % 50 for i in range(40)]
+    # It was asked a few times, not by every session; and not once it was open but to prove it.
+    failed = 40 - len(one.failures)
+    assert 3 <= failed <= 30
+    one.failures = []
+    seen = len(one.bodies)
+    until(lambda: len(policy._turns.used()) == 2)
+    policy.generate([turn(f"n{i}") for i in range(8)])
+    assert [b for b in one.bodies[seen:] if b.get("return_token_ids")]
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_one_failure_moves_a_turn_at_once_and_costs_the_replica_nothing(two: tuple[Stub, Stub]) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    one.failures, other.failures = [503], [503]
+    began = time.perf_counter()
+    assert policy.generate([turn("s")])[0].ids == (6, 7)
+    assert time.perf_counter() - began < 5
+    assert len(policy._turns.used()) == 2
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_replica_that_comes_back_has_its_adapters_before_its_first_turn(
+    two: tuple[Stub, Stub], tmp_path: Path
+) -> None:
+    one, other = two
+    policy = opened(one.url, other.url)
+    for name in ("a@v1-1", "b@v1-1"):
+        policy.load_adapter(name, "abc", tmp_path)
+    one.names.clear()  # started again
+    one.moves["b@v1-1"] = 0.0  # and at first it drops one of them
+    policy.generate([turn(f"s{i}", "a@v1-1") for i in range(8)])
+    until(lambda: "/v1/load_lora_adapter" in one.calls[-8:])
+    assert [s.url for s in policy._turns.used()] == [other.url]
+    policy.unload_adapter("a@v1-1")  # while it is away
+    del one.moves["b@v1-1"]
+    until(lambda: len(policy._turns.used()) == 2)
+    assert one.names == other.names == {"b@v1-1"}
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_replica_that_comes_back_with_other_weights_stays_out_and_is_told(
+    two: tuple[Stub, Stub], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    with caplog.at_level(logging.WARNING, "trace.models"):
+        policy = opened(one.url, other.url)
+        one.failures = [503] * 3
+        one.moves["base"] = 0.5
+        policy.generate([turn(f"s{i}") for i in range(8)])
+        if len(policy._turns.used()) == 2:  # not three of them in a row
+            policy._turns.lose(policy.servers[0], ProviderError("broken", transient=True))
+        until(lambda: f"{one.url} is still left out: {one.url} serves another base" in caplog.text)
+    assert "0.500 nats a token apart" in caplog.text
+    seen = len([b for b in one.bodies if b.get("return_token_ids")])
+    policy.generate([turn(f"n{i}") for i in range(8)])
+    assert len([b for b in one.bodies if b.get("return_token_ids")]) == seen
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_replica_that_is_away_at_the_start_is_left_out_and_none_is_an_error() -> None:
+    with vllm_stub() as one:
+        policy = opened("http://127.0.0.1:9", one.url)
+        assert policy.generate([turn("s")])[0].ids == (6, 7)
+    policy.submit(turn("s"))
+    with pytest.raises(ServerAway, match=r"no vLLM server is left: .*127\.0\.0\.1:9.*; no vLLM server answers at"):
+        policy.poll()
+    assert policy.poll() == []
+    policy.close()
+    with pytest.raises(ServerAway):
+        opened("http://127.0.0.1:9", "http://127.0.0.1:10")
+
+
+# --- stalls ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_replica_that_stalls_loses_its_turns_and_one_that_works_on_long_ones_does_not(
+    two: tuple[Stub, Stub], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    policy = opened(one.url, other.url, stall_seconds=0.6)
+    policy.generate([turn(f"s{i}") for i in range(8)])
+    one.stalled.set()
+    for i in range(8):
+        policy.submit(turn(f"s{i}", seed=i))
+    answers = policy.poll()
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:  # it answers none, but its count of tokens grows
+        one.tokens = (one.tokens or 0) + 1
+        time.sleep(0.02)
+    assert len(policy._turns.used()) == 2
+    while len(answers) < 8:  # and now it does not
+        answers += policy.poll()
+    assert sorted(a.ids[0] for a in answers) == [6 + i for i in range(8)]
+    assert f"{one.url} answered no turn for" in caplog.text
+    assert "and worked on nothing" in caplog.text
+    one.stalled.clear()
+    until(lambda: len(policy._turns.used()) == 2)
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_without_metrics_a_stall_is_told_apart_by_nothing_but_the_longest_wait(
+    two: tuple[Stub, Stub], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = two
+    one.tokens = other.tokens = None
+    policy = opened(one.url, other.url, stall_seconds=0.2)
+    policy.generate([turn(f"s{i}") for i in range(8)])
+    one.stalled.set()
+    for i in range(8):
+        policy.submit(turn(f"s{i}"))
+    until(lambda: f"{one.url} has no /metrics: only policy.seconds ends a stall of it" in caplog.text)
+    one.stalled.clear()
+    answers = policy.poll()
+    while len(answers) < 8:
+        answers += policy.poll()
+    assert len(policy._turns.used()) == 2
+    policy.close()
+
+
+def test_waking_a_policy_ends_its_poll_and_loses_no_turn(two: tuple[Stub, Stub]) -> None:
+    policy = opened(*(s.url for s in two))
+    two[0].stalled.set()
+    two[1].stalled.set()
+    policy.submit(turn("s"))
+    policy.wake()
+    assert policy.poll() == []
+    two[0].stalled.clear()
+    two[1].stalled.clear()
+    assert policy.poll()[0].ids == (6, 7)
+    policy.close()
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+EPISODES, TURNS, TOKENS = 120, 8, 4
+
+
+def expected(episode: int) -> list[tuple[int, ...]]:
+    """What every stub samples in an episode, by itself."""
+    prompt, turns = [1 + episode], list[tuple[int, ...]]()
+    for number in range(TURNS):
+        turns.append(tuple(sampled(prompt, 1000 * episode + number, TOKENS)))
+        prompt = [*prompt, *turns[-1]]
+    return turns
+
+
+def play(policy: VllmPolicy, after: dict[int, Callable[[], None]]) -> dict[int, list[tuple[int, ...]]]:
+    """All episodes at once; what happens after so many turns is in `after`."""
+    prompts, played, done = {}, dict[int, list[tuple[int, ...]]](), 0
+
+    def submit(episode: int) -> None:
+        number = len(played[episode])
+        sampling = Sampling(1.0, TOKENS, 1000 * episode + number)
+        policy.submit(Request(str(episode), prompts[episode], sampling))
+
+    for episode in range(EPISODES):
+        prompts[episode], played[episode] = [1 + episode], []
+        submit(episode)
+    while done < EPISODES * TURNS:
+        for answer in policy.poll():
+            assert answer.problem is None
+            done += 1
+            if done in after:
+                after[done]()
+            episode = int(answer.session)
+            played[episode].append(answer.ids)
+            prompts[episode] = [*prompts[episode], *answer.ids]
+            if len(played[episode]) < TURNS:
+                submit(episode)
+            else:
+                policy.release(answer.session)
+    return played
+
+
+def test_two_of_four_replicas_killed_and_one_stalled_lose_no_episode_and_change_no_draw() -> None:
+    with ExitStack() as stack:
+        one, two, three, four = stack.enter_context(stub_processes(4, seconds=0.02))
+        policy = opened(*(s.url for s in (one, two, three, four)), stall_seconds=1.0, concurrency=64)
+        stack.callback(policy.close)
+        stack.callback(three.go_on)  # before the policy asks it once more
+
+        def lose(what: Callable[[], None], replica: StubProcess) -> Callable[[], None]:
+            def happen() -> None:
+                assert [s for s in policy._turns.used() if s.url == replica.url]
+                what()
+
+            return happen
+
+        played = play(policy, {150: lose(one.kill, one), 350: lose(three.stall, three), 600: two.kill})
+        assert played == {episode: expected(episode) for episode in range(EPISODES)}
+        assert [s.url for s in policy._turns.used()] == [four.url]
+        # Each is used again once it is there.
+        three.go_on()
+        one.start()
+        until(lambda: {s.url for s in policy._turns.used()} == {one.url, three.url, four.url}, 60)
