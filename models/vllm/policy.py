@@ -15,8 +15,9 @@ import os
 import threading
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from errors import AdapterError, ConfigurationError, PolicyError, TraceError
@@ -52,6 +53,8 @@ class VllmPolicy:
         self._adapters: dict[str, tuple[str, Path]] = {}
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="vllm")
         self._open: dict[Future[Generation], str] = {}
+        # Turns that are done, in that order, and None for each call of `wake`.
+        self._done: SimpleQueue[Future[Generation] | None] = SimpleQueue()
         self._loading = threading.Lock()
         self.sampled_tokens = 0
 
@@ -137,16 +140,19 @@ class VllmPolicy:
         if request.adapter is not None:
             self._adapter(request.adapter)
         request.check(self.context, "start the server with a larger --max-model-len")
-        self._open[self._pool.submit(self._turn, request)] = request.session
+        turn = self._pool.submit(self._turn, request)
+        self._open[turn] = request.session
+        turn.add_done_callback(self._done.put)
+
+    def wake(self) -> None:
+        """Have `poll` return at once; from any thread."""
+        self._done.put(None)
 
     def poll(self) -> list[Generation]:
-        """Wait until at least one turn is finished; [] when nothing is in flight. Raises what no turn would survive;
-        then nothing is in flight any more."""
-        if not self._open:
-            return []
-        done, _ = wait(self._open, return_when=FIRST_COMPLETED)
-        finished = []
-        for future in done:
+        """Wait until at least one turn is finished, or `wake` is called; [] when nothing is in flight. Raises what no
+        turn would survive; then nothing is in flight any more."""
+        finished: list[Generation] = []
+        for future in self._taken() if self._open else []:
             session = self._open.pop(future)
             try:
                 finished.append(future.result())
@@ -157,6 +163,21 @@ class VllmPolicy:
                 finished.append(Generation(session, (), (), "error", problem))
         self.sampled_tokens += sum(len(g.ids) for g in finished)
         return finished
+
+    def _taken(self) -> list[Future[Generation]]:
+        """Turns that are done: all there are, after waiting for one or for `wake`."""
+        taken = [self._done.get()]
+        while True:
+            try:
+                taken.append(self._done.get_nowait())
+            except Empty:  # what was abandoned is no longer open
+                return [turn for turn in taken if turn is not None and turn in self._open]
+
+    def cancel(self, session: str) -> None:
+        """Give up a session's turn. One that is on its way is answered for nobody."""
+        for turn in [turn for turn, mine in self._open.items() if mine == session]:
+            turn.cancel()
+            del self._open[turn]
 
     def release(self, session: str) -> None:
         """Nothing to do: the server's cache forgets by itself."""
