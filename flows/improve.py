@@ -53,6 +53,8 @@ from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
+from tasks.shards.runners import check_runner
+from tasks.shards.sharing import SharedPlay
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
 from tasks.unattended.stalls import watched
@@ -96,7 +98,9 @@ class RoundOutcome(BaseModel):
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
+    check_runner(settings)
     context = open_context(settings, fresh, code_version())
+    context.sharing = SharedPlay(context)
     try:
         with watched(settings.limits.idle_minutes, context.folder):
             context.limits.check()
@@ -147,6 +151,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, "a whole round")
     preflight(settings)
+    check_runner(settings)
     if given.dry_run:
         return RoundOutcome(round="", checked=rehearse(settings))
     try:

@@ -165,6 +165,17 @@ def load_base(
     return BaseModel(LocalPolicy(model, identity, renderer.stop_ids, rows), renderer, identity)
 
 
+def load_renderer(name: str = EMBEDDED, calls: str = "compact", cache: str = "") -> Renderer:
+    """The renderer of a base model from its tokenizer alone: for a process that samples on servers. Of a model in a
+    folder no weights need be there. Raises `ConfigurationError` for one without a tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        return Renderer(AutoTokenizer.from_pretrained(embedded_folder(cache) if name == EMBEDDED else name), calls)
+    except (OSError, ValueError) as problem:
+        raise not_loadable(name, str(problem)) from problem
+
+
 def _weights_revision(folder: Path) -> str:
     """A revision for a model in a folder: hash of its weight files."""
     digests = [file_sha256(p) for p in sorted(folder.glob("*.safetensors"))]

@@ -50,7 +50,8 @@ class VllmPolicy:
         self.servers, self.stop_ids, self.rows = tuple(servers), stop_ids, concurrency
         self.context = min(server.check() for server in servers)
         self._identity, self._lora_folder, self._server_folder = identity, lora_folder, server_folder
-        self._adapters: dict[str, tuple[str, Path]] = {}
+        # Digest and folder by name; no folder of what another process has loaded.
+        self._adapters: dict[str, tuple[str, Path | None]] = {}
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="vllm")
         self._open: dict[Future[Generation], str] = {}
         # Turns that are done, in that order, and None for each call of `wake`.
@@ -83,7 +84,7 @@ class VllmPolicy:
         """Names of the adapters loaded by this policy."""
         return tuple(self._adapters)
 
-    def _adapter(self, name: str) -> tuple[str, Path]:
+    def _adapter(self, name: str) -> tuple[str, Path | None]:
         try:
             return self._adapters[name]
         except KeyError:
@@ -103,10 +104,15 @@ class VllmPolicy:
             server.load(name, self._seen(shared))
         self._adapters[name] = (digest, shared)
 
+    def know_adapter(self, name: str, digest: str) -> None:
+        """Sample with an adapter that another process has loaded on the servers and keeps there. This one has no
+        files of it, and leaves it loaded when it closes."""
+        self._adapters.setdefault(name, (digest, None))
+
     def unload_adapter(self, name: str) -> None:
         """Take the adapter from every server; one that is away has forgotten it anyway."""
-        self._adapter(name)
-        for server in self.servers:
+        _, folder = self._adapter(name)
+        for server in self.servers if folder is not None else ():
             try:
                 server.unload(name)
             except ServerAway as problem:
@@ -214,12 +220,13 @@ class VllmPolicy:
         try:
             answer = server.complete(body)
         except ModelMissing:
-            if request.adapter is None:
+            folder = None if request.adapter is None else self._adapter(request.adapter)[1]
+            if request.adapter is None or folder is None:
                 raise
             # The server was started again, or somebody unloaded the name: same files, same name, once.
             with self._loading:
                 logger.warning("%s lost adapter %s; loading it again", server.url, request.adapter)
-                server.load(request.adapter, self._seen(self._adapter(request.adapter)[1]))
+                server.load(request.adapter, self._seen(folder))
             answer = server.complete(body)
         reason = "stop" if answer.ids[-1] in self.stop_ids else "length"
         return Generation(request.session, answer.ids, answer.logprobs, reason)

@@ -17,6 +17,7 @@ from settings import Settings, writable_folder
 if TYPE_CHECKING:
     from models.local.base import BaseModel
     from models.training.actors import Actor
+    from models.vllm.policy import VllmPolicy
     from models.vllm.server import VllmServer
 
 
@@ -57,23 +58,29 @@ def check_policy(settings: Settings) -> None:
             server.close()
 
 
+def open_remote(settings: Settings, identity: PolicyIdentity, stop_ids: frozenset[int]) -> VllmPolicy:
+    """The policy on the servers that the settings name; `identity` is the base's there."""
+    from models.vllm.policy import VllmPolicy
+
+    return VllmPolicy(
+        open_servers(settings),
+        identity,
+        stop_ids,
+        settings.policy.concurrency,
+        settings.lora_folder,
+        settings.policy.server_folder,
+    )
+
+
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """What samples in this round. The servers' identity says so: their draws are not those of the local model."""
     from models.training.actors import LocalActor, VllmActor
-    from models.vllm.policy import VllmPolicy
 
     if settings.policy.backend == "local":
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
     mine, lora_folder = base.identity, settings.lora_folder
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
-    policy = VllmPolicy(
-        open_servers(settings),
-        identity,
-        base.renderer.stop_ids,
-        settings.policy.concurrency,
-        lora_folder,
-        settings.policy.server_folder,
-    )
+    policy = open_remote(settings, identity, base.renderer.stop_ids)
 
     def actor(probe: Sequence[int], name: str) -> Actor:
         return VllmActor(policy, base.policy.model, writable_folder(lora_folder), probe, name)
