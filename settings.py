@@ -52,7 +52,8 @@ _TRANSPORT = (
 # How rounds were trained before there was a choice: they are found under the same settings.
 _TRAINED_BEFORE = {"shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None}
 # Where things are stored and computed, what a round may take and whom it tells decide none either.
-_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "devices", "unattended")
+_RUNNER = ("runner", "runner_address", "runner_workers")
+_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "devices", "unattended", *_RUNNER)
 
 
 class MachineSettings(BaseSettings):
@@ -103,6 +104,11 @@ class Settings(MachineSettings):
     home: Path = Path("runs")
     database: str = ""
     tracking: str = ""
+    runner: Literal["process", "dask", "ray"] = Field(
+        "process", description="where shards of a stage's episodes are played (docs/10-scale.md)"
+    )
+    runner_address: str = Field("", description="of the Dask scheduler or Ray head; empty: a cluster on this machine")
+    runner_workers: int = Field(2, ge=1, le=1024, description="worker processes of a cluster on this machine")
     traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
     policy: PolicySettings = PolicySettings()
@@ -173,6 +179,12 @@ class Settings(MachineSettings):
         given = self.policy.lora_folder
         return self.folder / "served" if given is None else given.expanduser().resolve()
 
+    @property
+    def open_episodes(self) -> int:
+        """Episodes that a process has open at once: twice what samples at once, so that environments overlap."""
+        sampled = self.policy.concurrency if self.policy.backend == "vllm" else 0
+        return 2 * max(self.rollout.rows, sampled)
+
     def training_steps(self) -> int:
         """Optimizer steps per capability: what is given, or 36 % of the budget shared among the capabilities.
 
@@ -219,6 +231,11 @@ def load_settings(**given: Any) -> Settings:
         raise ConfigurationError(
             f"train.rank = {settings.train.rank} is above policy.max_lora_rank = {settings.policy.max_lora_rank}, the "
             "servers' --max-lora-rank; lower the one or raise the other (and start the servers with it)"
+        )
+    if settings.runner == "process" and settings.runner_address:
+        raise ConfigurationError(
+            f"runner_address = {settings.runner_address!r} with runner = 'process', which needs none; set runner "
+            "to dask or ray, or leave the address out"
         )
     settings.training_steps()
     return settings

@@ -21,6 +21,7 @@ from db.rows import (
     Round,
     RouteRow,
     SelectionRow,
+    ShardRow,
     SpendRow,
     StageRow,
     StepRow,
@@ -29,9 +30,10 @@ from db.rows import (
     VerdictRow,
     Written,
 )
+from db.shards import Shards
 from db.store import Store, open_store
 from db.values.ids import row_id
-from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, StageState
+from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, ShardState, StageState
 
 __all__ = [
     "AdapterRow",
@@ -57,6 +59,9 @@ __all__ = [
     "RoundState",
     "RouteRow",
     "SelectionRow",
+    "ShardRow",
+    "ShardState",
+    "Shards",
     "SpendRow",
     "Stage",
     "StageRow",

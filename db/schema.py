@@ -1,8 +1,8 @@
 """The tables. What is filtered or joined is a column; JSON holds open payloads only; token arrays are blobs.
 
-Change a table here (those of releases are in `db/release_tables.py`, those of methods in `db/method_tables.py`) and its
-dataclass in `db/rows`, move `HEAD`, and let `python -m db.new_migration` write the migration; the tests compare the
-three, and `docs/2-database.md` lists the column.
+Change a table here (those of releases are in `db/release_tables.py`, those of methods in `db/method_tables.py`, shards
+in `db/shard_tables.py`) and its dataclass in `db/rows`, move `HEAD`, and let `python -m db.new_migration` write the
+migration; the tests compare the three, and `docs/2-database.md` lists the column.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, Text, Uni
 from sqlalchemy.orm import Mapped, mapped_column
 
 import db.method_tables
-import db.release_tables  # noqa: F401  (adds its tables)
+import db.release_tables
+import db.shard_tables  # noqa: F401  (adds its table)
 from db.values.types import Array, Base, Big, Blob, Count, Created, Id, Json, LongText, Moment, Object, OfRound, Seconds
 
-HEAD = "0004"
+HEAD = "0005"
 VERSION_TABLE = "trace_alembic_version"
 
 

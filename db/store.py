@@ -17,6 +17,7 @@ from db.migrate import ensure_schema
 from db.rows import Round, Row, StageRow, TrajectoryRow, Written
 from db.rows.contract import AnyRow
 from db.schema import TABLES
+from db.shards import Shards
 from db.values.ids import row_id
 from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, is_final, parse_state
 from db.values.text import dump_json
@@ -161,6 +162,10 @@ class Store:
     def stage(self, round_id: str, name: str) -> Stage:
         """The handle of a stage; its row is made (pending) when it is not there yet."""
         return Stage(self._write, self._read, round_id, name)
+
+    def shards(self, round_id: str) -> Shards:
+        """The ledger of a round's shards."""
+        return Shards(self._write, self._read, round_id)
 
     def reopen_stages(self, round_id: str, names: Sequence[str]) -> None:
         """Owe these stages of a round again: what they stored as their result is forgotten."""

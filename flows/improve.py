@@ -55,6 +55,8 @@ from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
+from tasks.shards.runners import check_runner
+from tasks.shards.sharing import SharedPlay
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
 from tasks.unattended.stalls import watched
@@ -99,7 +101,9 @@ class RoundOutcome(BaseModel):
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
     with told_when_refused(settings, bool(deployment.id)):
+        check_runner(settings)
         context = open_context(settings, fresh, code_version())
+    context.sharing = SharedPlay(context)
     try:
         with watched(settings.limits.idle_minutes, context.folder):
             context.limits.check()
@@ -157,6 +161,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
                 check_processes(settings)
+                check_runner(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
                 held.enter_context(alone_on(settings.target))

@@ -1,21 +1,24 @@
 """A time limit on a call that may never return, and a process that ends with the one that ordered it.
 
-Covered: Python code that loops, and blocking system calls (sleep, sockets, locks with a timeout, child processes),
-in the main thread of a process with POSIX signals. Not covered: calls in other threads, where Python delivers no
-signal (the call runs without a limit, and a warning says so once), and C code that neither returns nor releases
-control to the interpreter; an environment that cannot be trusted so far belongs in the sandbox, which has deadlines
-of its own.
+Covered in the main thread of a process with POSIX signals: Python code that loops, and blocking system calls (sleep,
+sockets, locks with a timeout, child processes); the call itself is interrupted. In any other thread Python delivers no
+signal, so the call is done by a helper thread, the same one for all calls of a thread: Python code that loops is
+interrupted there, too, and a blocking system call is left behind in a thread that never keeps the process alive; its
+caller goes on in time. Not covered: C code that does not release control to the interpreter; an environment that cannot
+be trusted so far belongs in the sandbox, which has deadlines of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -24,6 +27,8 @@ logger = logging.getLogger("trace.models")
 
 # An `except Exception` in the called code may not swallow the limit, so it is raised again at this interval.
 AGAIN_SECONDS = 0.5
+# How often it is raised in a helper thread before that thread is left behind.
+TRIES = 2
 
 
 class DeadlinePassed(BaseException):
@@ -31,10 +36,9 @@ class DeadlinePassed(BaseException):
 
 
 def within(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`call(...)`, interrupted by `DeadlinePassed` after `seconds` (see above for where)."""
+    """`call(...)`, ended by `DeadlinePassed` after `seconds` (see above for how)."""
     if threading.current_thread() is not threading.main_thread():
-        _warn_once()
-        return call(*args, **kwargs)
+        return _helper().call(seconds, lambda: call(*args, **kwargs))
     armed = True
 
     def expire(number: int, frame: Any) -> None:
@@ -51,11 +55,6 @@ def within(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwar
         signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
 
 
-@cache
-def _warn_once() -> None:
-    logger.warning("environments run outside the main thread: their steps have no time limit")
-
-
 def end_with_parent() -> None:
     """End this process and all of its group when the other end of its standard input is closed: when the process that
     ordered it is gone, however it went. A launcher hands its own standard input to all that it starts."""
@@ -65,3 +64,68 @@ def end_with_parent() -> None:
         os.killpg(os.getpgid(0), signal.SIGKILL)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+_Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+
+
+class _Helper:
+    """A daemon thread that does the calls of another thread, one after another; it ends with its caller."""
+
+    def __init__(self) -> None:
+        self._calls: _Calls = SimpleQueue()
+        self.left = False
+        name = f"{threading.current_thread().name} calls"
+        self._thread = threading.Thread(target=_do, args=(self._calls,), name=name, daemon=True)
+        self._thread.start()
+
+    def __del__(self) -> None:
+        self._calls.put(None)
+
+    def call(self, seconds: float, call: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+        self._calls.put((call, done))
+        if wait([done], seconds).done:
+            return done.result()
+        self.left = True
+        self._calls.put(None)
+        for _ in range(TRIES):
+            _interrupt(self._thread)
+            if wait([done], AGAIN_SECONDS).done:
+                break
+        else:
+            logger.warning("a call that did not return within %s s is left behind in %s", seconds, self._thread.name)
+        raise DeadlinePassed
+
+
+def _do(calls: _Calls) -> None:
+    """Do calls until None comes. What a call raises belongs to its caller, a `DeadlinePassed` among it."""
+    while (given := calls.get()) is not None:
+        call, done = given
+        try:
+            result = call()
+        except BaseException as problem:
+            done.set_exception(problem)
+        else:
+            done.set_result(result)
+        del given, call, done  # while this thread waits it holds nothing of the last call
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    """Raise `DeadlinePassed` in a thread at its next bytecode: in code that loops, not in a system call that blocks."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(DeadlinePassed))
+
+
+class _Mine(threading.local):
+    helper: _Helper | None = None
+
+
+_MINE = _Mine()
+
+
+def _helper() -> _Helper:
+    """This thread's helper; a new one where the last was left behind."""
+    if _MINE.helper is None or _MINE.helper.left:
+        _MINE.helper = _Helper()
+    return _MINE.helper

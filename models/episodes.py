@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from environments.contract import (
@@ -18,7 +17,6 @@ from environments.contract import (
     Environment,
     Message,
     Observation,
-    Prompt,
     Score,
     TargetTask,
     Termination,
@@ -27,8 +25,10 @@ from environments.contract import (
 from environments.playing import take_turns
 from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
-from models.policy import Generation, MessagePolicy, PolicyIdentity, Request, Sampling, TokenPolicy
+from models.overlap import Overlap
+from models.policy import MessagePolicy, PolicyIdentity, Request, Sampling, TokenPolicy
 from models.renderer import Conversation, Renderer
+from models.scripted import OraclePolicy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,19 +88,23 @@ def trajectory_id(
 
 
 @dataclass
-class _Playing:
+class Playing:
+    """An episode that is being played."""
+
     episode: Episode
     environment: Environment
     began: float
     messages: list[Message] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     conversation: Conversation = field(default_factory=Conversation)
-    environment_seconds: float = 0.0
 
 
 class Player:
-    """Plays episodes on a policy. `environment_seconds` adds up the time spent in environments, `policy_seconds` that
-    spent waiting for the policy.
+    """Plays episodes on a policy. `environment_seconds` adds up the time spent waiting for environments,
+    `policy_seconds` that spent waiting for the policy.
+
+    On a token policy up to `window` episodes are open, and environments work in threads of their own while turns are
+    sampled (`models/overlap.py`); a message policy plays one episode after another in the caller's thread.
 
     Each call into an environment has `step_seconds`; one that takes longer ends its episode with an `EnvironmentFault`
     that names the limit (what can be interrupted, and where, stands in `models/deadline.py`). Nothing that an
@@ -130,42 +134,49 @@ class Player:
         if isinstance(self.policy, TokenPolicy):
             if self.renderer is None:
                 raise PolicyError("a token policy needs a renderer; make one from its tokenizer")
-            yield from self._play_tokens(iter(episodes), self.policy, self.renderer)
+            yield from Overlap(self, self.policy, self.renderer).play(iter(episodes))
         else:
             for episode in episodes:
                 yield self._play_scripted(episode, self.policy)
 
-    def _begin(self, episode: Episode) -> tuple[_Playing, Observation]:
+    def begin(self, episode: Episode) -> tuple[Playing, Observation]:
+        """Make an environment and reset it; what it shows first. Raises what ends the episode."""
         began = time.perf_counter()
         environment = self._guarded("make", self.make)
-        playing = _Playing(episode, environment, began)
+        playing = Playing(episode, environment, began)
         try:
             first = _observed(self._guarded("reset", environment.reset, episode.task), "reset")
         except TraceError:
             self._close(environment)
             raise
         playing.messages.extend(first.messages)
-        self._spent(playing, began)
+        self._spent(began)
         return playing, first
 
-    def _spent(self, playing: _Playing, since: float) -> float:
+    def _spent(self, since: float) -> float:
+        """Seconds since then, which the caller's thread waited unless the environment has one of its own."""
         seconds = time.perf_counter() - since
-        playing.environment_seconds += seconds
-        self.environment_seconds += seconds
+        if not isinstance(self.policy, TokenPolicy):
+            self.environment_seconds += seconds
         return seconds
 
-    def _act(self, playing: _Playing, action: Action, sampled: int) -> Observation:
+    def step(self, playing: Playing, action: Action, sampled: int) -> Observation:
+        """Carry an action into the environment, and keep both. Raises what ends the episode."""
         since = time.perf_counter()
         observation = _observed(self._guarded("step", playing.environment.step, action), "step")
-        seconds = self._spent(playing, since)
+        seconds = self._spent(since)
         playing.messages.append(action.as_message())
         playing.messages.extend(observation.messages)
         playing.steps.append(Step(action, observation, sampled, 1000 * seconds))
-        self.steps += 1
-        self.stepped()
         return observation
 
-    def _end(self, playing: _Playing, termination: Termination, problem: TraceError | None = None) -> Trajectory:
+    def count_step(self) -> None:
+        """One more step was taken; in the caller's thread."""
+        self.steps += 1
+        self.stepped()
+
+    def end(self, playing: Playing, termination: Termination, problem: TraceError | None = None) -> Trajectory:
+        """Score an episode (unless a problem ended it) and close its environment."""
         score = None
         if problem is None:
             since = time.perf_counter()
@@ -173,7 +184,7 @@ class Player:
                 score = _checked(self._guarded("score", playing.environment.score))
             except EnvironmentFault as fault:
                 problem, termination = fault, Termination.ERROR
-            self._spent(playing, since)
+            self._spent(since)
         self._close(playing.environment)
         episode = playing.episode
         return Trajectory(
@@ -211,7 +222,7 @@ class Player:
         except TraceError as problem:
             logger.warning("%s", problem)
 
-    def _failed(self, episode: Episode, problem: TraceError) -> Trajectory:
+    def failed(self, episode: Episode, problem: TraceError) -> Trajectory:
         """An episode that could not even begin."""
         identity = self.policy.identity(episode.adapter)
         return Trajectory(
@@ -220,88 +231,39 @@ class Player:
 
     def _play_scripted(self, episode: Episode, policy: MessagePolicy) -> Trajectory:
         try:
-            playing, first = self._begin(episode)
+            playing, first = self.begin(episode)
         except TraceError as problem:
-            return self._failed(episode, problem)
+            return self.failed(episode, problem)
 
         def act(taken: int) -> Action:
             seed = episode.seed * 1_000_003 + taken
-            # An oracle asks the environment, so what is raised there is the environment's too.
-            return self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
+            if isinstance(policy, OraclePolicy):
+                # It asks the environment, so what is raised there is the environment's too.
+                return self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
+            return policy.act(playing.environment, playing.messages, seed)
+
+        def step(action: Action) -> Observation:
+            observation = self.step(playing, action, 0)
+            self.count_step()
+            return observation
 
         try:
-            ended = take_turns(playing.environment, first, act, lambda action: self._act(playing, action, 0))
+            ended = take_turns(playing.environment, first, act, step)
         except ContextOverflow as problem:
-            # Before the first turn the task does not fit; later the agent filled its own context (see `_turn`).
+            # Before the first turn the task does not fit; later the agent filled its own context (see `Overlap`).
             if playing.steps:
-                return self._end(playing, Termination.CONTEXT)
-            return self._end(playing, Termination.ERROR, problem)
+                return self.end(playing, Termination.CONTEXT)
+            return self.end(playing, Termination.ERROR, problem)
         except TraceError as problem:
-            return self._end(playing, Termination.ERROR, problem)
-        return self._end(playing, ended)
+            return self.end(playing, Termination.ERROR, problem)
+        return self.end(playing, ended)
 
-    def _play_tokens(
-        self, episodes: Iterator[Episode], policy: TokenPolicy, renderer: Renderer
-    ) -> Iterator[Trajectory]:
-        open_ones: dict[str, _Playing] = {}
-        while True:
-            for episode in islice(episodes, self.window - len(open_ones)):
-                try:
-                    playing, first = self._begin(episode)
-                except TraceError as problem:
-                    yield self._failed(episode, problem)
-                    continue
-                environment = playing.environment
-                try:
-                    playing.conversation = renderer.start(Prompt.of(environment), first.messages)
-                    policy.submit(self._request(playing))
-                except TraceError as problem:
-                    yield self._end(playing, Termination.ERROR, problem)
-                else:
-                    open_ones[episode.key] = playing
-            if not open_ones:
-                return
-            since = time.perf_counter()
-            generations = policy.poll()
-            self.policy_seconds += time.perf_counter() - since
-            for generation in generations:
-                playing = open_ones[generation.session]
-                ended = self._turn(playing, generation, policy, renderer)
-                if ended is not None:
-                    policy.release(generation.session)
-                    del open_ones[generation.session]
-                    yield ended
-
-    def _request(self, playing: _Playing) -> Request:
+    def request(self, playing: Playing) -> Request:
         """The next turn; its seed depends on the episode and the step, not on what else is in the batch."""
         episode = playing.episode
         seed = int(content_hash([episode.task.id, episode.seed, episode.trial, len(playing.steps)], 12), 16)
         sampling = Sampling(self.sampling.temperature, self.sampling.max_tokens, seed)
         return Request(episode.key, playing.conversation.ids, sampling, episode.adapter, playing.conversation.shared)
-
-    def _turn(
-        self, playing: _Playing, generation: Generation, policy: TokenPolicy, renderer: Renderer
-    ) -> Trajectory | None:
-        """Carry one sampled turn into the environment; the trajectory if that ended the episode."""
-        try:
-            if generation.problem is not None:
-                raise generation.problem
-            observation = self._act(
-                playing, renderer.read(generation.ids, playing.environment.tools), len(generation.ids)
-            )
-            last = observation.done or len(playing.steps) >= playing.environment.max_steps
-            renderer.answer(
-                playing.conversation, generation.ids, generation.logprobs, () if last else observation.messages
-            )
-            if last:
-                return self._end(playing, Termination.DONE if observation.done else Termination.MAX_STEPS)
-            if len(playing.conversation.ids) + self.sampling.max_tokens > policy.context:
-                # The agent filled its own context: its failure, scored as it stands, and counted apart.
-                return self._end(playing, Termination.CONTEXT)
-            policy.submit(self._request(playing))
-        except TraceError as problem:
-            return self._end(playing, Termination.ERROR, problem)
-        return None
 
 
 def _observed(observation: Observation, name: str) -> Observation:

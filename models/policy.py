@@ -96,6 +96,21 @@ class TokenPolicy(Protocol):
     def release(self, session: str) -> None: ...
 
 
+@runtime_checkable
+class Waking(Protocol):
+    """A token policy whose turns are computed elsewhere. `wake`, from any thread, has `poll` return at once: with what
+    is finished, or with [] although turns are in flight. A call of it while nobody polls is for the next poll."""
+
+    def wake(self) -> None: ...
+
+
+@runtime_checkable
+class Cancelling(Protocol):
+    """A token policy that can give up a session's turn: `poll` will not return it."""
+
+    def cancel(self, session: str) -> None: ...
+
+
 class TrainablePolicy(TokenPolicy, Protocol):
     """A token policy that adapters can be loaded into: what a round needs of the backend that samples.
 

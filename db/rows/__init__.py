@@ -7,6 +7,7 @@ from db.rows.conversations import ConversationRow, ReplyRow
 from db.rows.methods import EpisodeChargeRow, MethodAccountRow
 from db.rows.releases import BarredRow, DrawnTaskRow, GatePlanRow, LookRow, ReleaseRow
 from db.rows.rounds import Round, SpendRow, StageRow
+from db.rows.shards import ShardRow
 from db.rows.trajectories import CheckRow, StepRow, TrajectoryRow, Written
 
 # Every table but trajectories, steps and checks, which are read and written together.
@@ -33,6 +34,7 @@ SMALL_TABLES: tuple[type[Row], ...] = (
     GatePlanRow,
     MethodAccountRow,
     EpisodeChargeRow,
+    ShardRow,
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "RouteRow",
     "Row",
     "SelectionRow",
+    "ShardRow",
     "SpendRow",
     "StageRow",
     "StepRow",

@@ -1,4 +1,4 @@
-"""The states of rounds, stages, environments, adapters and releases, and the one table of allowed moves.
+"""The states of rounds, stages, shards, environments, adapters and releases, and the one table of allowed moves.
 
 A state without an entry on the right is final. The store checks every move against this table (`TransitionError`).
 """
@@ -29,6 +29,14 @@ class StageState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     SKIPPED = "skipped"
+
+
+class ShardState(StrEnum):
+    """Episodes that one worker plays. `running` is `pending` again when its worker gives it back."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
 
 
 class EnvironmentState(StrEnum):
@@ -84,6 +92,11 @@ TRANSITIONS: Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
         StageState.DONE: frozenset(),
         StageState.SKIPPED: frozenset(),
     },
+    ShardState: {
+        ShardState.PENDING: frozenset({ShardState.RUNNING}),
+        ShardState.RUNNING: frozenset({ShardState.RUNNING, ShardState.PENDING, ShardState.DONE}),
+        ShardState.DONE: frozenset(),
+    },
     EnvironmentState: {
         EnvironmentState.DRAFT: frozenset({EnvironmentState.CHECKED, EnvironmentState.REJECTED}),
         EnvironmentState.CHECKED: frozenset({EnvironmentState.ACCEPTED, EnvironmentState.REJECTED}),
@@ -112,6 +125,7 @@ TRANSITIONS: Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
 STATES_OF: Mapping[str, type[StrEnum]] = {
     "rounds": RoundState,
     "stages": StageState,
+    "shards": ShardState,
     "synthesized_environments": EnvironmentState,
     "adapters": AdapterState,
     "releases": ReleaseState,

@@ -40,10 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loaded:
-    """An adapter: its digest, the folder that the servers read, and its figures of the probe (nats)."""
+    """An adapter: its digest, the folder that the servers read (None: another process has it), and its figures of the
+    probe (nats)."""
 
     digest: str
-    folder: Path
+    folder: Path | None
     figures: Sequence[float]
 
 
@@ -122,6 +123,8 @@ class VllmPolicy:
             there = server.models()
             for name, loaded in self._adapters.items():
                 if name not in there:
+                    if loaded.folder is None:  # the process that has its files gives it back
+                        continue
                     server.load(name, self._seen(loaded.folder))
                 check_adapter(name, {BEFORE: loaded.figures, server.url: probe(server, name)}, self._base)
             for name in self._unloaded & set(there):
@@ -168,12 +171,21 @@ class VllmPolicy:
                 raise
             self._adapters[name] = Loaded(digest, shared, figures)
 
+    def know_adapter(self, name: str, digest: str) -> None:
+        """Sample with an adapter that another process has loaded on the servers and keeps there. This one has no
+        files of it, and leaves it loaded when it closes. Raises `AdapterError` where the servers differ in it."""
+        if name not in self._adapters:
+            figures = check_adapter(name, self.on_each(partial(probe, adapter=name)), self._base)
+            self._adapters[name] = Loaded(digest, None, figures)
+
     def unload_adapter(self, name: str) -> None:
-        """Take the adapter from every server; one that is lost does without it when it is back."""
-        self._adapter(name)
+        """Take the adapter from every server that this process loaded it on; one that is lost does without it when it is
+        back."""
+        mine = self._adapter(name).folder is not None
         with self._loading:
             del self._adapters[name]
-            self._unload(name)
+            if mine:
+                self._unload(name)
 
     def _unload(self, name: str) -> None:
         self._unloaded.add(name)
@@ -242,6 +254,11 @@ class VllmPolicy:
                 taken.append(self._done.get_nowait())
             except Empty:  # what was abandoned is no longer open
                 return [turn for turn in taken if turn is not None and turn[0] in self._open]
+
+    def cancel(self, session: str) -> None:
+        """Give up a session's turn. One that is on its way is answered for nobody."""
+        for ticket in [ticket for ticket, mine in self._open.items() if mine == session]:
+            del self._open[ticket]
 
     def release(self, session: str) -> None:
         """The session's server need not be remembered; its cache forgets by itself."""

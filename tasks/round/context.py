@@ -32,7 +32,7 @@ from tasks.round.policies import Backend, open_backend
 from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry, round_key, run_name
 from tasks.round.results import StageResult, StoredRound
-from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, round_seed
+from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.target_prompt import first_opening
 from tasks.unattended.limits import RoundLimits
 
@@ -52,9 +52,9 @@ logger = logging.getLogger("trace")
 class Context:
     """One open round. `model` and `environment` add up what this process spent in each; what is left of a round's
     wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
-    `declined` is why a person who was asked does not want the candidate promoted ("": it may be). `adopted`:
-    another process has opened the round, this one does a part of it. `left`: it goes on with a round that its last
-    process left as running, without a word."""
+    `sharing` lets other processes play with this one; None: it plays alone. `declined` is why a person who was asked
+    does not want the candidate promoted ("": it may be). `adopted`: another process has opened the round, this one does
+    a part of it. `left`: it goes on with a round that its last process left as running, without a word."""
 
     settings: Settings
     store: Store
@@ -62,6 +62,7 @@ class Context:
     model: Stopwatch = field(default_factory=Stopwatch)
     environment: Stopwatch = field(default_factory=Stopwatch)
     budget: EpisodeBudget | None = None
+    sharing: Sharing | None = None
     declined: str = ""
     adopted: bool = False
     left: bool = False
@@ -130,10 +131,10 @@ class Context:
     def engine_of(self, policy: TokenPolicy | MessagePolicy) -> RoundEngine:
         """Plays a policy in the round."""
         renderer = self.base.renderer if isinstance(policy, TokenPolicy) else None
-        rows = 2 * self.settings.rollout.rows
+        rows = self.settings.open_episodes
         options = replace(WITHIN_BUDGET, flushed=self.limits.look)
         engine = Engine(self.store, self.origin, policy, renderer, rows, options)
-        return RoundEngine(engine, self.model, self.environment, self.budget, self.limits)
+        return RoundEngine(engine, self.model, self.environment, self.budget, self.limits, self.sharing)
 
     @property
     def origin(self) -> Origin:
@@ -143,12 +144,13 @@ class Context:
     def ground(self, purpose: str) -> Playground:
         """The target's own environment at the evaluation temperature."""
         rollout = self.settings.rollout
-        return Playground(self.target.environment, self.round.target, purpose, rollout.temperature, rollout.max_tokens)
+        how = rollout.temperature, rollout.max_tokens
+        return Playground(self.target.environment, self.round.target, purpose, *how, of_target=True)
 
     def training_ground(self, name: str, make: Callable[[], Environment], adapter_id: str) -> Playground:
         """A training environment at the evaluation temperature, for episodes that measure an adapter."""
         of_target = self.ground("evaluation")
-        return replace(of_target, make=make, environment=name, adapter_id=adapter_id)
+        return replace(of_target, make=make, environment=name, adapter_id=adapter_id, of_target=False)
 
     @cached_property
     def probe(self) -> Conversation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class Playground:
     """Where episodes are played and how they are stored. `environment` names target or synthesized environment.
 
     `scope` is what tells the ids of these episodes from those of others on the same task; by default the environment
-    and how it is sampled."""
+    and how it is sampled. `of_target`: the environment is the target's own, which any process can make."""
 
     make: Callable[[], Environment]
     environment: str
@@ -47,6 +47,7 @@ class Playground:
     adapter_id: str | None = None
     group: str | None = None
     scope: str = ""
+    of_target: bool = False
 
     @property
     def where(self) -> str:
@@ -70,8 +71,8 @@ class PlayOptions:
     Episodes lost to one of the `passing` boundaries are played up to `tries` times. Playing stops after one lost to a
     `fatal` boundary, and after `lost_in_a_row` (0: never; at least two for each worker) of which the last one is
     `passing`. `workers` episodes are played at once by a policy that is no token policy, each in a thread of its own;
-    with 0 nothing is played. Progress shows what has been spent of `cap`; `flushed` is called after each batch was
-    stored."""
+    with 0 nothing is played. Progress shows what has been spent of `cap`; after each batch that was stored `stored` is
+    called with its ids, and `flushed`."""
 
     workers: int = 1
     tries: int = 1
@@ -80,6 +81,7 @@ class PlayOptions:
     lost_in_a_row: int = 0
     cap: SpendingCap | None = None
     flushed: Callable[[], object] = bool
+    stored: Callable[[Sequence[str]], object] = bool
 
     def reason_to_stop(self, trajectory: Trajectory, lost: int) -> str:
         """Why playing on would be in vain after this trajectory, the last of `lost` in a row; or ""."""
@@ -160,18 +162,27 @@ class Engine:
                 break
             if attempt:
                 logger.info("%d episodes were lost to what may pass; playing them once more", len(owed))
-            again = self._play_each_once(ground, list(owed.values()), what or ground.purpose, run)
+            again = self._play_each_once(ground, list(owed.values()), len(owed), what or ground.purpose, run)
             owed = {i: owed[i] for i in again}
         return run
 
-    def _play_each_once(self, ground: Playground, episodes: Sequence[Episode], what: str, run: PlayRun) -> list[str]:
+    def play_given(self, ground: Playground, episodes: Iterable[Episode], most: int, what: str) -> PlayRun:
+        """Play episodes that have their keys as they are given, at most `most`: the next one is asked for when there is
+        room for it. Nothing is looked up; each is played once and stored."""
+        run = PlayRun([], 0)
+        self._play_each_once(ground, episodes, most, what, run)
+        return run
+
+    def _play_each_once(
+        self, ground: Playground, episodes: Iterable[Episode], count: int, what: str, run: PlayRun
+    ) -> list[str]:
         """Keys of the episodes that were lost to what may pass."""
         options, lost, again = self.options, 0, list[str]()
         at_once = options.workers if self._threaded else self.window
         # Left in this order: episodes under way end (and cost) first, then what is still unwritten is stored.
         with (
-            closing(_Writer(self.store, options.flushed)) as writer,
-            Meter(what, len(episodes), "episodes", at_once=at_once) as meter,
+            closing(_Writer(self.store, options)) as writer,
+            Meter(what, count, "episodes", at_once=at_once) as meter,
             closing(self._trajectories(ground, episodes, run, meter)) as playing,
         ):
             for ended in playing:
@@ -197,7 +208,7 @@ class Engine:
         return self.options.workers > 1 or isinstance(self.policy, ChatPolicy)
 
     def _trajectories(
-        self, ground: Playground, episodes: Sequence[Episode], run: PlayRun, meter: Meter
+        self, ground: Playground, episodes: Iterable[Episode], run: PlayRun, meter: Meter
     ) -> Generator[_Ended]:
         """Episodes as they end."""
         if self._threaded:
@@ -217,7 +228,7 @@ class Engine:
             run.model_seconds += player.policy_seconds
             run.environment_seconds += player.environment_seconds
 
-    def _in_threads(self, ground: Playground, episodes: Sequence[Episode], run: PlayRun) -> Generator[_Ended]:
+    def _in_threads(self, ground: Playground, episodes: Iterable[Episode], run: PlayRun) -> Generator[_Ended]:
         """As many episodes at once as there are workers. Closing the generator lets those under way end at their next
         call."""
 
@@ -253,8 +264,8 @@ class Engine:
 class _Writer:
     """Stores trajectories in batches; `close` stores the rest."""
 
-    def __init__(self, store: Store, flushed: Callable[[], object]) -> None:
-        self.store, self.flushed = store, flushed
+    def __init__(self, store: Store, options: PlayOptions) -> None:
+        self.store, self.options = store, options
         self.waiting: list[TrajectoryRow] = []
         self.since = time.monotonic()
 
@@ -266,7 +277,8 @@ class _Writer:
     def close(self) -> None:
         self.store.add_trajectories(self.waiting)
         METRICS.stored(self.waiting)
-        self.flushed()
+        self.options.stored([row.id for row in self.waiting])
+        self.options.flushed()
         self.waiting, self.since = [], time.monotonic()
 
 

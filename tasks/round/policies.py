@@ -17,6 +17,7 @@ from settings import Settings, writable_folder
 if TYPE_CHECKING:
     from models.local.base import BaseModel
     from models.training.actors import Actor
+    from models.vllm.policy import VllmPolicy
     from models.vllm.server import VllmServer
 
 
@@ -65,6 +66,21 @@ def check_policy(settings: Settings) -> None:
         check_base(scores)
 
 
+def open_remote(settings: Settings, identity: PolicyIdentity, stop_ids: frozenset[int]) -> VllmPolicy:
+    """The policy on the servers that the settings name; `identity` is the base's there."""
+    from models.vllm.policy import VllmPolicy
+
+    return VllmPolicy(
+        open_servers(settings),
+        identity,
+        stop_ids,
+        settings.policy.concurrency,
+        settings.lora_folder,
+        settings.policy.server_folder,
+        settings.policy.stall_seconds,
+    )
+
+
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """What samples in this round. The servers' identity says so: their draws are not those of the local model.
 
@@ -72,26 +88,16 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """
     from models.local.base import weights_of
     from models.training.actors import LocalActor, VllmActor
-    from models.vllm.policy import VllmPolicy
     from models.vllm.same_base import prove_same_base
 
     if settings.policy.backend == "local":
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
     mine, lora_folder = base.identity, settings.lora_folder
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
-    servers = open_servers(settings)
-    for server in servers:
-        server.check_weights(weights_of(base, settings.cache))
-    policy = VllmPolicy(
-        servers,
-        identity,
-        base.renderer.stop_ids,
-        settings.policy.concurrency,
-        lora_folder,
-        settings.policy.server_folder,
-        settings.policy.stall_seconds,
-    )
+    policy = open_remote(settings, identity, base.renderer.stop_ids)
     try:
+        for server in policy.servers:
+            server.check_weights(weights_of(base, settings.cache))
         prove_same_base(policy, base)
     except BaseException:
         policy.close()

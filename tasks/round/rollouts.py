@@ -12,7 +12,7 @@ from db import Store
 from environments.contract import TargetTask
 from errors import BudgetExceeded
 from models.episodes import Episode
-from tasks.round.engine import Engine, Playground, PlayOptions
+from tasks.round.engine import Engine, Playground, PlayOptions, PlayRun
 from tasks.round.progress import Stopwatch
 from tasks.unattended.limits import RoundLimits
 
@@ -43,6 +43,18 @@ class EpisodeBudget(Protocol):
         ...
 
 
+class Sharing(Protocol):
+    """Who lets several processes play what a stage owes (`tasks/shards/sharing.py`)."""
+
+    def play(self, engine: Engine, ground: Playground, episodes: Sequence[Episode], what: str) -> PlayRun | None:
+        """Play as `Engine.play` does, with others; None for what this process has to play alone."""
+        ...
+
+    def help(self) -> bool:
+        """Play what another process owes; False when there was nothing."""
+        ...
+
+
 @dataclass(frozen=True)
 class RoundEngine:
     """Plays the episodes of a round under its cap on spending, and adds the seconds that they took to the round's."""
@@ -52,6 +64,7 @@ class RoundEngine:
     environment: Stopwatch
     budget: EpisodeBudget | None = None
     limits: RoundLimits | None = None
+    sharing: Sharing | None = None
 
     def play(self, ground: Playground, episodes: Sequence[Episode], what: str = "") -> list[str]:
         """Play the episodes that are not stored, store them, and return all ids in the order of `episodes`.
@@ -64,7 +77,8 @@ class RoundEngine:
             self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
         if self.budget is not None and episodes:
             self.budget.admit(self.engine.ids(ground, episodes), purpose_of(ground, episodes))
-        run = self.engine.play(ground, episodes, what)
+        shared = self.sharing.play(self.engine, ground, episodes, what) if self.sharing is not None else None
+        run = shared or self.engine.play(ground, episodes, what)
         self.environment.seconds += run.environment_seconds
         self.model.seconds += run.model_seconds
         if run.stopped:

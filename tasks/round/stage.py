@@ -5,8 +5,9 @@
 
     select(round_id)             # opens the round, claims the stage's lease, works, stores the result
 
-A stage that is done gives its stored result; one whose process died is taken over when its lease has run out. Stages
-take ids: the round's, and the capability's name where a stage is done for each capability.
+A stage that is done gives its stored result; one whose process died is taken over when its lease has run out. A process
+that finds a stage held plays episodes of it, where there are some to share. Stages take ids: the round's, and the
+capability's name where a stage is done for each capability.
 """
 
 from __future__ import annotations
@@ -224,12 +225,15 @@ class Stage(Generic[P, R]):
                     row.finish(result.model_dump(mode="json"))
                     logger.info("stage %s done in %.1f s", ledger_name, time.perf_counter() - began)
                 return result
+            if context.sharing is not None and context.sharing.help():
+                waited = 0.0
+                continue
             if waited > 2 * LEASE_SECONDS:
                 owner = row.row().owner
                 raise StoreError(
                     f"stage {ledger_name!r} is held by {owner}, which is alive; wait for it or stop that process"
                 )
-            logger.info("stage %s is claimed by another process; waiting for its lease to run out", ledger_name)
+            logger.info("stage %s is claimed by another process; waiting for it, or for its lease", ledger_name)
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         return None

@@ -1,0 +1,104 @@
+"""Threads in which environments are called while turns are sampled: a slow environment, a user played by a model or a
+sandbox holds up its own episode and no other.
+
+All calls of one episode go through the same thread, one after another: what an environment keeps may belong to the
+thread that made it (a database connection does).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+# Threads at most, whatever the number of open episodes: each costs some 30 KiB, and most wait.
+MOST = 256
+
+
+@dataclass(frozen=True)
+class Done:
+    """A call that returned `value`, or raised `problem`. `number` is its place among all that were started."""
+
+    number: int
+    key: str
+    then: Callable[[Callable[[], Any]], Any]
+    value: Any = None
+    problem: BaseException | None = None
+
+    def result(self) -> Any:
+        """What the call returned; raises what it raised."""
+        if self.problem is not None:
+            raise self.problem
+        return self.value
+
+
+_Lane = SimpleQueue[tuple[int, str, Callable[[], Any], Callable[[Callable[[], Any]], Any]] | None]
+
+
+class Lanes:
+    """At most `most` threads. Used from one thread; `woken` is called, in a lane's thread, after each call is done."""
+
+    def __init__(self, most: int, woken: Callable[[], object] = bool) -> None:
+        self.underway = 0
+        self._most, self._woken = max(1, min(most, MOST)), woken
+        self._lanes: list[_Lane] = []
+        self._lane_of: dict[str, int] = {}
+        self._loads: Counter[int] = Counter()
+        self._done: SimpleQueue[Done] = SimpleQueue()
+        self._started = 0
+
+    def start(self, key: str, call: Callable[[], Any], then: Callable[[Callable[[], Any]], Any]) -> None:
+        """Do `call` in the lane of `key`. `then` is for whoever takes it: it is given what returns or raises."""
+        if key not in self._lane_of:
+            self._lane_of[key] = lane = self._least_loaded()
+            self._loads[lane] += 1
+        self.underway += 1
+        self._started += 1
+        self._lanes[self._lane_of[key]].put((self._started, key, call, then))
+
+    def release(self, key: str) -> None:
+        """No more calls of `key` will come."""
+        lane = self._lane_of.pop(key, None)
+        if lane is not None:
+            self._loads[lane] -= 1
+
+    def take(self, first_seconds: float | None = 0.0, more_seconds: float = 0.0) -> list[Done]:
+        """Calls that are done, in the order in which they were started, so that quick ones come in no other order than
+        one after another. Waits `first_seconds` for the first (None: as long as one is underway) and `more_seconds`
+        for each further one."""
+        found: list[Done] = []
+        while self.underway:
+            seconds = more_seconds if found else first_seconds
+            try:
+                found.append(self._done.get(seconds != 0.0, seconds))
+            except Empty:
+                break
+            self.underway -= 1
+        return sorted(found, key=lambda done: done.number)
+
+    def close(self) -> None:
+        """Let the threads end with the call that each is in; nothing waits for them."""
+        for lane in self._lanes:
+            lane.put(None)
+
+    def _least_loaded(self) -> int:
+        if len(self._lanes) < self._most and all(self._loads[i] for i in range(len(self._lanes))):
+            lane: _Lane = SimpleQueue()
+            name = f"environments {len(self._lanes)}"
+            threading.Thread(target=_work, args=(lane, self._done, self._woken), name=name, daemon=True).start()
+            self._lanes.append(lane)
+            return len(self._lanes) - 1
+        return min(range(len(self._lanes)), key=self._loads.__getitem__)
+
+
+def _work(lane: _Lane, done: SimpleQueue[Done], woken: Callable[[], object]) -> None:
+    while (given := lane.get()) is not None:
+        number, key, call, then = given
+        try:
+            done.put(Done(number, key, then, call()))
+        except BaseException as problem:
+            done.put(Done(number, key, then, None, problem))
+        woken()

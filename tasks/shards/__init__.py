@@ -1,0 +1,1 @@
+"""Several processes play what a stage owes: shards in the database, and where they are worked on."""

@@ -1,0 +1,164 @@
+"""Playing what a stage owes with others: this process, those that find the stage held, and workers of a Dask or Ray
+cluster. `RoundEngine` asks here first; where episodes are played changes no trajectory, nor its id."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from db import AdapterRow, ShardRow, row_id
+from errors import PolicyError, StoreError, TraceError
+from models.episodes import Episode
+from tasks.round.context import Context
+from tasks.round.engine import Engine, Playground, PlayRun
+from tasks.round.progress import Meter
+from tasks.shards.runners import Cluster, open_cluster
+from tasks.shards.work import works
+from tasks.shards.worker import code_fingerprint, play_part, shard_task
+
+logger = logging.getLogger("trace")
+
+# Fewer episodes are not worth sharing: they fit into the batches that one process computes at once.
+FEWEST = 16
+POLL_SECONDS = 0.5
+# How often all tasks may end without an episode stored before the round gives up.
+BARREN = 3
+
+
+class SharedPlay:
+    """The sharing of one open round. Episodes of environments that were made for training, and of adapters that are not
+    stored yet, are not shared: only the process that makes them has them."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.shards = context.store.shards(context.round.id)
+
+    def play(self, engine: Engine, ground: Playground, episodes: Sequence[Episode], what: str) -> PlayRun | None:
+        """Play what is owed, shard by shard; None for what this process has to play alone."""
+        digest = self._digest(engine, ground, episodes)
+        if digest is None or len(episodes) < FEWEST:
+            return None
+        ids = engine.ids(ground, episodes)
+        stored = self.context.store.stored_ids(ids)
+        owed = {i: replace(e, key=i) for i, e in zip(ids, episodes, strict=True) if i not in stored}
+        run = PlayRun(ids, len(stored))
+        if not owed:
+            return run
+        part = row_id(self.context.round.id, *ids)
+        planned = {e["key"] for row in self.shards.open(part) for e in row.work["episodes"]}
+        new = [episode for key, episode in owed.items() if key not in planned]
+        if new:
+            made = works(ground, new, engine.policy.identity(), digest, self._workers)
+            self.shards.owe(part, [(len(work.episodes), work.as_json()) for work in made])
+        title = what or ground.purpose
+        try:
+            self._alone(engine, part, title, run) if self._cluster is None else self._out(engine, part, title, run)
+        finally:
+            self.shards.withdraw(part)
+        return run
+
+    def help(self) -> bool:
+        """Play shards that another process of the round has to have played; False when none is free."""
+        free = self.shards.free()
+        if not free:
+            return False
+        logger.info("playing shards of another process's stage")
+        return play_part(self.context, free[0].part).played > 0
+
+    def _digest(self, engine: Engine, ground: Playground, episodes: Sequence[Episode]) -> str | None:
+        """Digest of the adapter that plays ("": the base); None for what no other process could play."""
+        acting = {episode.adapter for episode in episodes}
+        if not ground.of_target or engine.renderer is None or len(acting) != 1:
+            return None
+        (name,) = acting
+        if name is None:
+            return ""
+        digest = engine.policy.identity(name).adapter
+        row = self.context.store.row(AdapterRow, id=ground.adapter_id) if ground.adapter_id else None
+        return digest if row is not None and row.path and row.sha256 == digest else None
+
+    @property
+    def _workers(self) -> int:
+        return self.context.settings.runner_workers if self._cluster is None else self._cluster.workers
+
+    @property
+    def _cluster(self) -> Cluster | None:
+        if self.context.settings.runner == "process":
+            return None
+        return self.context.keep("cluster", lambda: open_cluster(self.context.settings, code_fingerprint()))
+
+    def _alone(self, engine: Engine, part: str, what: str, run: PlayRun) -> None:
+        """Play in this process. What another one holds is waited for; what it lets go is played here."""
+        while self.shards.open(part) and not run.stopped:
+            done = play_part(self.context, part, engine, what)
+            _add(run, done)
+            if not done.played and not self.shards.free(part):
+                engine.options.flushed()
+                time.sleep(POLL_SECONDS)
+
+    def _out(self, engine: Engine, part: str, what: str, run: PlayRun) -> None:
+        """Have the cluster play, a task a shard; a task also plays the free shards that come after its own."""
+        assert self._cluster is not None
+        cluster, tasks = self._cluster, list[Any]()
+        total = sum(row.episodes for row in self.shards.open(part))
+        barren = 0
+        with Meter(what, total, "episodes", at_once=engine.window) as meter:
+            while left := self.shards.open(part):
+                self._show(meter, left, total)
+                engine.options.flushed()
+                tasks, ended = [t for t in tasks if not cluster.done(t)], [t for t in tasks if cluster.done(t)]
+                problem = self._collect(ended, run)
+                if run.stopped:
+                    return
+                if problem is not None:
+                    barren += 1
+                    logger.warning("a shard's task ended: %s; its episodes are owed again", problem)
+                    if barren > BARREN * cluster.workers:
+                        raise StoreError(
+                            f"tasks of {what} ended {barren} times, at last with {type(problem).__name__}: {problem}; "
+                            "look at the workers' logs, then run the same command: what is stored is not played again"
+                        ) from problem
+                if not tasks:
+                    tasks = [self._submit(part, what) for _ in self.shards.free(part)]
+                time.sleep(POLL_SECONDS)
+            for ended_task in tasks:
+                cluster.wait(ended_task)
+            self._collect(tasks, run)
+
+    def _submit(self, part: str, what: str) -> Any:
+        assert self._cluster is not None
+        given = {"round_id": self.context.round.id, "part": part, "code": code_fingerprint(), "what": what}
+        return self._cluster.submit(shard_task, given)
+
+    def _collect(self, ended: Sequence[Any], run: PlayRun) -> Exception | None:
+        """Add what tasks that ended have done. A worker that would not play what was ordered raises; any other problem
+        is returned: the shards are owed again."""
+        assert self._cluster is not None
+        problem: Exception | None = None
+        for future in ended:
+            try:
+                _add(run, PlayRun([], 0, **self._cluster.result(future)))
+            except (PolicyError, StoreError) as trouble:
+                problem = trouble
+            except TraceError:
+                raise
+            except Exception as trouble:  # whatever the engine says of a worker that died
+                problem = trouble
+        return problem
+
+    def _show(self, meter: Meter, left: Sequence[ShardRow], total: int) -> None:
+        done = total - sum(row.episodes for row in left)
+        while meter.done < done:
+            meter.advance()
+        meter.beat(f"{sum(row.owner is not None for row in left)} shards at work")
+
+
+def _add(run: PlayRun, done: PlayRun) -> None:
+    run.played += done.played
+    run.steps += done.steps
+    run.stopped = run.stopped or done.stopped
+    run.model_seconds += done.model_seconds
+    run.environment_seconds += done.environment_seconds

@@ -1,0 +1,81 @@
+"""Limits on calls outside of the main thread, where no signal is delivered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from models.deadline import DeadlinePassed, within
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(20)
+
+
+def looping() -> None:
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:  # a limit that such a handler catches would be none
+            continue
+
+
+def test_code_that_loops_is_ended_in_its_thread() -> None:
+    ended = threading.Event()
+
+    def loop() -> None:
+        try:
+            looping()
+        finally:
+            ended.set()
+
+    def call() -> None:
+        with pytest.raises(DeadlinePassed):
+            within(0.1, loop)
+        assert ended.wait(5)
+
+    in_a_thread(call)
+
+
+def test_a_call_that_blocks_is_left_behind_and_the_next_one_is_done() -> None:
+    forever = threading.Lock()
+    forever.acquire()
+
+    def call() -> str:
+        began = time.perf_counter()
+        with pytest.raises(DeadlinePassed):
+            within(0.1, forever.acquire)
+        assert time.perf_counter() - began < 5
+        return within(5.0, lambda: "goes on")
+
+    assert in_a_thread(call) == "goes on"
+    forever.release()
+
+
+def test_a_thread_has_one_helper_which_ends_with_it() -> None:
+    def call() -> set[threading.Thread]:
+        return {within(5.0, threading.current_thread) for _ in range(3)}
+
+    (helper,) = in_a_thread(call)
+    assert helper is not threading.current_thread()
+    helper.join(5)
+    assert not helper.is_alive()
+
+
+def test_what_a_call_raises_reaches_its_caller() -> None:
+    def call() -> None:
+        with pytest.raises(TimeoutError, match="its own"):  # not to be taken for a limit that has passed
+            within(5.0, raising, TimeoutError("its own"))
+
+    in_a_thread(call)
+
+
+def raising(problem: BaseException) -> None:
+    raise problem

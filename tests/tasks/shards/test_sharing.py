@@ -1,0 +1,286 @@
+"""What a stage owes is played by whoever is there: nothing twice, nothing lost, and nothing drawn differently."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from db import Shards, open_store
+from environments.contract import Action, Observation
+from errors import ConfigurationError, LimitReached, StoreError
+from tasks.round.context import Context
+from tasks.round.engine import Engine, PlayRun
+from tasks.round.stage import forget
+from tasks.shards import sharing, worker
+from tasks.shards.sharing import SharedPlay
+from tasks.shards.work import Work, works
+from tasks.shards.worker import play_part, shard_task
+from tests.models.vllm_backend.vllm_stub import vllm_stub
+from tests.tasks.shards.many_target import Many
+from tests.tasks.shards.shared_rounds import drawn, opened, ordered, saved_base
+
+Open = Callable[..., Context]
+
+
+@pytest.fixture
+def rounds(settings_folder: Path, tiny_model: Any, tiny_tokenizer: Any) -> Iterator[Open]:
+    """Opens rounds, each in a home of its own."""
+    base, made = saved_base(settings_folder / "base", tiny_model, tiny_tokenizer), list[Context]()
+    with vllm_stub() as stub:
+
+        def make(**given: Any) -> Context:
+            made.append(opened(settings_folder / f"home{len(made)}", base, stub, **given))
+            return made[-1]
+
+        yield make
+        for context in made:
+            forget(context.round.id)
+
+
+def beside(context: Context) -> Context:
+    """The same round, as another process has it open."""
+    return Context(context.settings, open_store(context.settings.database_url), context.round)
+
+
+def shared(context: Context) -> PlayRun:
+    run = SharedPlay(context).play(context.engine.engine, *ordered(context), "it")
+    assert run is not None
+    return run
+
+
+def count(context: Context) -> int:
+    return len(context.store.trajectory_frame(None, columns=["id"]))
+
+
+def test_shared_play_draws_what_a_process_alone_draws(rounds: Open) -> None:
+    alone, together = rounds(), rounds()
+    ids = alone.engine.play(*ordered(alone), "it")
+    run = shared(together)
+    assert run.ids == ids
+    assert drawn(together, run.ids) == drawn(alone, ids)
+    assert (run.resumed, run.played, run.steps, count(together)) == (0, 40, 80, 40)
+    assert {row.attempt for row in together.store.rows(sharing.ShardRow)} == {1}
+    assert together.store.shards(together.round.id).open() == []
+    again = shared(together)
+    assert (again.resumed, again.played, again.ids) == (40, 0, ids)
+
+
+def test_a_round_with_sharing_plays_its_stages_so(rounds: Open) -> None:
+    context = rounds()
+    context.sharing = SharedPlay(context)
+    context.engine.play(*ordered(context), "it")
+    assert len(context.store.rows(sharing.ShardRow)) == 8  # four for each of two workers
+    assert context.model.seconds > 0
+
+
+def test_two_processes_share_one_stage(rounds: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rounds(
+        rollout={"rows": 1, "max_tokens": 4}, policy={**rounds().settings.policy.model_dump(), "concurrency": 2}
+    )
+    second, helped, met = beside(first), list[bool](), threading.Event()
+    step = Many.step
+
+    def meeting(self: Many, action: Action) -> Observation:
+        # The one that began waits until the other plays, too: both have then played a part.
+        if threading.current_thread().name.startswith("environments") and not met.is_set():
+            assert met.wait(20)
+        return step(self, action)
+
+    def help_out() -> None:
+        while not helped:
+            if second.store.shards(second.round.id).free():
+                met.set()
+                helped.append(SharedPlay(second).help())
+
+    monkeypatch.setattr(Many, "step", meeting)
+    other = threading.Thread(target=help_out)
+    other.start()
+    run = shared(first)
+    other.join(20)
+    assert helped == [True]
+    assert 0 < run.played < 40
+    assert first.store.stored_ids(run.ids) == set(run.ids)
+    assert count(first) == 40
+    second.close()
+
+
+def test_what_a_dead_worker_held_is_owed_again_without_what_it_stored(rounds: Open) -> None:
+    context = rounds()
+    ground, episodes = ordered(context)
+    engine = context.engine.engine
+    ids = engine.play(ground, episodes[:3]).ids  # stored by the worker before it died
+    part = sharing.row_id(context.round.id, *engine.ids(ground, episodes))
+    keyed = [sharing.replace(e, key=i) for i, e in zip(engine.ids(ground, episodes), episodes, strict=True)]
+    ledger = context.store.shards(context.round.id)
+    made = works(ground, keyed[:20], engine.policy.identity(), "", 2)
+    ledger.owe(part, [(len(w.episodes), w.as_json()) for w in made])
+    assert ledger.claim(part, "dead", 30) is not None
+    with context.store.transaction() as connection:
+        connection.execute(text("UPDATE shards SET lease_until = '2020-01-01 00:00:00.000000' WHERE owner = 'dead'"))
+    run = shared(context)
+    assert (run.resumed, run.played, count(context)) == (3, 37, 40)
+    assert run.ids[:3] == ids
+    taken = next(row for row in context.store.rows(sharing.ShardRow) if row.number == 0)
+    assert (taken.attempt, taken.state) == (2, "done")
+
+
+def test_a_worker_that_fails_gives_back_what_it_held(rounds: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = rounds()
+
+    def fail(self: Engine, *_: Any) -> PlayRun:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Engine, "play_given", fail)
+    monkeypatch.setattr(Shards, "withdraw", lambda self, part: None)
+    with pytest.raises(StoreError, match="the disk is full"):
+        shared(context)
+    ledger = context.store.shards(context.round.id)
+    assert len(ledger.free()) == len(ledger.open()) == 8
+
+
+def test_what_no_other_process_could_play_is_not_shared(rounds: Open) -> None:
+    context = rounds()
+    ground, episodes = ordered(context)
+    play = SharedPlay(context).play
+    engine = context.engine.engine
+    assert play(engine, context.training_ground("made", Many, "a"), episodes, "it") is None  # another environment
+    assert play(engine, ground, episodes[: sharing.FEWEST - 1], "it") is None
+    assert play(sharing.replace(engine, renderer=None), ground, episodes, "it") is None  # a policy without tokens
+    assert context.store.rows(sharing.ShardRow) == []
+
+
+def test_work_survives_the_database(rounds: Open) -> None:
+    context = rounds()
+    ground, episodes = ordered(context)
+    (*_, last) = made = works(ground, episodes, context.policy.identity(), "", 3)
+    ledger = context.store.shards(context.round.id)
+    ledger.owe("p", [(len(w.episodes), w.as_json()) for w in made])
+    assert [Work.from_json(row.work) for row in ledger.open()] == made
+    assert sum(len(w.episodes) for w in made) == 40
+    assert len(last.episodes) <= len(made[0].episodes) == 4
+
+
+def test_a_worker_of_another_version_plays_nothing(rounds: Open) -> None:
+    context = rounds()
+    with pytest.raises(ConfigurationError, match="the flow runs code 0123"):
+        shard_task.fn(context.round.id, "part", "0123", "it")
+
+
+def test_a_worker_with_another_base_plays_nothing(rounds: Open) -> None:
+    context = rounds()
+    ground, episodes = ordered(context)
+    other = sharing.replace(context.policy.identity(), base="another")
+    keyed = [sharing.replace(e, key=f"k{i}") for i, e in enumerate(episodes)]
+    ledger = context.store.shards(context.round.id)
+    ledger.owe("part", [(len(w.episodes), w.as_json()) for w in works(ground, keyed, other, "", 1)])
+    with pytest.raises(ConfigurationError, match=r"base='another'.*give every worker the same base"):
+        play_part(context, "part", context.engine.engine)
+    assert count(context) == 0
+    assert len(ledger.free()) == len(ledger.open())
+
+
+def test_a_worker_needs_no_weights(rounds: Open) -> None:
+    context = rounds()
+    ground, episodes = ordered(context)
+    engine = context.engine.engine
+    keyed = [sharing.replace(e, key=i) for i, e in zip(engine.ids(ground, episodes), episodes, strict=True)]
+    made = works(ground, keyed, engine.policy.identity(), "", 2)
+    context.store.shards(context.round.id).owe("part", [(len(w.episodes), w.as_json()) for w in made])
+    for weights in Path(context.settings.base_model).glob("*.safetensors"):
+        weights.unlink()
+    other = beside(context)
+    assert play_part(other, "part").played == 40
+    assert "base" not in other.__dict__
+    other.close()
+
+
+class Staged:
+    """Stands for a cluster: its tasks are played when they are asked for, and end as `ends` says, one after another."""
+
+    workers = 2
+
+    def __init__(self, context: Context, ends: list[Exception | None]) -> None:
+        self.context, self.ends, self.submitted = context, ends, 0
+
+    def submit(self, task: Any, given: Any) -> Any:
+        self.submitted += 1
+        problem = self.ends.pop(0) if self.ends else None
+        if problem is not None:
+            return problem
+        run = play_part(self.context, given["part"])
+        return {"played": run.played, "steps": run.steps}
+
+    def done(self, future: Any) -> bool:
+        return True
+
+    def wait(self, future: Any) -> None: ...
+
+    def result(self, future: Any) -> Any:
+        if isinstance(future, Exception):
+            raise future
+        return future
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def staged(rounds: Open, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Context, Staged]]:
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.0)
+
+    def make(*ends: Exception | None) -> tuple[Context, Staged]:
+        context = rounds(runner="dask")
+        cluster = Staged(beside(context), list(ends))
+        monkeypatch.setattr(sharing, "open_cluster", lambda settings, code: cluster)
+        return context, cluster
+
+    return make
+
+
+def test_tasks_that_died_are_submitted_again(staged: Callable[..., tuple[Context, Staged]]) -> None:
+    context, cluster = staged(*[ConnectionError("worker died")] * 3)
+    run = shared(context)
+    assert (run.played, run.steps, count(context)) == (40, 80, 40)
+    assert cluster.submitted == 8  # one a shard; those after the fourth found nothing left
+
+
+def test_a_cluster_on_which_every_task_dies_is_given_up(staged: Callable[..., tuple[Context, Staged]]) -> None:
+    context, _ = staged(*[ConnectionError("worker died")] * 99)
+    with pytest.raises(StoreError, match=r"ended .* times, at last with ConnectionError: worker died"):
+        shared(context)
+    assert context.store.shards(context.round.id).open() == []
+
+
+def test_a_refusal_ends_the_stage_at_once(staged: Callable[..., tuple[Context, Staged]]) -> None:
+    context, _ = staged(ConfigurationError("another version"))
+    with pytest.raises(ConfigurationError, match="another version"):
+        shared(context)
+
+
+def test_a_limit_holds_while_others_play(staged: Callable[..., tuple[Context, Staged]]) -> None:
+    context, _ = staged(*[ConnectionError("worker died")] * 99)
+    engine = context.engine.engine
+
+    def reached() -> None:
+        raise LimitReached("hours")
+
+    engine = sharing.replace(engine, options=sharing.replace(engine.options, flushed=reached))
+    with pytest.raises(LimitReached):
+        SharedPlay(context).play(engine, *ordered(context), "it")
+    assert context.store.shards(context.round.id).open() == []
+
+
+def test_the_fingerprint_is_of_the_code_that_plays() -> None:
+    first = worker.code_fingerprint()
+    assert len(first) == 16
+    worker.check_same(first, "the worker at tcp://x")
+    with pytest.raises(ConfigurationError, match="the worker at tcp://x runs code 00"):
+        worker.check_same("00", "the worker at tcp://x")
+
+
+def test_the_rounds_identity_knows_nothing_of_it(rounds: Open) -> None:
+    assert rounds(runner="dask", runner_workers=7).settings.identity() == rounds().settings.identity()
