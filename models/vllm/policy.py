@@ -179,7 +179,7 @@ class VllmPolicy:
             self._adapters[name] = Loaded(digest, None, figures)
 
     def unload_adapter(self, name: str) -> None:
-        """Take the adapter from every server that this process loaded it on; one that is lost does without it when it is
+        """Take the adapter from every server, if this process loaded it; one that is lost does without it when it is
         back."""
         mine = self._adapter(name).folder is not None
         with self._loading:

@@ -31,8 +31,8 @@ _ASKED = (
 
 
 def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
-    """Raises `ConfigurationError` when the servers' base is not the trainer's. That all servers have one and the same is
-    proven before (`models/vllm/equality.py`), so one of them speaks for all."""
+    """Raises `ConfigurationError` when the servers' base is not the trainer's. That all servers have one and the same
+    is proven before (`models/vllm/equality.py`), so one of them speaks for all."""
     talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
     ids = talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
     count = min(COUNT, len(ids) - 1)

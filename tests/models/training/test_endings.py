@@ -82,14 +82,6 @@ class HalfSolved(Scripted):
         return Score(float(self.task.seed % 2), bool(self.task.seed % 2))
 
 
-class Late(Toy):
-    """The scenarios of a step's first six groups give equal rewards."""
-
-    def reset(self, task: TargetTask) -> Observation:
-        self.uniform = task.seed % SEEDS < 6
-        return super().reset(task)
-
-
 class Gone(Toy):
     def step(self, action: Action) -> Observation:
         raise ConnectionError("the world is gone")
@@ -366,24 +358,6 @@ def test_a_training_stops_where_its_episodes_end_and_goes_on_to_the_same_end(tin
     assert train("whole", 20).ending == "budget", "and it stays ended"
     nothing = train("poor", 7)
     assert (nothing.ending, nothing.last, len(played)) == ("budget", 0, 32)
-
-
-def test_a_patient_step_collects_until_a_group_is_informative(tiny_model: Any) -> None:
-    policy, renderer = tiny_model
-
-    def collected(patience: int, most: int | None = None) -> Rollouts:
-        settings = replace(SMALL, steps=1, groups=2, collections=2, patience=patience, most_episodes=most)
-        rollouts = Rollouts(Source(Late), LocalActor(policy), renderer, settings, lambda *given: None)
-        rollouts.adapter = None  # type: ignore[assignment]  # the base itself
-        rollouts.collect(0)
-        return rollouts
-
-    patient = collected(5)
-    assert (patient.played, patient.dropped) == (4 * 2 * 4, 6), "and not longer than that"
-    with pytest.raises(NothingToLearn, match="no informative group in 3 collections"):
-        collected(1)
-    with pytest.raises(OutOfEpisodes):
-        collected(5, most=24)
 
 
 def test_a_redraw_that_cannot_be_paid_leaves_the_step_what_it_has(tiny_model: Any, tmp_path: Path) -> None:
