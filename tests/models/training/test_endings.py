@@ -25,7 +25,6 @@ from models.training.records import GroupFigures, StepRecord, TrainingSettings
 from models.training.rollouts import (
     SEEDS,
     SPARE_SEEDS,
-    NothingToLearn,
     OutOfEpisodes,
     Rollouts,
     dealt_out,
