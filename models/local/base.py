@@ -198,3 +198,14 @@ def weights_of(base: BaseModel, cache: str = "") -> str:
     """What a server on the same weights says it has (`weights_revision`). The embedded model's own revision is that of
     the file it is made from, which no server reads."""
     return weights_revision(embedded_folder(cache)) if base.identity.base == EMBEDDED else base.identity.revision
+
+
+def load_renderer(name: str = EMBEDDED, calls: str = "compact", cache: str = "") -> Renderer:
+    """The renderer of a base model from its tokenizer alone: for a process that samples on servers. Of a model in a
+    folder no weights need be there. Raises `ConfigurationError` for one without a tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        return Renderer(AutoTokenizer.from_pretrained(embedded_folder(cache) if name == EMBEDDED else name), calls)
+    except (OSError, ValueError) as problem:
+        raise not_loadable(name, str(problem)) from problem

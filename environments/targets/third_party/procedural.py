@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from environments.contract import Draw, TargetTask, content_hash
 from environments.picking import in_turn
@@ -47,10 +47,7 @@ class Procedural:
     def fixed(self) -> Mapping[str, tuple[TargetTask, ...]]:
         """The tasks of every split that are the same in every round, of all families from the first on."""
         taken: set[str] = set()
-        return {
-            split: self._all(split, lambda family, at=first: _numbers(at, NUMBERS_OF_A_SPLIT), taken, self._per_family)
-            for split, first in FIRST_NUMBER.items()
-        }
+        return {split: self._all(split, partial(_of_split, split), taken, self._per_family) for split in FIRST_NUMBER}
 
     def drawn(self, split: str, chosen: Draw) -> tuple[TargetTask, ...]:
         """See `Drawable.drawn`."""
@@ -124,6 +121,11 @@ class Procedural:
 
 def _numbers(first: int, count: int) -> Iterator[int]:
     return iter(range(first, first + count))
+
+
+def _of_split(split: str, family: str) -> Iterator[int]:
+    """The numbers that a fixed split looks for its tasks among, the same for every family."""
+    return _numbers(FIRST_NUMBER[split], NUMBERS_OF_A_SPLIT)
 
 
 def _of_round(chosen: Draw) -> Iterator[int]:
