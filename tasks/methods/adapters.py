@@ -1,8 +1,8 @@
 """Methods that take TRACE's adapters as they are: one of them, all of them as one, or all of them chosen by the truth.
 
 `single`: the adapter that does best on validation answers every task. `merge-linear` and `merge-ties`: one adapter made
-of all. `trace-oracle-route` is a ceiling: all adapters, whatever the gate said of them, chosen by the true families of
-their capabilities. Each inherits TRACE's whole account: without it there is no adapter to take.
+of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families of their
+capabilities, which is what a router comes to that knows what each was trained for and nothing of what it solves. Each inherits TRACE's whole account: without it there is no adapter to take.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ METHODS: Mapping[str, Method] = {
     "merge-linear": Method("the mean of TRACE's adapters", merge_linear, ("trace",), ("trace",)),
     "merge-ties": Method("TRACE's adapters merged by TIES", merge_ties, ("trace",), ("trace",)),
     "trace-oracle-route": Method(
-        "ceiling: TRACE's adapters, routed by the truth", oracle_route, ("trace",), ("trace",)
+        "TRACE's adapters, routed by what they were trained for", oracle_route, ("trace",), ("trace",)
     ),
     TRACE_GEPA: Method("GEPA's prompt first, then TRACE", trace_gepa, trains=True, package="gepa"),
     "placebo-capabilities": Method(
