@@ -21,8 +21,9 @@ from models.vllm.policy import VllmPolicy
 from models.vllm.server import ServerAway, VllmServer
 from settings import load_settings
 from tasks.round.policies import check_policy
-from tests.models.vllm_backend.stub_processes import StubProcess, stub_processes
-from tests.models.vllm_backend.vllm_stub import Stub, sampled, vllm_stub
+from tests.models.vllm_backend.stub_episodes import Episodes
+from tests.models.vllm_backend.stub_processes import stub_processes
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
 
@@ -289,62 +290,26 @@ def test_waking_a_policy_ends_its_poll_and_loses_no_turn(two: tuple[Stub, Stub])
 
 # --- the whole ------------------------------------------------------------------------------------------------------
 
-EPISODES, TURNS, TOKENS = 120, 8, 4
 
-
-def expected(episode: int) -> list[tuple[int, ...]]:
-    """What every stub samples in an episode, by itself."""
-    prompt, turns = [1 + episode], list[tuple[int, ...]]()
-    for number in range(TURNS):
-        turns.append(tuple(sampled(prompt, 1000 * episode + number, TOKENS)))
-        prompt = [*prompt, *turns[-1]]
-    return turns
-
-
-def play(policy: VllmPolicy, after: dict[int, Callable[[], None]]) -> dict[int, list[tuple[int, ...]]]:
-    """All episodes at once; what happens after so many turns is in `after`."""
-    prompts, played, done = {}, dict[int, list[tuple[int, ...]]](), 0
-
-    def submit(episode: int) -> None:
-        number = len(played[episode])
-        sampling = Sampling(1.0, TOKENS, 1000 * episode + number)
-        policy.submit(Request(str(episode), prompts[episode], sampling))
-
-    for episode in range(EPISODES):
-        prompts[episode], played[episode] = [1 + episode], []
-        submit(episode)
-    while done < EPISODES * TURNS:
-        for answer in policy.poll():
-            assert answer.problem is None
-            done += 1
-            if done in after:
-                after[done]()
-            episode = int(answer.session)
-            played[episode].append(answer.ids)
-            prompts[episode] = [*prompts[episode], *answer.ids]
-            if len(played[episode]) < TURNS:
-                submit(episode)
-            else:
-                policy.release(answer.session)
-    return played
-
-
-def test_two_of_four_replicas_killed_and_one_stalled_lose_no_episode_and_change_no_draw() -> None:
+def test_two_of_four_replicas_killed_and_one_stalled_lose_no_episode_and_change_no_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_turns, "PAUSE", 0.2)
     with ExitStack() as stack:
-        one, two, three, four = stack.enter_context(stub_processes(4, seconds=0.02))
-        policy = opened(*(s.url for s in (one, two, three, four)), stall_seconds=1.0, concurrency=64)
+        one, two, three, four = stubs = stack.enter_context(stub_processes(4, seconds=0.02))
+        policy = opened(*(s.url for s in stubs), stall_seconds=1.0, concurrency=64)
         stack.callback(policy.close)
         stack.callback(three.go_on)  # before the policy asks it once more
+        happens = {150: (one, one.kill), 350: (three, three.stall), 600: (two, two.kill)}
 
-        def lose(what: Callable[[], None], replica: StubProcess) -> Callable[[], None]:
-            def happen() -> None:
-                assert [s for s in policy._turns.used() if s.url == replica.url]
+        def answered(turns: int) -> None:
+            if turns in happens:
+                replica, what = happens[turns]
+                assert replica.url in {s.url for s in policy._turns.used()}
                 what()
 
-            return happen
-
-        played = play(policy, {150: lose(one.kill, one), 350: lose(three.stall, three), 600: two.kill})
-        assert played == {episode: expected(episode) for episode in range(EPISODES)}
+        episodes = Episodes(120, 8)
+        assert episodes.play(policy, answered) == episodes.expected()
         assert [s.url for s in policy._turns.used()] == [four.url]
         # Each is used again once it is there.
         three.go_on()
