@@ -161,13 +161,13 @@ class VllmPolicy:
             raise AdapterError(f"adapter name {name!r} was used before; a server's caches need a new one")
         shared = self._shared(name, folder)
         with self._loading:
-            self.on_each(lambda server: server.load(name, self._seen(shared)))
             try:
+                self.on_each(lambda server: server.load(name, self._seen(shared)))
                 scores = self.on_each(partial(probe, adapter=name))
                 figures = check_adapter(name, scores, self._base)
                 check_live(name, ", ".join(scores), figures, self._base, shared)
-            except AdapterError:
-                self._unload(name)
+            except (AdapterError, ConfigurationError):
+                self._unload(name)  # from those that took it
                 raise
             self._adapters[name] = Loaded(digest, shared, figures)
 

@@ -1,13 +1,15 @@
 """Stub servers in processes of their own, fast enough for a thousand turns a second, to be killed and stopped.
 
-    python -m tests.models.vllm_backend.stub_processes PORT [SECONDS]
+    python -m tests.models.vllm_backend.stub_processes PORT SECONDS SLOTS
 
-`SECONDS` is how long each answer takes; any number are answered at once. Answers are those of `vllm_stub`.
+`SECONDS` is how long each answer takes, `SLOTS` how many are made at once; others wait for their turn. Answers are
+those of `vllm_stub`. Little is imported: four of them start in a moment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import os
 import signal
@@ -29,27 +31,33 @@ ROOT = Path(__file__).parents[3]
 
 
 class _Server(asyncio.Protocol):
-    """One connection. `names` are the adapters and `tokens` what was counted, of all connections."""
+    """One connection. Of all connections: `free` is when each slot is, `names` are the adapters, `tokens` a count."""
 
     seconds = 0.0
+    free: list[float] = []  # noqa: RUF012
     names: set[str] = set()  # noqa: RUF012
     tokens = 0
 
     def connection_made(self, transport: Any) -> None:
         self.transport, self.rest = transport, b""
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> Any:
         self.rest += data
         head, ended, body = self.rest.partition(b"\r\n\r\n")
         if not ended:
-            return
+            return None
         _, named, length = head.lower().partition(b"content-length:")
         size = int(length.split(b"\r\n", 1)[0]) if named else 0
         if len(body) < size:
-            return
+            return None
         self.rest = body[size:]
         answer = self._answer(head.split(b" ", 2)[1].decode(), body[:size])
-        asyncio.get_running_loop().call_later(self.seconds, self.transport.write, answer)
+        if not size:
+            return self.transport.write(answer)
+        loop = asyncio.get_running_loop()
+        done = max(loop.time(), self.free[0]) + self.seconds
+        heapq.heapreplace(self.free, done)
+        return loop.call_at(done, self.transport.write, answer)
 
     def _answer(self, path: str, content: bytes) -> bytes:
         kind, status = b"application/json", b"200 OK"
@@ -85,7 +93,8 @@ class StubProcess:
     """A running stub; `kill` and `stall` are what happens to machines, `go_on` ends a stall."""
 
     port: int
-    seconds: float = 0.0
+    seconds: float
+    slots: int
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -93,7 +102,7 @@ class StubProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = [sys.executable, "-m", __name__, str(self.port), str(self.seconds)]
+        command = [sys.executable, "-m", __name__, str(self.port), str(self.seconds), str(self.slots)]
         self.process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
     def wait(self) -> None:
@@ -124,9 +133,9 @@ def _free_port() -> int:
 
 
 @contextmanager
-def stub_processes(count: int, seconds: float = 0.0) -> Iterator[list[StubProcess]]:
+def stub_processes(count: int, seconds: float = 0.0, slots: int = 64) -> Iterator[list[StubProcess]]:
     """Stubs that answer; gone afterwards, whatever happened to them."""
-    stubs = [StubProcess(_free_port(), seconds) for _ in range(count)]
+    stubs = [StubProcess(_free_port(), seconds, slots) for _ in range(count)]
     try:
         for stub in stubs:
             stub.start()
@@ -140,5 +149,5 @@ def stub_processes(count: int, seconds: float = 0.0) -> Iterator[list[StubProces
 
 
 if __name__ == "__main__":
-    _Server.seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    _Server.seconds, _Server.free = float(sys.argv[2]), [0.0] * int(sys.argv[3])
     uvloop.run(_serve(int(sys.argv[1])))

@@ -21,8 +21,9 @@ from models.vllm.policy import VllmPolicy
 from models.vllm.server import ServerAway, VllmServer
 from settings import load_settings
 from tasks.round.policies import check_policy
-from tests.models.vllm_backend.stub_processes import StubProcess, stub_processes
-from tests.models.vllm_backend.vllm_stub import Stub, sampled, vllm_stub
+from tests.models.vllm_backend.stub_episodes import Episodes
+from tests.models.vllm_backend.stub_processes import stub_processes
+from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
 
@@ -46,6 +47,11 @@ def opened(*urls: str, stall_seconds: float = 60.0, concurrency: int = 8) -> Vll
 
 def turn(session: str, adapter: str | None = None, seed: int = 0) -> Request:
     return Request(session, [1, 2, 3], Sampling(0.7, 2, seed), adapter)
+
+
+def seeds(stub: Stub) -> set[int]:
+    """Of the turns that a stub answered."""
+    return {b["seed"] for b in stub.bodies if b.get("return_token_ids")}
 
 
 def until(happened: Callable[[], bool], seconds: float = 30) -> None:
@@ -73,7 +79,7 @@ def test_a_replica_with_other_weights_is_refused_before_the_first_turn(
     # Of three, the odd one is named, also when it comes first.
     with vllm_stub() as third, pytest.raises(ConfigurationError, match=f"{other.url} serves another base than"):
         opened(other.url, one.url, third.url)
-    assert not [b for s in two for b in s.bodies if b.get("return_token_ids")]
+    assert seeds(one) == seeds(other) == set()
 
 
 def test_an_adapter_that_one_replica_drops_is_refused_and_taken_from_all(
@@ -128,12 +134,17 @@ def test_the_turns_of_a_replica_that_dies_go_to_the_other_and_stay_there(two: tu
     policy = opened(one.url, other.url)
     asked = [turn(f"s{i}", seed=i) for i in range(12)]
     first = policy.generate(asked)
-    before = {b["seed"] for b in other.bodies if b.get("return_token_ids")}
-    assert 0 < len(before) < 12
-    one.gone = True  # open connections break; new ones too, as nobody reads from them
-    assert [a.ids for a in policy.generate(asked)] == [a.ids for a in first]
-    assert [s.url for s in policy.servers] == [one.url, other.url]
+    assert 0 < len(seeds(one)) < 12
+    assert seeds(one) | seeds(other) == set(range(12))
+    one.gone = True  # connections break, as many as there are
+    for _ in range(3):
+        assert [a.ids for a in policy.generate(asked)] == [a.ids for a in first]
+    assert [s.url for s in policy._turns.used()] == [other.url]
     one.gone = False
+    until(lambda: len(policy._turns.used()) == 2)
+    one.bodies.clear()
+    assert [a.ids for a in policy.generate(asked)] == [a.ids for a in first]
+    assert seeds(one) == set()  # their conversations lie in the other's cache by now
     policy.close()
 
 
@@ -152,10 +163,9 @@ def test_a_replica_that_fails_three_times_in_a_row_is_left_out_until_it_is_prove
     failed = 40 - len(one.failures)
     assert 3 <= failed <= 30
     one.failures = []
-    seen = len(one.bodies)
     until(lambda: len(policy._turns.used()) == 2)
-    policy.generate([turn(f"n{i}") for i in range(8)])
-    assert [b for b in one.bodies[seen:] if b.get("return_token_ids")]
+    policy.generate([turn(f"n{i}", seed=100 + i) for i in range(8)])
+    assert seeds(one) & set(range(100, 108))
     policy.close()
 
 
@@ -198,16 +208,12 @@ def test_a_replica_that_comes_back_with_other_weights_stays_out_and_is_told(
     one, other = two
     with caplog.at_level(logging.WARNING, "trace.models"):
         policy = opened(one.url, other.url)
-        one.failures = [503] * 3
         one.moves["base"] = 0.5
-        policy.generate([turn(f"s{i}") for i in range(8)])
-        if len(policy._turns.used()) == 2:  # not three of them in a row
-            policy._turns.lose(policy.servers[0], ProviderError("broken", transient=True))
+        policy._turns.lose(policy.servers[0], ProviderError("it broke", transient=True))
         until(lambda: f"{one.url} is still left out: {one.url} serves another base" in caplog.text)
     assert "0.500 nats a token apart" in caplog.text
-    seen = len([b for b in one.bodies if b.get("return_token_ids")])
-    policy.generate([turn(f"n{i}") for i in range(8)])
-    assert len([b for b in one.bodies if b.get("return_token_ids")]) == seen
+    policy.generate([turn(f"n{i}", seed=100 + i) for i in range(8)])
+    assert not seeds(one) & set(range(100, 108))
     policy.close()
 
 
@@ -289,62 +295,26 @@ def test_waking_a_policy_ends_its_poll_and_loses_no_turn(two: tuple[Stub, Stub])
 
 # --- the whole ------------------------------------------------------------------------------------------------------
 
-EPISODES, TURNS, TOKENS = 120, 8, 4
 
-
-def expected(episode: int) -> list[tuple[int, ...]]:
-    """What every stub samples in an episode, by itself."""
-    prompt, turns = [1 + episode], list[tuple[int, ...]]()
-    for number in range(TURNS):
-        turns.append(tuple(sampled(prompt, 1000 * episode + number, TOKENS)))
-        prompt = [*prompt, *turns[-1]]
-    return turns
-
-
-def play(policy: VllmPolicy, after: dict[int, Callable[[], None]]) -> dict[int, list[tuple[int, ...]]]:
-    """All episodes at once; what happens after so many turns is in `after`."""
-    prompts, played, done = {}, dict[int, list[tuple[int, ...]]](), 0
-
-    def submit(episode: int) -> None:
-        number = len(played[episode])
-        sampling = Sampling(1.0, TOKENS, 1000 * episode + number)
-        policy.submit(Request(str(episode), prompts[episode], sampling))
-
-    for episode in range(EPISODES):
-        prompts[episode], played[episode] = [1 + episode], []
-        submit(episode)
-    while done < EPISODES * TURNS:
-        for answer in policy.poll():
-            assert answer.problem is None
-            done += 1
-            if done in after:
-                after[done]()
-            episode = int(answer.session)
-            played[episode].append(answer.ids)
-            prompts[episode] = [*prompts[episode], *answer.ids]
-            if len(played[episode]) < TURNS:
-                submit(episode)
-            else:
-                policy.release(answer.session)
-    return played
-
-
-def test_two_of_four_replicas_killed_and_one_stalled_lose_no_episode_and_change_no_draw() -> None:
+def test_two_of_four_replicas_killed_and_one_stalled_lose_no_episode_and_change_no_draw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_turns, "PAUSE", 0.2)
     with ExitStack() as stack:
-        one, two, three, four = stack.enter_context(stub_processes(4, seconds=0.02))
-        policy = opened(*(s.url for s in (one, two, three, four)), stall_seconds=1.0, concurrency=64)
+        one, two, three, four = stubs = stack.enter_context(stub_processes(4, seconds=0.02))
+        policy = opened(*(s.url for s in stubs), stall_seconds=1.0, concurrency=64)
         stack.callback(policy.close)
         stack.callback(three.go_on)  # before the policy asks it once more
+        happens = {150: (one, one.kill), 350: (three, three.stall), 600: (two, two.kill)}
 
-        def lose(what: Callable[[], None], replica: StubProcess) -> Callable[[], None]:
-            def happen() -> None:
-                assert [s for s in policy._turns.used() if s.url == replica.url]
+        def answered(turns: int) -> None:
+            if turns in happens:
+                replica, what = happens[turns]
+                assert replica.url in {s.url for s in policy._turns.used()}
                 what()
 
-            return happen
-
-        played = play(policy, {150: lose(one.kill, one), 350: lose(three.stall, three), 600: two.kill})
-        assert played == {episode: expected(episode) for episode in range(EPISODES)}
+        episodes = Episodes(120, 8)
+        assert episodes.play(policy, answered) == episodes.expected()
         assert [s.url for s in policy._turns.used()] == [four.url]
         # Each is used again once it is there.
         three.go_on()
