@@ -41,9 +41,9 @@ from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
-from tasks.operations.devices import check_processes
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_failure, tell_start
+from tasks.operations.training_memory import check_training, memory_text
 from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
@@ -148,7 +148,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, "a whole round")
     preflight(settings)
-    check_processes(settings)
+    check_training(settings)
     if given.dry_run:
         return RoundOutcome(round="", checked=rehearse(settings))
     try:
@@ -165,6 +165,7 @@ def play_round(settings: Settings, fresh: bool) -> RoundOutcome:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
         logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
+        logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context)
         for _ in stages(context):
             pass
@@ -181,7 +182,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
-    check_processes(settings)
+    check_training(settings)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}
         for name, results in stages(context, stage):
