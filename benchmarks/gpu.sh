@@ -34,12 +34,15 @@ elif [ "$TINY" = 0 ]; then
 fi
 
 measure() {  # measure SECONDS WHAT ARGUMENTS...: at most so long, and within the limit of all
-  local most=$1 what=$2 left=$((LIMIT - SECONDS)) log
+  local most=$1 what=$2 left=$((LIMIT - SECONDS)) log status
   shift 2
   if [ "$left" -lt 20 ]; then LEFT_OUT+=("$what: no time was left"); return; fi
   log=$(mktemp)
-  timeout "$((most < left ? most : left))" "$python" -W ignore -m benchmarks.gpu "$@" 2>"$log" ||
-    LEFT_OUT+=("$what: $(tail -n 1 "$log" | cut -c1-200)")
+  [ "$most" -gt "$left" ] && most=$left
+  timeout "$most" "$python" -W ignore -m benchmarks.gpu "$@" 2>"$log"
+  status=$?
+  if [ "$status" = 124 ]; then LEFT_OUT+=("$what: stopped after $most s")
+  elif [ "$status" != 0 ]; then LEFT_OUT+=("$what: $(tail -n 1 "$log" | cut -c1-200)"); fi
   rm -f "$log"
 }
 
