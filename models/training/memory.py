@@ -19,7 +19,9 @@ GIB = 2**30
 # Python and its libraries on a CPU; CUDA's context on a GPU.
 LIBRARIES = {"cpu": int(0.8 * GIB), "cuda": int(0.6 * GIB)}
 # Rows of the head at once (`learner.HEAD_ROWS`), each a row of logits, their chances and their slopes in fp32.
-HEAD = 64 * 3 * 4
+HEAD_ROWS, HEAD = 64, 64 * 3 * 4
+# Weights of attention that a layer may hold on a CPU (`attention.MOST_WEIGHTS`). This file imports no torch.
+HELD = 2**28
 # Bytes of a weight of the adapter: itself, its gradient and Adam's two moments, in fp32.
 LEARNT = 16
 
@@ -118,7 +120,7 @@ def expected_peak(
     """The peak of a training process. `width` is bytes of a number, `device` "cpu" or "cuda"; `sampling`: the process
     samples, too."""
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
-    held = device == "cpu" and batch.rows * shape.heads * batch.longest * (batch.prefix + batch.longest) <= 2**28
+    held = device == "cpu" and batch.rows * shape.heads * batch.longest * (batch.prefix + batch.longest) <= HELD
     kept = sum(
         _of_layer(shape, settings.rank, width, tokens)
         + (2 * rows * shape.heads * longest * keys * width if held else 0)

@@ -8,6 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from models.local.attention import MOST_WEIGHTS
+from models.training import memory
+from models.training.learner import HEAD_ROWS
 from models.training.lora import lora_config
 from models.training.memory import Batch, Shape, expected_peak
 from models.training.records import TrainingSettings
@@ -53,6 +56,10 @@ def test_weights_and_adapter_are_those_of_the_model(config: dict[str, object]) -
         peft = get_peft_model(model, lora_config(replace(LAPTOP, rank=4, upper_layers=None), shape.layers))
         learnt = sum(p.numel() for p in peft.parameters() if p.requires_grad)
         assert shape.layers * shape.adapter(4) == learnt
+
+
+def test_it_counts_with_what_the_pass_holds() -> None:
+    assert (memory.HELD, memory.HEAD_ROWS) == (MOST_WEIGHTS, HEAD_ROWS)
 
 
 def test_a_long_conversation_takes_in_proportion_and_recomputing_a_fraction() -> None:
