@@ -61,7 +61,7 @@ def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: 
         ) as job,
     ):  # its standard input stays open: the processes end with who ordered them
         assert toy_job.lead(orders["one"]) == 0
-        assert job.wait(300) == 0, log.read_text()[:6000]
+        assert job.wait(600) == 0, log.read_text()[:6000]
     one, two = (json.loads((tmp_path / n / "said.json").read_text()) for n in ("one", "two"))
     assert one[:2] == two[:2] == ["paused", "steps"]
     assert [r[:2] for r in two[2]] == [pytest.approx(r[:2], rel=1e-3, abs=1e-6) for r in one[2]]
