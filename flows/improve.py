@@ -42,9 +42,9 @@ from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
-from tasks.operations.devices import check_processes
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_failure, tell_start, told_when_refused
+from tasks.operations.training_memory import check_training, memory_text
 from tasks.register import register
 from tasks.report import report
 from tasks.rollout import rollout
@@ -160,7 +160,7 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
             with told_when_refused(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
-                check_processes(settings)
+                check_training(settings)
                 check_runner(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
@@ -177,6 +177,7 @@ def play_round(settings: Settings, fresh: bool) -> RoundOutcome:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
         logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
+        logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context)
         for _ in stages(context):
             pass
@@ -193,7 +194,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
-    check_processes(settings)
+    check_training(settings)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}
         for name, results in stages(context, stage):

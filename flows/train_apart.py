@@ -54,7 +54,8 @@ def command_of(processes: int) -> tuple[str, ...]:
     without a GPU they meet over gloo."""
     if processes == 1:
         return (sys.executable, *JOB)
-    several = ("--multi_gpu", "--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no")
+    said = {"num_processes": str(processes), "num_machines": "1", "mixed_precision": "no", "dynamo_backend": "no"}
+    several = ("--multi_gpu", *(word for name, value in said.items() for word in (f"--{name}", value)))
     return (sys.executable, "-m", "accelerate.commands.launch", *several, "--main_process_port", "0", *JOB)
 
 

@@ -120,6 +120,7 @@ def attend_causal(
     """
     if prefix is not None:
         keys, values = (torch.cat([seen, own], dim=1) for seen, own in zip(prefix, (keys, values), strict=True))
+    q, keys = q.to(values.dtype), keys.to(values.dtype)  # autocast does not reach all of these kernels
     heads, length, _ = q.shape
     before, each = keys.shape[1] - length, heads // len(keys)
     keys, values = (x.repeat_interleave(each, dim=0)[None] for x in (keys, values))

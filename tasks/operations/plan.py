@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from db import Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Target
 from settings import Settings
+from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
@@ -102,7 +103,8 @@ def pace_of(store: Store, settings: Settings) -> float | None:
 
 def rehearse(settings: Settings) -> list[str]:
     """A dry run, once `preflight` has passed: what would be played, where it would be stored, and what it may take.
-    Registry and store are opened, no round is."""
+    Registry and store are opened, no round is. Refused is what `check_training` refuses."""
+    check_training(settings)
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         open_registry(settings, settings.target).champions()
@@ -113,6 +115,7 @@ def rehearse(settings: Settings) -> list[str]:
             f"store {store.url}",
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
+            f"memory: {memory_text(settings, target)}",
         ]
 
 

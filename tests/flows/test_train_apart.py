@@ -97,7 +97,7 @@ def test_a_training_that_hangs_is_ended_twice_with_all_that_it_started(
 def test_an_error_of_the_stage_comes_back_as_what_it_is(settings_folder: Path, kind: type[Exception]) -> None:
     said = json.dumps({"error": kind.__name__, "message": "no group"})
     with pytest.raises(kind, match="no group"):
-        train_apart(context(settings_folder), "refund", command(f"print({said!r}); sys.exit(1)"))
+        train_apart(context(settings_folder), "refund", command(f"print({said!r}); print('[1]'); sys.exit(1)"))
 
 
 @pytest.mark.parametrize("code", ["sys.exit(3)", "print('Traceback'); sys.exit(3)", "print('{}'); sys.exit(3)"])

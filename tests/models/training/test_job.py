@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from errors import TrainingError
+from flows.train_apart import command_of
 from models.adapters.deltas import folder_deltas
 from models.local import attention
 from models.training.actors import LocalActor
@@ -27,7 +27,6 @@ from tests.models.training.test_grpo import SMALL, Half, Source, lora
 from tests.tokenizers_trained import random_ids
 
 ROOT = Path(__file__).parents[3]
-LAUNCH = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
 WIDE = {"groups": 4, "collections": 1, "micro_batch": 4}
 
 
@@ -48,13 +47,12 @@ def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: 
         Path(order["output"]).mkdir()
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"lead": "tests.models.training.toy_job:lead", "order": orders["two"], "base": base}))
-    command = [sys.executable, "-m", "accelerate.commands.launch", *LAUNCH, "--main_process_port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     log = tmp_path / "log"
     with (
         log.open("w") as file,
         subprocess.Popen(
-            [*command, "-m", "models.training.job", str(spec)],
+            [*command_of(2), str(spec)],
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
@@ -63,7 +61,7 @@ def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: 
         ) as job,
     ):  # its standard input stays open: the processes end with who ordered them
         assert toy_job.lead(orders["one"]) == 0
-        assert job.wait(300) == 0, log.read_text()[:6000]
+        assert job.wait(600) == 0, log.read_text()[:6000]
     one, two = (json.loads((tmp_path / n / "said.json").read_text()) for n in ("one", "two"))
     assert one[:2] == two[:2] == ["paused", "steps"]
     assert [r[:2] for r in two[2]] == [pytest.approx(r[:2], rel=1e-3, abs=1e-6) for r in one[2]]

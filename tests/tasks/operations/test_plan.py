@@ -67,5 +67,6 @@ def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     lines = rehearse(settings)
     assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 3 x \(64 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
+    assert lines[4].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:
         assert store.latest_round() is None
