@@ -255,6 +255,12 @@ def run(month: Month, rounds: int, faults: dict[int, tuple[str, float]]) -> list
     return promises(month, started, rounds)
 
 
+def show(found: list[Promise]) -> None:
+    """The table of promises."""
+    for promise in found:
+        print(f"  {'kept' if promise.kept else 'BROKEN':<7} {promise.name}: {promise.figure}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
@@ -268,16 +274,15 @@ def main() -> None:
     began, month = time.monotonic(), Month(folder)
     try:
         found = run(month, options.rounds, plan(options.rounds, options.kills, options.seed))
-        if options.keep:
-            shutil.copytree(month.disk.folder, folder / "left", symlinks=True)
+        show(found)
+        if options.keep:  # its socket is none that could be copied
+            shutil.copytree(month.disk.folder, folder / "left", symlinks=True, ignore=shutil.ignore_patterns("s"))
     finally:
         month.close()
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
     minutes, load = (time.monotonic() - began) / 60, os.getloadavg()[2] / (os.cpu_count() or 1)
     print(f"\n{options.rounds} rounds, seed {options.seed}: {minutes:.0f} minutes, load of a core {load:.1f}")
-    for promise in found:
-        print(f"  {'kept' if promise.kept else 'BROKEN':<7} {promise.name}: {promise.figure}")
     raise SystemExit(0 if all(promise.kept for promise in found) else 1)
 
 
