@@ -167,9 +167,9 @@ def told_promise(nights: Sequence[Night], notices: Sequence[Mapping[str, Any]]) 
             n["event"].removeprefix("trace.") in STOPPED and night.began <= n["at"] <= night.ended for n in notices
         ):
             wrong.append(f"no notice of why night {night.number} failed: {night.message[:120]}")
-    killed = sum(night.state == "CRASHED" and bool(night.open) for night in nights)
-    if died < killed:
-        wrong.append(f"{killed} runs died in a round, {died} deaths were told")
+    dead = sum(night.state == "CRASHED" for night in nights[:-1])
+    if died < dead:
+        wrong.append(f"{dead} runs died, {died} deaths were told")
     every = ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(k for k, _ in kinds.elements()).items()))
     return Promise("every night's outcome told", not wrong, "; ".join(wrong[:6]) or every)
 

@@ -169,13 +169,15 @@ class Deployment:
             [*TRACE, *arguments], cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
         )
 
-    def kill_worker(self) -> list[str]:
-        """SIGKILL of the worker's process group; the command lines of its processes that outlived it."""
+    def kill_worker(self, with_run: bool) -> None:
+        """SIGKILL of the worker's process group. A run has a session of its own: it is left to find out that its worker
+        is gone, or, `with_run`, killed too."""
         pid = self._pids()["worker"]
         below = psutil.Process(pid).children(recursive=True)
         os.killpg(pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(below, timeout=5)
-        return [" ".join(process.cmdline())[:200] for process in alive]
+        for process in below if with_run else ():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def restart(self, name: str) -> None:
         """Stop a service in order, and start it again."""

@@ -34,7 +34,7 @@ from errors import (
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
-from flows.one_at_a_time import alone_on
+from flows.one_at_a_time import alone_on, death_before
 from flows.train_apart import apart, train_apart
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
@@ -43,7 +43,7 @@ from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
 from tasks.operations.plan import pace_of, plan_of, rehearse
-from tasks.operations.told import tell_failure, tell_start, told_when_refused
+from tasks.operations.told import tell_death, tell_failure, tell_start, told_when_refused
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.register import register
 from tasks.report import report
@@ -109,7 +109,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
             context.limits.check()
             yield context
     except (KeyboardInterrupt, SystemExit):
-        context.store.finish_round(context.round.id, RoundState.INTERRUPTED, "stopped by the user", peak_gib())
+        context.store.finish_round(context.round.id, RoundState.INTERRUPTED, _stopped_by(), peak_gib())
         raise
     except Exception as problem:
         reason = f"{type(problem).__name__}: {problem}"
@@ -122,6 +122,11 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         raise
     finally:
         forget(context.round.id)
+
+
+def _stopped_by() -> str:
+    """Whose doing an exit from outside is: nobody sits before a scheduled run, whose worker was stopped, or died."""
+    return "stopped from outside, as with its worker" if deployment.id else "stopped by the user"
 
 
 # What the same work would meet again, whenever it is done.
@@ -155,6 +160,9 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
     settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
+    died = death_before()
+    if died:
+        tell_death(settings, died)
     try:
         with contextlib.ExitStack() as held:
             with told_when_refused(settings, bool(deployment.id)):
@@ -165,20 +173,20 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
                 held.enter_context(alone_on(settings.target))
-            return play_round(settings, given.fresh)
+            return play_round(settings, given.fresh, bool(died))
     except TargetBusy as busy:
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
 
 
-def play_round(settings: Settings, fresh: bool) -> RoundOutcome:
-    """The round, whole; see `improve`."""
+def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> RoundOutcome:
+    """The round, whole; see `improve`. `death_told`: that its last process died is told already."""
     with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
         logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
         logger.info("memory: %s", memory_text(settings, context.target))
-        tell_start(context)
+        tell_start(context, death_told)
         for _ in stages(context):
             pass
         told = context.result(ReportResult)

@@ -15,8 +15,15 @@ from tasks.unattended.notices import Kind, Notice, notify
 from tasks.unattended.stalls import hung_before
 
 
-def tell_start(context: Context) -> None:
-    """The round begins, or goes on; that its last process hung or died, where it did."""
+def tell_death(settings: Settings, run: str) -> None:
+    """The scheduled run before this one died: a process that is killed tells nobody."""
+    target = settings.target
+    text = f"the run before this one on {target} died: {run}; nothing that it stored is lost, and this run goes on"
+    notify(settings, Notice("died", target, text))
+
+
+def tell_start(context: Context, death_told: bool = False) -> None:
+    """The round begins, or goes on; that its last process hung or died, where it did and nobody has told it yet."""
     this = context.round
     left = hung_before(context.folder)
     if left is not None:
@@ -25,7 +32,7 @@ def tell_start(context: Context) -> None:
             f"the last run of round {this.number} on {this.target} made no progress for "
             f"{context.settings.limits.idle_minutes:g} minutes and ended itself; {left} says where it stood",
         )  # fmt: skip
-    elif context.left:
+    elif context.left and not death_told:
         _tell(
             context, "died",
             f"the last run of round {this.number} on {this.target} ended without a word, as one that is killed does; "

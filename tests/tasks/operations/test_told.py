@@ -63,6 +63,16 @@ def test_a_death_is_told_once_by_the_run_that_goes_on(settings: Settings, said: 
     assert "round 1 on shop ended without a word" in said[0].text
 
 
+def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: list[Notice]) -> None:
+    with flow.opened(settings, fresh=False):
+        pass  # the process ends here
+    told.tell_death(settings, "green-griffin (no heartbeat for 75 s)")
+    with flow.opened(settings, fresh=False) as context:
+        tell_start(context, death_told=True)
+    assert [n.kind for n in said] == ["died", "started"]
+    assert "on shop died: green-griffin (no heartbeat for 75 s)" in said[0].text
+
+
 def refused(settings: Settings, problem: Exception, scheduled: bool) -> None:
     with pytest.raises(type(problem)), told.told_when_refused(settings, scheduled):
         raise problem

@@ -1,0 +1,54 @@
+"""What `trace-agent deploy` refuses before it changes anything on a Prefect server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from errors import ConfigurationError
+from flows import deploy as deploy_file
+from flows.deploy import deploy
+
+ROOT = Path(__file__).parents[2]
+API = "http://127.0.0.1:4200/api"
+
+
+class Server:
+    """Stands for a Prefect server that answers (or does not), with a work pool `trace` of a type."""
+
+    def __init__(self, problem: Exception | None = None, kind: str = "docker") -> None:
+        self._problem, self._kind = problem, kind
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def api_healthcheck(self) -> Exception | None:
+        return self._problem
+
+    def read_work_pool(self, name: str) -> Any:
+        return SimpleNamespace(name=name, type=self._kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "project", "api", "server", "said"),
+    [
+        ("processes", ROOT, API, Server(), "type 'processes' have no template here; choose from docker, kubernetes"),
+        ("process", ROOT / "tests", API, Server(), "holds no prefect.yaml; run this in the checkout"),
+        ("process", ROOT, None, Server(), "no Prefect server is named; set PREFECT_API_URL"),
+        ("process", ROOT, API, Server(ConnectionError("refused")), "/api does not answer .ConnectionError.; start it"),
+        ("process", ROOT, API, Server(), "is of type docker, not process; .*work-pool delete trace"),
+    ],
+)
+def test_what_cannot_be_deployed_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, kind: str, project: Path, api: str | None, server: Server, said: str
+) -> None:
+    monkeypatch.setattr(deploy_file, "get_client", lambda **given: server)
+    monkeypatch.setattr(deploy_file, "_deploy_all", lambda *given: pytest.fail("it goes on"))
+    with temporary_settings({PREFECT_API_URL: api}), pytest.raises(ConfigurationError, match=said):
+        deploy("trace", kind, project)
