@@ -30,10 +30,15 @@ _ASKED = (
 )
 
 
+def probe_ids(policy: VllmPolicy, base: BaseModel) -> list[int]:
+    """A text that both can score, as the base is shown it."""
+    talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
+    return talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
+
+
 def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
     """Raises `ConfigurationError` for the first server whose base is not the trainer's."""
-    talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
-    ids = talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
+    ids = probe_ids(policy, base)
     count = min(COUNT, len(ids) - 1)
     mine = np.asarray(base.policy.score(ids, count))
     for server in policy.servers:

@@ -20,7 +20,7 @@ Moves = dict[str, float]
 @dataclass
 class Stub:
     """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer;
-    `scorer` gives the base's log-probabilities of the token after a prompt, in the place of `logprob`."""
+    `scorer` gives a model's log-probabilities of the token after a prompt, in the place of `logprob`."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
@@ -37,7 +37,7 @@ class Stub:
     gone: bool = False
     busy: int = 0
     busiest: int = 0
-    scorer: Callable[[list[int]], Sequence[float]] | None = None
+    scorer: Callable[[list[int], str], Sequence[float]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "logprob_token_ids" in body:
             scored = []
             for index, beginning in enumerate(prompt):
-                seen = stub.scorer(beginning) if stub.scorer and model == "base" else None
+                seen = stub.scorer(beginning, model) if stub.scorer else None
                 figures = {t: logprob(t, move) if seen is None else float(seen[t]) for t in body["logprob_token_ids"]}
                 tops = [{f"token_id:{t}": value for t, value in figures.items()}]
                 scored.append(choice | {"index": index, "logprobs": {"top_logprobs": tops}})
