@@ -1,4 +1,4 @@
-"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another."""
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ class Server:
 
     log: Path
     max_loras: int = 4
-    model: Path | None = None  # the embedded one
-    dtype: str = DTYPE
-    adapted: tuple[str, ...] = ()  # the only modules that may have adapters, as vLLM names them; all when empty
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -47,15 +44,8 @@ class Server:
         """Start and wait until it is healthy; an error with the end of its log when it is not."""
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        command = [
-            str(PYTHON),
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(self.model or embedded_folder()),
-        ]
-        command += ["--served-model-name", "base", "--dtype", self.dtype]
-        command += ["--max-model-len", str(CONTEXT)]
+        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(embedded_folder())]
+        command += ["--served-model-name", "base", "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
         command += [
             "--enable-lora",
             "--max-loras",
@@ -67,7 +57,6 @@ class Server:
         ]
         command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
-        command += ["--lora-target-modules", *self.adapted] if self.adapted else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -104,9 +93,9 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def vllm_server(folder: Path, max_loras: int = 4, model: Path | None = None, dtype: str = DTYPE) -> Iterator[Server]:
+def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log", max_loras, model, dtype)
+    server = Server(folder / "vllm.log", max_loras)
     try:
         server.start()
         yield server
