@@ -16,21 +16,15 @@ MODULES = ("q_proj", "v_proj", "down_proj")
 
 
 def make_adapter(
-    model: Any,
-    folder: Path,
-    size: float = 0.3,
-    seed: int = 0,
-    rank: int = 4,
-    layers: tuple[int, ...] = UPPER,
-    modules: tuple[str, ...] = MODULES,
+    model: Any, folder: Path, size: float = 0.3, seed: int = 0, rank: int = 4, layers: tuple[int, ...] = UPPER
 ) -> Path:
-    """An adapter folder for `model` (left as it was) on some layers; `size` 0 leaves B at zero."""
+    """An adapter folder for `model` (left as it was) on two upper layers; `size` 0 leaves B at zero."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=list(modules),
+        target_modules=list(MODULES),
         layers_to_transform=list(layers),
         task_type="CAUSAL_LM",
     )

@@ -30,11 +30,16 @@ _ASKED = (
 )
 
 
+def probe_ids(policy: VllmPolicy, base: BaseModel) -> list[int]:
+    """A text that both can score, as the base is shown it."""
+    talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
+    return talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
+
+
 def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
     """Raises `ConfigurationError` when the servers' base is not the trainer's. That all servers have one and the same
     is proven before (`models/vllm/equality.py`), so one of them speaks for all."""
-    talk = base.renderer.start(Prompt("You work at the desk of a shop."), [Message("user", _ASKED)])
-    ids = talk.ids[-min(LENGTH, policy.context - 1, base.policy.context) :]
+    ids = probe_ids(policy, base)
     count = min(COUNT, len(ids) - 1)
     mine, theirs = np.asarray(base.policy.score(ids, count)), np.asarray(policy.score(ids, count))
     apart = float(np.abs(theirs - mine).mean())

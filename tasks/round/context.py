@@ -28,7 +28,7 @@ from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
 from tasks.round.engine import Engine, Origin, Playground
-from tasks.round.policies import Backend, open_backend
+from tasks.round.policies import Backend, check_adapters, open_backend
 from tasks.round.progress import Stopwatch
 from tasks.round.registry import open_registry, round_key, run_name
 from tasks.round.results import StageResult, StoredRound
@@ -116,6 +116,7 @@ class Context:
         """The policy that samples, and who samples in training; closed with the round."""
         opened = open_backend(self.settings, self.base)
         self._closing.callback(opened.policy.close)
+        check_adapters(self.settings, self.base, opened)
         return opened
 
     @property

@@ -108,3 +108,12 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         return VllmActor(policy, base.policy.model, folder, probe, name, settings.devices.sleep)
 
     return Backend(policy, actor)
+
+
+def check_adapters(settings: Settings, base: BaseModel, backend: Backend) -> None:
+    """Before a round's first episode: the servers take adapters as they are trained. Nothing for the local backend."""
+    from models.training.reach import prove_adapters_reach
+    from models.vllm.policy import VllmPolicy
+
+    if isinstance(backend.policy, VllmPolicy):
+        prove_adapters_reach(backend.policy, base, writable_folder(settings.lora_folder), settings.train.rank)

@@ -1,4 +1,4 @@
-"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another."""
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ class Server:
 
     log: Path
     max_loras: int = 4
-    model: Path | None = None  # the embedded one
-    dtype: str = DTYPE
-    adapted: tuple[str, ...] = ()  # the only modules that may have adapters, as vLLM names them; all when empty
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -50,8 +47,7 @@ class Server:
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
         given |= {"PYTHON": str(PYTHON)}
         # As the container starts it, so that its weights are compared.
-        command = ["sh", str(START), str(self.model or embedded_folder()), "--dtype", self.dtype]
-        command += ["--max-model-len", str(CONTEXT)]
+        command = ["sh", str(START), str(embedded_folder()), "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
         command += [
             "--enable-lora",
             "--max-loras",
@@ -63,7 +59,6 @@ class Server:
         ]
         command += ["--enforce-eager", "--logprobs-mode", "processed_logprobs", "--port", str(self.port)]
         command += ["--host", "127.0.0.1", "--max-num-seqs", "32"]
-        command += ["--lora-target-modules", *self.adapted] if self.adapted else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -100,9 +95,9 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def vllm_server(folder: Path, max_loras: int = 4, model: Path | None = None, dtype: str = DTYPE) -> Iterator[Server]:
+def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log", max_loras, model, dtype)
+    server = Server(folder / "vllm.log", max_loras)
     try:
         server.start()
         yield server

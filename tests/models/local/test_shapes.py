@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import get_peft_model
 
-from errors import ConfigurationError, PolicyError
+from errors import ConfigurationError
 from models.local.attention import NAME
 from models.local.base import load_base
 from models.local.model_files import check_base_config
@@ -96,11 +96,6 @@ def test_every_shape_that_is_played_passes_the_check(tmp_path: Path) -> None:
     for kind in SHAPES:
         tiny_config(kind).save_pretrained(tmp_path)
         check_base_config(str(tmp_path))
-
-
-def test_a_model_loaded_with_other_attention_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"'eager'.*load it with"):
-        LocalPolicy(tiny_model("qwen3", "eager"), PolicyIdentity("tiny", "1", "float32", "", ""), frozenset(), 4)
 
 
 def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(

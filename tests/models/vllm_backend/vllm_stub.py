@@ -23,7 +23,7 @@ Moves = dict[str, float]
 class Stub:
     """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer.
     While `stalled` is set, completions get no answer. `tokens` is what /metrics count; None: there are none. `scorer`
-    gives the base's log-probabilities of the token after a prompt, in the place of `logprob`."""
+    gives a model's log-probabilities of the token after a prompt, in the place of `logprob`."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Stub:
     tokens: int | None = 0
     busy: int = 0
     busiest: int = 0
-    scorer: Callable[[list[int]], Sequence[float]] | None = None
+    scorer: Callable[[list[int], str], Sequence[float]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -58,7 +58,7 @@ def completion(
     body: dict[str, Any],
     move: float = 0.0,
     raw: bool = False,
-    scorer: Callable[[list[int]], Sequence[float]] | None = None,
+    scorer: Callable[[list[int], str], Sequence[float]] | None = None,
 ) -> dict[str, Any]:
     """The answer to a completion, which prompt and seed decide alone; `raw` log-probabilities know no temperature."""
     prompt: Any = body["prompt"]
@@ -66,7 +66,7 @@ def completion(
     if "logprob_token_ids" in body:
         choices = []
         for index, beginning in enumerate(prompt):
-            seen = scorer(beginning) if scorer else None
+            seen = scorer(beginning, body["model"]) if scorer else None
             figures = {t: logprob(t, move) if seen is None else float(seen[t]) for t in body["logprob_token_ids"]}
             tops = [{f"token_id:{t}": value for t, value in figures.items()}]
             choices.append(choice | {"index": index, "logprobs": {"top_logprobs": tops}})
@@ -182,8 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         move = stub.moves.get(model, 0.0 if model == "base" else MOVE)
         with stub.lock:
             stub.tokens = None if stub.tokens is None else stub.tokens + 1
-        scorer = stub.scorer if model == "base" else None
-        answer = completion(body, move, stub.raw_logprobs, scorer)
+        answer = completion(body, move, stub.raw_logprobs, stub.scorer)
         return self._answer(200, answer | {"model": stub.answers_as or model})
 
 

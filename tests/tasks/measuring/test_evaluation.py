@@ -273,7 +273,8 @@ def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, m
     with vllm_stub() as stub:
         monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
         monkeypatch.setenv("TRACE_POLICY__URL", stub.url)
-        stub.context, stub.scorer = 20, load_base(str(small_model)).policy.next_logprobs
+        served = load_base(str(small_model)).policy
+        stub.context, stub.scorer = 20, lambda ids, model: served.next_logprobs(ids).tolist()
         with pytest.raises(ConfigurationError, match="context of 20 tokens"):
             evaluate(str(small_model), PolicyOptions(max_tokens=4))
         stub.context = 4096

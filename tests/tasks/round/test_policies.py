@@ -22,7 +22,7 @@ from models.vllm.server import ServerAway
 from settings import load_settings
 from tasks.round import stage as stages
 from tasks.round.context import Context
-from tasks.round.policies import check_policy, open_backend, open_servers
+from tasks.round.policies import check_adapters, check_policy, open_backend, open_servers
 from tasks.round.stage import forget
 from tests.adapters_made import make_adapter
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
@@ -45,7 +45,7 @@ def stub() -> Iterator[Stub]:
 def base(tiny_model: tuple[Any, Any], stub: Stub) -> BaseModel:
     """A tiny base, which the stub serves."""
     policy, renderer = tiny_model
-    stub.scorer = policy.next_logprobs
+    stub.scorer = lambda ids, model: policy.next_logprobs(ids, 0, model if model in policy.adapters else None).tolist()
     return BaseModel(policy, renderer, policy.identity())
 
 
@@ -115,11 +115,32 @@ def test_a_server_with_another_base_is_refused_before_anything_is_sampled(
         for weight in base.policy.model.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)), alpha=0.05)
     other = tiny_policy(tiny_tokenizer)[0]
-    stub.scorer = other.next_logprobs
+    stub.scorer = lambda ids, model: other.next_logprobs(ids).tolist()
     stub.bodies.clear()
     with pytest.raises(ConfigurationError, match=r"does not serve 'tiny' \(revision 1\).*nats a token.*--revision"):
         open_backend(on_servers(url=stub.url), base)
     assert all(body["max_tokens"] == 1 for body in stub.bodies), "nothing but scores was asked for"
+
+
+def test_servers_that_drop_adapters_are_found_before_the_first_episode(
+    settings_folder: Path, stub: Stub, base: BaseModel
+) -> None:
+    settings = on_servers(url=stub.url)
+    backend = open_backend(settings, base)
+    before = {name: weight.clone() for name, weight in base.policy.model.named_parameters()}
+    check_adapters(settings, base, backend)
+    assert (stub.names, base.policy.adapters, list(settings.lora_folder.iterdir())) == (set(), (), [])
+    after = dict(base.policy.model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    stub.scorer = lambda ids, model: base.policy.next_logprobs(ids).tolist()  # loads any adapter, and leaves it out
+    with pytest.raises(ConfigurationError, match=rf"{stub.url} does not take.*'tiny'.*not live.*--lora-target-modules"):
+        check_adapters(settings, base, backend)
+    stub.loading = False
+    with pytest.raises(ConfigurationError, match="--enable-lora"):
+        check_adapters(settings, base, backend)
+    assert (stub.names, base.policy.adapters, list(settings.lora_folder.iterdir())) == (set(), (), [])
+    backend.policy.close()
 
 
 def test_a_rounds_adapter_gets_a_name_and_folder_of_its_own_on_servers(
