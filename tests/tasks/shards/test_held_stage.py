@@ -63,6 +63,7 @@ def test_where_there_is_nothing_to_share_it_says_who_holds_the_stage(
     holder = context.store.stage(context.round.id, "select")
     assert holder.claim("someone", lease_seconds=600)
     context.sharing = Helping(0, holder)
-    monkeypatch.setattr(stages, "LEASE_SECONDS", -1.0)  # the first look is the last
+    monkeypatch.setattr(stages, "LEASE_SECONDS", 0.001)  # the second look is the last
+    monkeypatch.setattr(stages, "POLL_SECONDS", 0.01)
     with pytest.raises(StoreError, match="held by someone, which is alive"):
         selected.do(context)

@@ -22,7 +22,7 @@ from tests.tasks.shards.shared_rounds import drawn, opened, ordered, saved_base
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
