@@ -15,6 +15,7 @@ from db import (
     ReleaseRow,
     ReleaseState,
     Round,
+    ShardRow,
     Store,
     open_store,
     row_id,
@@ -66,6 +67,8 @@ def check(store: Store, revision: str) -> None:
     assert said == ([] if revision == "0001" else [True])
     accounts = {row.method: row.episodes for row in store.rows(MethodAccountRow)}
     assert accounts == ({"grpo": 120} if revision >= "0004" else {})
+    shards = [(row.part, row.state, row.episodes, row.work) for row in store.rows(ShardRow)]
+    assert shards == ([("part-1", "done", 1, {})] if revision >= "0005" else [])
 
 
 def test_every_released_schema_has_a_home() -> None:

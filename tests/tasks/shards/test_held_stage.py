@@ -1,0 +1,69 @@
+"""A process that finds a stage held plays episodes of it, for as long as there are some to share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import Stage
+from errors import StoreError
+from settings import load_settings
+from tasks.round import stage as stages
+from tasks.round.context import Context
+from tasks.round.results import SelectResult
+from tasks.round.stage import forget, open_context, stage
+
+
+@stage("select")
+def selected(context: Context) -> SelectResult:
+    raise AssertionError("it is done by the process that holds it")
+
+
+class Helping:
+    """Stands for the sharing of a round: helps `times`, and then has the stage done by its holder."""
+
+    def __init__(self, times: int, holder: Stage) -> None:
+        self.left, self.holder = times, holder
+
+    def play(self, *_: Any) -> None:
+        return None
+
+    def help(self) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            return False
+        if self.left == 0:
+            self.holder.finish(SelectResult(selected=["refund"]).model_dump(mode="json"))
+        return True
+
+
+@pytest.fixture
+def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setattr(stages, "POLL_SECONDS", 0.0)
+    opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    yield opened
+    forget(opened.round.id)
+
+
+def test_it_helps_until_the_stage_is_done_and_takes_its_result(context: Context) -> None:
+    holder = context.store.stage(context.round.id, "select")
+    assert holder.claim(lease_seconds=600)
+    helping = Helping(50, holder)  # longer than anyone would wait
+    context.sharing = helping
+    assert selected.do(context).selected == ["refund"]
+    assert helping.left == 0
+
+
+def test_where_there_is_nothing_to_share_it_says_who_holds_the_stage(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = context.store.stage(context.round.id, "select")
+    assert holder.claim("someone", lease_seconds=600)
+    context.sharing = Helping(0, holder)
+    monkeypatch.setattr(stages, "LEASE_SECONDS", 0.001)  # the second look is the last
+    monkeypatch.setattr(stages, "POLL_SECONDS", 0.01)
+    with pytest.raises(StoreError, match="held by someone, which is alive"):
+        selected.do(context)
