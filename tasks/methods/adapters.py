@@ -2,7 +2,8 @@
 
 `single`: the adapter that does best on validation answers every task. `merge-linear` and `merge-ties`: one adapter made
 of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families of their
-capabilities, which is what a router comes to that knows what each was trained for and nothing of what it solves. Each inherits TRACE's whole account: without it there is no adapter to take.
+capabilities, which is what a router comes to that knows what each was trained for and nothing of what it solves. Each
+inherits TRACE's whole account: without it there is no adapter to take.
 """
 
 from __future__ import annotations
