@@ -94,10 +94,11 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
         return Backend(base.policy, lambda probe, name: LocalActor(base.policy))
     mine, lora_folder = base.identity, settings.lora_folder
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
+    for server in open_servers(settings):
+        server.check_weights(weights_of(base, settings.cache))
+        server.close()
     policy = open_remote(settings, identity, base.renderer.stop_ids)
     try:
-        for server in policy.servers:
-            server.check_weights(weights_of(base, settings.cache))
         prove_same_base(policy, base)
     except BaseException:
         policy.close()

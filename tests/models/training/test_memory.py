@@ -53,7 +53,7 @@ def test_weights_and_adapter_are_those_of_the_model(config: dict[str, object]) -
     if shape.experts == 1:
         from peft import get_peft_model
 
-        peft = get_peft_model(model, lora_config(replace(LAPTOP, rank=4, upper_layers=None), shape.layers))
+        peft = get_peft_model(model, lora_config(replace(LAPTOP, rank=4, upper_layers=None), model))
         learnt = sum(p.numel() for p in peft.parameters() if p.requires_grad)
         assert shape.layers * shape.adapter(4) == learnt
 

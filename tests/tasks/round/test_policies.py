@@ -25,7 +25,7 @@ from tasks.round.context import Context
 from tasks.round.policies import check_adapters, check_policy, open_backend, open_servers
 from tasks.round.stage import forget
 from tests.adapters_made import make_adapter
-from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
+from tests.models.vllm_backend.vllm_stub import MOVE, Stub, vllm_stub
 from tests.tasks.counting_target import target
 from tests.tokenizers_trained import tiny_policy
 
@@ -45,7 +45,15 @@ def stub() -> Iterator[Stub]:
 def base(tiny_model: tuple[Any, Any], stub: Stub) -> BaseModel:
     """A tiny base, which the stub serves."""
     policy, renderer = tiny_model
-    stub.scorer = lambda ids, model: policy.next_logprobs(ids, 0, model if model in policy.adapters else None).tolist()
+
+    def scored(ids: list[int], model: str) -> list[float]:
+        found: list[float] = policy.next_logprobs(ids, 0, model if model in policy.adapters else None).tolist()
+        # An adapter that only the servers have moves something, as any does.
+        return (
+            found if model == "base" or model in policy.adapters else [f + MOVE * (t % 2) for t, f in enumerate(found)]
+        )
+
+    stub.scorer = scored
     return BaseModel(policy, renderer, policy.identity())
 
 
@@ -134,7 +142,9 @@ def test_servers_that_drop_adapters_are_found_before_the_first_episode(
     assert after.keys() == before.keys()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     stub.scorer = lambda ids, model: base.policy.next_logprobs(ids).tolist()  # loads any adapter, and leaves it out
-    with pytest.raises(ConfigurationError, match=rf"{stub.url} does not take.*'tiny'.*not live.*--lora-target-modules"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{stub.url} does not take.*'tiny'.*dropped adapter.*--lora-target-modules"
+    ):
         check_adapters(settings, base, backend)
     stub.loading = False
     with pytest.raises(ConfigurationError, match="--enable-lora"):

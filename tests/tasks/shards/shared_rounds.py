@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from models.episodes import Episode
 from settings import load_settings
 from tasks.round.context import Context
@@ -14,6 +16,7 @@ from tasks.round.rollouts import episodes_for
 from tasks.round.stage import open_context
 from tests.models.vllm_backend.vllm_stub import Stub
 from tests.tasks.shards.many_target import NAME, TASKS
+from tests.tokenizers_trained import tiny_policy
 
 
 def saved_base(folder: Path, tiny_model: Any, tiny_tokenizer: Any) -> Path:
@@ -26,6 +29,8 @@ def saved_base(folder: Path, tiny_model: Any, tiny_tokenizer: Any) -> Path:
 def opened(home: Path, base: Path, stub: Stub, **given: Any) -> Context:
     """A round of that target; `given` are further settings."""
     stub.context = 4096
+    served = tiny_policy(AutoTokenizer.from_pretrained(base))[0]
+    stub.scorer = lambda ids, model: served.next_logprobs(ids).tolist()
     policy = {"backend": "vllm", "url": stub.url, "concurrency": 8}
     how = {"target": NAME, "profile": "smoke", "home": home, "base_model": str(base), "policy": policy, **given}
     return open_context(load_settings(**how))
