@@ -48,10 +48,9 @@ def base(tiny_model: tuple[Any, Any], stub: Stub) -> BaseModel:
 
     def scored(ids: list[int], model: str) -> list[float]:
         found: list[float] = policy.next_logprobs(ids, 0, model if model in policy.adapters else None).tolist()
-        # An adapter that only the servers have moves something, as any does.
-        return (
-            found if model == "base" or model in policy.adapters else [f + MOVE * (t % 2) for t, f in enumerate(found)]
-        )
+        if model == "base" or model in policy.adapters:
+            return found
+        return [f + MOVE * (t % 2) for t, f in enumerate(found)]  # what only the servers have moves something, too
 
     stub.scorer = scored
     return BaseModel(policy, renderer, policy.identity())
