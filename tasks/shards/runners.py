@@ -142,7 +142,8 @@ class DaskCluster:
         return future.result(timeout=60)
 
     def close(self) -> object:
-        return self.runner.__exit__(None, None, None)
+        self.runner.__exit__(None, None, None)
+        return None
 
 
 def _told(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:
