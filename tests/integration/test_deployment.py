@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -57,14 +58,20 @@ class Deployed:
 
     def ask(self, method: str, path: str, body: dict[str, Any]) -> None:
         data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.api}{path}", data=data, headers=headers, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30):
-            pass
+        self._ask(urllib.request.Request(f"{self.api}{path}", data=data, headers=headers, method=method))
 
     def _ask(self, request: urllib.request.Request) -> Any:
+        """The answer, asked for again while the server's database is busy with others (503), as Prefect's clients do."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=30) as answer:
-            return json.load(answer)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with opener.open(request, timeout=30) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as problem:
+                if problem.code != 503 or time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
 
 
 @pytest.fixture(scope="module")
