@@ -61,7 +61,7 @@ class Deployed:
         self._ask(urllib.request.Request(f"{self.api}{path}", data=data, headers=headers, method=method))
 
     def _ask(self, request: urllib.request.Request) -> Any:
-        """The answer, asked for again while the server's database is busy with others (503), as Prefect's clients do."""
+        """The answer, asked for again while the server's database is busy (503), as Prefect's clients do."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + 60
         while True:
