@@ -40,7 +40,7 @@ from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.policies import open_backend
 from tests.adapters_made import make_adapter, renamed
-from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, installed, vllm_server
+from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, adapters_on, installed, vllm_server
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
 pytestmark = [
@@ -217,7 +217,7 @@ def test_a_release_with_four_broken_members_leaves_the_one_before_whole(world: W
         assert found[capability][1] in standing.problem
     assert (standing.serving.number, standing.wanted) == (before, before + 1)
     # Nothing that was refused stays on the server, and requests for it go to the base.
-    assert adapters_on(world) == {good.served_name}
+    assert adapters_on(world.server) == {good.served_name}
     assert world.answers("zero_b") is None
     live = world.answers("correct")
     assert live is not None
@@ -238,11 +238,6 @@ def test_the_server_itself_refuses_what_the_checks_would_have_stopped(world: Wor
         world.server.load("cut@v1-0", str(whole))
     assert (whole / CONFIG).is_file()
     assert not {"big@v1-0", "none@v1-0", "cut@v1-0"} & set(world.server.models())
-
-
-def adapters_on(world: World) -> set[str]:
-    """The names of the server's adapters: what has a base it belongs to."""
-    return {name for name, model in world.server.models().items() if model.parent}
 
 
 def test_an_adapter_that_vanishes_is_reported_and_comes_back(world: World, remote: VllmPolicy, tmp_path: Path) -> None:
@@ -397,7 +392,7 @@ def test_a_server_that_was_started_again_gets_its_adapters_back(world: World, se
     assert world.answers("correct") is None
     assert any("is away" in c for c in changes)
     server.start()
-    assert adapters_on(world) == set()
+    assert adapters_on(world.server) == set()
     world.fleet.reconcile()
     assert before <= set(world.server.models())
     served = world.answers("correct")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.local.base import embedded_folder, fast_dtype
+from models.vllm.server import VllmServer
 from tests.integration.servers import clean_environment, free_port, status
 
 PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
@@ -103,3 +104,8 @@ def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def adapters_on(server: VllmServer) -> set[str]:
+    """The names of a server's adapters: what has a base it belongs to."""
+    return {name for name, model in server.models().items() if model.parent}
