@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A flow that a test plays sets Prefect's logging up; what later tests log outside of flows is not missing from its API.
+os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,6 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(name) for name in ("integration", "model")):
             item.add_marker("quick")
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """A command that a test plays sets the level of the project's loggers: what the next test records must not depend
+    on it."""
+    loggers = [logging.getLogger(name) for name in ("trace", "mlflow.store.db.utils", "httpx")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
