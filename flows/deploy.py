@@ -1,7 +1,7 @@
 """What a Prefect server has to know before anything runs by itself, made by one command: `trace-agent deploy`.
 
-The work pool with its base job template (`flows/pools/`), the deployments of `prefect.yaml`, and the automation that
-calls a run crashed whose process died without a word. Doing it again brings all of it up to date.
+The work pool with its base job template (`flows/pools/`), the deployments of `prefect.yaml`, and the automations that
+call a run crashed whose process died without a word. Doing it again brings all of it up to date.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ KINDS = tuple(sorted(path.stem for path in POOLS.glob("*.json")))
 ZOMBIES = "trace: runs whose process died"
 # Flow runs send a heartbeat every 30 seconds (prefect.yaml); two and a half of them missed are a death.
 SILENT = timedelta(seconds=75)
+UNBEGUN = "trace: runs that never began"
+# What a run takes from a worker's hands to its first line: a process imports, elsewhere an image may be pulled first.
+BEGINS = {"process": timedelta(seconds=90), "docker": timedelta(minutes=15), "kubernetes": timedelta(minutes=30)}
+BEAT = "prefect.flow-run.heartbeat"
 ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
 # The checkout inside the image (docker/Dockerfile).
 IN_IMAGE = Path("/app")
 
 
 def deploy(pool: str, kind: str, project: Path) -> list[str]:
-    """Make or update pool, deployments and automation; a line for each. Raises `ConfigurationError` when no server is
+    """Make or update pool, deployments and automations; a line for each. Raises `ConfigurationError` when no server is
     named or answers, the pool is of another type, or `project` has no prefect.yaml."""
     if kind not in KINDS:
         raise ConfigurationError(f"work pools of type {kind!r} have no template here; choose from {', '.join(KINDS)}")
@@ -48,7 +52,7 @@ def deploy(pool: str, kind: str, project: Path) -> list[str]:
     if not api:
         raise ConfigurationError("no Prefect server is named; set PREFECT_API_URL, such as http://127.0.0.1:4200/api")
     _check_server(api)
-    return [_make_pool(pool, kind), *_deploy_all(pool, kind, project), _make_automation()]
+    return [_make_pool(pool, kind), *_deploy_all(pool, kind, project), *map(_make, automations(BEGINS[kind]))]
 
 
 def _check_server(api: str) -> None:
@@ -93,32 +97,55 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     return [f"deployment {name}/{name}" for name in names]
 
 
-def zombie_automation() -> Automation:
-    """Calls a flow run crashed that stopped sending its heartbeat, so that its slot is free again."""
-    beat = "prefect.flow-run.heartbeat"
+def automations(begins: timedelta) -> tuple[Automation, Automation]:
+    """Those that call a run crashed, so that its slot is free again: one that stopped sending its heartbeat, and one
+    that was handed to a process and after `begins` has not sent the first."""
+    handed = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "Running")}
+    put_off = {f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingConcurrencySlot", "Paused")}
+    return (
+        _crashing(
+            ZOMBIES,
+            "A run whose process was killed stays in state Running for ever; the round itself goes on.",
+            {BEAT},
+            {BEAT},
+            SILENT,
+            f"no heartbeat for {SILENT.seconds} s",
+        ),
+        _crashing(
+            UNBEGUN,
+            "A run whose worker was killed before it began stays in state Pending for ever.",
+            handed,
+            {BEAT} | put_off,
+            begins,
+            f"it was handed to a worker, and did not begin within {begins.seconds} s",
+        ),
+    )
+
+
+def _crashing(name: str, why: str, after: set[str], expect: set[str], within: timedelta, said: str) -> Automation:
+    """Calls a run crashed that after some event does not send an expected one, nor ends, for so long."""
     return Automation(
-        name=ZOMBIES,
-        description="A run whose process was killed stays in state Running for ever; the round itself goes on.",
+        name=name,
+        description=why,
         trigger=EventTrigger(
-            after={beat},
-            expect={beat, *ENDS},
+            after=after,
+            expect={*expect, *ENDS},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},  # type: ignore[arg-type]
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
-            within=SILENT,
+            within=within,
         ),
-        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=f"no heartbeat for {SILENT.seconds} s")],
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=said)],
     )
 
 
-def _make_automation() -> str:
-    wanted: Any = zombie_automation()
+def _make(automation: Any) -> str:
     try:
-        known: Any = Automation.read(name=ZOMBIES)
+        known: Any = Automation.read(name=automation.name)
     except ValueError:
-        wanted.create()
-        return f"automation '{ZOMBIES}' made"
-    wanted.id = known.id
-    wanted.update()
-    return f"automation '{ZOMBIES}' is up to date"
+        automation.create()
+        return f"automation '{automation.name}' made"
+    automation.id = known.id
+    automation.update()
+    return f"automation '{automation.name}' is up to date"

@@ -21,7 +21,7 @@ def deploy(
     kind: Annotated[str, typer.Option("--type", help="process, docker or kubernetes.")] = "process",
     project: Annotated[Path, typer.Option(help="Folder of the checkout, with prefect.yaml.")] = Path(),
 ) -> None:
-    """Make the work pool, the deployments and the automation for dead runs on the server that PREFECT_API_URL names."""
+    """Make work pool, deployments and the automations for dead runs on the server that PREFECT_API_URL names."""
     from flows.deploy import deploy as make
 
     typer.echo("\n".join(make(pool, kind, project)))

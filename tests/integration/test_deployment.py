@@ -11,11 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.deploy import UNBEGUN, ZOMBIES, automations
 from tests.integration.servers import clean_environment, free_port, running, status
 
 pytestmark = pytest.mark.integration
@@ -101,7 +104,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         assert said.splitlines() == [
             "work pool trace (process) is up to date",
             *[f"deployment {name}/{name}" for name in ("housekeeping", "improve", "watch")],
-            "automation 'trace: runs whose process died' is up to date",
+            *[f"automation '{name}' is up to date" for name in (ZOMBIES, UNBEGUN)],
         ]
         # The same check as the image's HEALTHCHECK.
         alive = f"http://127.0.0.1:{health}/health"
@@ -151,10 +154,24 @@ def end_of(deployed: Deployed, run: Any) -> Any:
 
 
 def test_a_run_whose_process_died_is_called_crashed(deployed: Deployed) -> None:
-    (found,) = deployed.post("/automations/filter", {})
-    trigger_, (action,) = found["trigger"], found["actions"]
-    assert (trigger_["posture"], trigger_["within"], action["state"]) == ("Proactive", 75.0, "CRASHED")
-    assert "prefect.flow-run.heartbeat" in trigger_["after"]
+    made = {found["name"]: found for found in deployed.post("/automations/filter", {})}
+    assert made.keys() == {ZOMBIES, UNBEGUN}
+    for name, within in ((ZOMBIES, 75.0), (UNBEGUN, 90.0)):
+        trigger_, (action,) = made[name]["trigger"], made[name]["actions"]
+        assert (trigger_["posture"], trigger_["within"], action["state"]) == ("Proactive", within, "CRASHED")
+    assert made[ZOMBIES]["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
+
+
+def test_a_run_whose_worker_died_before_it_began_is_called_crashed(deployed: Deployed) -> None:
+    with temporary_settings({PREFECT_API_URL: deployed.api}):
+        shorter = automations(timedelta(seconds=10))[1].model_copy(update={"name": "for this test"})
+        shorter.create()
+        flow = deployed.post("/flows/", {"name": "improve"})
+        run = deployed.post("/flow_runs/", {"flow_id": flow["id"], "state": {"type": "SCHEDULED"}})
+        deployed.post(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "PENDING", "name": "Submitting"}})
+        ended = end_of(deployed, run)
+        shorter.delete()
+    assert (ended["type"], "did not begin within 10 s" in ended["message"]) == ("CRASHED", True)
 
 
 def test_the_schedule_is_on_the_server(deployed: Deployed) -> None:
