@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Environment, Message
+from environments.synthesized.module_contract import WORKED_EXAMPLES, worked_examples
 from environments.synthesized.module_files import validate_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
@@ -55,6 +56,14 @@ def context(settings_folder: Path) -> Iterator[Any]:
 
 def test_there_are_four_of_each_of_three_targets() -> None:
     assert [target for target, _ in MODULES] == [name for name in FOLDERS for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", ["apply_coupon", "look_up_item", "refund_payment"])
+def test_the_yardsticks_modules_are_accepted_and_not_shown_to_the_author(name: str) -> None:
+    source = (WORKED_EXAMPLES / "shop" / f"{name}.py").read_text(encoding="utf-8")
+    verdict = validate_module(source, target_tools=target_prompt(load_target("shop")).tools)
+    assert verdict.accepted, verdict.reasons
+    assert source not in worked_examples().values()
 
 
 @pytest.mark.parametrize(("target_name", "path"), MODULES, ids=lambda part: getattr(part, "stem", part))
