@@ -5,9 +5,9 @@
 
 For each capability that has a module in `environments/synthesized/worked_examples/shop`, two adapters are trained with
 the same settings, retention families and most episodes: one on the environment that a round composes of the target's
-generators for it, one on the module. Both then play tasks of the target that nothing was trained or chosen on: those of
-validation and test, and as many again drawn for this, of the capability's families (own), and of all others (rest). The
-early check of a round (`tasks/synthesis/transfer.py`) is made on the weights after a third of the steps.
+generators for it, one on the module. Both then play tasks of the target that nothing was trained or chosen on: of the
+capability's families (own) those of validation and test and as many again, drawn for this, of all others (rest) those
+of test. The early check of a round (`tasks/synthesis/transfer.py`) is made on the weights after a third of the steps.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Bench:
         return {str(task): bool(won) for task, won in zip(frame["task"], frame["success"], strict=True)}
 
     def untouched(self, families: tuple[str, ...]) -> list[TargetTask]:
-        """Tasks of validation and test, and more drawn of the capability's families."""
-        more = self.context.further_tasks(dict.fromkeys(families, DRAWN))
-        return [*self.context.tasks("validation"), *self.context.tasks("test"), *more]
+        """Tasks of test, and of the capability's families those of validation and more that are drawn."""
+        validation = [task for task in self.context.tasks("validation") if task.family in families]
+        return [*self.context.tasks("test"), *validation, *self.context.further_tasks(dict.fromkeys(families, DRAWN))]
 
     def train(self, capability: str, kind: str, environment: Trained) -> dict[str, Any]:
         """Train on an environment, and everything that is measured of it."""
