@@ -2,7 +2,9 @@
 it died. One at a time is a concurrency limit of Prefect's for each target, made when first needed.
 
 The stage ledger already keeps two processes from doing one thing twice; this keeps a run that finds another at work
-from waiting for it. The slot is a lease: Prefect takes it back from a process that died.
+from waiting for it. The slot is a lease: Prefect takes it back from a process that died. A server that keeps its leases
+in memory, as Prefect's default is, forgets them when it is restarted, and the slot stays taken for ever; so a slot that
+is taken while no other run is under way is given back here.
 """
 
 from __future__ import annotations
@@ -10,19 +12,22 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from uuid import UUID
 
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
+    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.concurrency.sync import concurrency
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 
 from errors import TargetBusy
 
@@ -30,6 +35,8 @@ logger = logging.getLogger("trace")
 # How long a run waits for the slot (a server that has just started takes seconds to answer), and how long Prefect keeps
 # that of a process that died.
 SECONDS, LEASE_SECONDS = 20.0, 60.0
+# States of a run that holds its slot, or is about to.
+UNDER_WAY = [StateType.RUNNING, StateType.PENDING, StateType.PAUSED, StateType.CANCELLING]
 
 
 def limit_name(target: str) -> str:
@@ -46,18 +53,38 @@ def alone_on(target: str) -> Iterator[None]:
         if deployment.id:
             with get_client(sync_client=True) as client:
                 client.upsert_global_concurrency_limit_by_name(name, 1)
-            slot = concurrency(
-                name, timeout_seconds=SECONDS, strict=True, lease_duration=LEASE_SECONDS,
-                raise_on_lease_renewal_failure=False,
-            )  # fmt: skip
             try:
-                held.enter_context(slot)
+                held.enter_context(_slot(name))
             except TimeoutError as problem:
-                raise TargetBusy(
-                    f"another run works on {target} (Prefect's limit {name!r} is taken); it goes on, and this one has "
-                    "nothing to do: the next one on the schedule goes on from there"
-                ) from problem
+                if not _given_back(name):
+                    raise TargetBusy(
+                        f"another run works on {target} (Prefect's limit {name!r} is taken); it goes on, and this one "
+                        "has nothing to do: the next one on the schedule goes on from there"
+                    ) from problem
+                held.enter_context(_slot(name))
         yield
+
+
+def _slot(name: str) -> AbstractContextManager[None]:
+    """The limit's one slot; entered, it waits for it. Raises `TimeoutError` when it stays taken."""
+    return concurrency(
+        name, timeout_seconds=SECONDS, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False
+    )
+
+
+def _given_back(name: str) -> bool:
+    """Give back a slot that no run can hold, as no other run of any deployment is under way; False where one is."""
+    others = FlowRunFilter(
+        id=FlowRunFilterId(not_any_=[UUID(flow_run.id)]) if flow_run.id else None,
+        deployment_id=FlowRunFilterDeploymentId(is_null_=False),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=UNDER_WAY)),
+    )
+    with get_client(sync_client=True) as client:
+        if client.read_flow_runs(flow_run_filter=others, limit=1):
+            return False
+        logger.warning("Prefect's limit %r is taken and no other run is under way: its slot is given back", name)
+        client.update_global_concurrency_limit(name, GlobalConcurrencyLimitUpdate(active_slots=0))
+    return True
 
 
 def death_before() -> str:

@@ -2,19 +2,23 @@
 
 With SQLAlchemy 2.1 the scheduler of Prefect 3.8.8 inserts no run at all ("Can't evaluate bulk DML statement; please
 supply a bulk_dml decorated function", in the server's log only): its rows name hybrid attributes, which SQLAlchemy 2.0
-passed over in a bulk insert and 2.1 refuses unless they say what to do. Here they say so: nothing, as before. For the
-rest this is `prefect server start`.
+passed over in a bulk insert and 2.1 refuses unless they say what to do. Here they say so: nothing, as before. Leases of
+concurrency limits are kept in files: in memory, Prefect's default, they are gone after a restart, and what they held
+stays taken for ever. For the rest this is `prefect server start`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
 from prefect.settings import get_current_settings
 from sqlalchemy.ext.hybrid import hybrid_property
+
+LEASES = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE", "prefect.server.concurrency.lease_storage.filesystem"
 
 
 def let_schedules_run() -> list[str]:
@@ -37,6 +41,7 @@ def _pass_over(cls: type, mapping: Mapping[str, Any], value: Any) -> None:
 
 def main() -> None:
     """Serve until stopped; migrations and services are the application's own."""
+    os.environ.setdefault(*LEASES)
     configured = get_current_settings().server.api
     given = argparse.ArgumentParser(description="Prefect's server, whose schedules run")
     given.add_argument("--host", default=configured.host)

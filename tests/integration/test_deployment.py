@@ -129,8 +129,11 @@ def watched(deployed: Deployed) -> str:
 
 
 def test_a_second_run_on_a_busy_target_has_nothing_to_do(deployed: Deployed, watched: str) -> None:
-    """The limit of the target is taken by hand, as by another run; the first run made it."""
+    """The limit of the target is taken by hand, as by another run, which is under way; the first run made it."""
     deployed.ask("PATCH", "/v2/concurrency_limits/trace-shop", {"active_slots": 1})
+    deployment = deployed.get("/deployments/name/improve/improve")
+    about = {"flow_id": deployment["flow_id"], "deployment_id": deployment["id"]}
+    deployed.post("/flow_runs/", {**about, "state": {"type": "RUNNING"}})
     state = end_of(deployed, trigger(deployed, "watch", target="shop"))
     assert state["type"] == "CANCELLED", state
     assert "another run works on shop" in state["message"]
