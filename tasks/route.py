@@ -34,6 +34,7 @@ from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
+from tasks.synthesis.starting import START
 
 logger = logging.getLogger("trace")
 
@@ -200,8 +201,8 @@ def _practised(
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for capability, row in lineage:
         frame = context.store.trajectory_frame(row.round_id, adapter_id=row.id)
-        # What was shown advice opens as no task does.
-        frame = frame[(frame["environment"] != context.round.target) & (frame["group_id"] != HINT)]
+        # What was shown advice opens as no task does; what tried an adapter as a start is about another capability.
+        frame = frame[(frame["environment"] != context.round.target) & ~frame["group_id"].isin((HINT, START))]
         # A family that several adapters are about is of the one that solved the task.
         own = {family: c for c, other in lineage for family in about[other.id] if c == capability}
         taken = practised(frame, owners | own, left[capability])

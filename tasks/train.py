@@ -28,13 +28,29 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult, TransferFigures
+from tasks.round.results import (
+    CalibrateResult,
+    CheckpointFigures,
+    StartFigures,
+    SynthesizeResult,
+    TrainResult,
+    TransferFigures,
+)
 from tasks.round.rollouts import outcomes, round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.limited import limited
+from tasks.synthesis.starting import (
+    Start,
+    chosen_start,
+    other_shape,
+    start_config,
+    start_metrics,
+    start_params,
+    starts_of,
+)
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
 
@@ -70,30 +86,35 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
-    """GRPO on the capability's environment, from the weights of its champion or from zero; goes on from the last whole
-    checkpoint."""
+    """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
+    whichever weights do best there. Goes on from the last whole checkpoint."""
+    champion, began = _champion(context, capability)
+    course = course_of(context, capability)
+    if context.settings.train.carry:
+        wanted = training_settings(context.settings)
+        course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, champion))
+        champion = chosen_start(context, course.starts)
+    result = train_on(context, course, champion.folder if champion else None)
+    return result.model_copy(update={"began": began}) if began else result
+
+
+def _champion(context: Context, capability: str) -> tuple[Start | None, str]:
+    """The champion to train on, or why the one that there is cannot be (""; without one there is nothing to say).
+    Raises `AdapterError` for one whose files were changed."""
     champion = champion_of(context, capability)
     if champion is None:
-        return train_from(context, capability)
+        return None, ""
     row, folder = stored_member(context, capability, champion)
     if adapter_digest(folder) != row.sha256:
         raise AdapterError(
             f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
             "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
         )
-    if other := _other_shape(row, training_settings(context.settings)):
-        logger.warning("%s is trained from zero: %s", capability, other)
-        return train_from(context, capability).model_copy(update={"began": other})
-    return train_from(context, capability, folder)
-
-
-def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
-    """Why a champion's weights cannot be trained on; "" when they can."""
-    for name in ("rank", "alpha", "upper_layers"):
-        given, ours = champion.config.get(name), getattr(wanted, name)
-        if given != ours:
-            return f"its champion has {name} {given}, train.{name} is {ours}"
-    return ""
+    if other := other_shape(row, training_settings(context.settings)):
+        other = f"its champion {other}"
+        logger.warning("%s is not trained on from its champion: %s", capability, other)
+        return None, other
+    return Start(capability, champion, folder), ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +122,7 @@ class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
     `hinted`: with advice; `patience` as in `TrainingSettings`. What is not trained for one capability (a mixture, the
-    target itself) has no ids of capability and environment."""
+    target itself) has no ids of capability and environment. `starts` is what was compared to begin from."""
 
     name: str
     environment: TrainingEnvironment
@@ -112,12 +133,18 @@ class Course:
     patience: int = 0
     capability_id: str | None = None
     environment_id: str | None = None
+    starts: tuple[StartFigures, ...] = ()
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
     """Train the capability's adapter on its environment; see `train_on`."""
+    return train_on(context, course_of(context, capability), start)
+
+
+def course_of(context: Context, capability: str) -> Course:
+    """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
-    course = Course(
+    return Course(
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter_id(context.round.id, capability, made.versions),
@@ -126,7 +153,6 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
         capability_id=row_id(context.round.id, capability),
         environment_id=made.environment,
     )
-    return train_on(context, course, start)
 
 
 def train_on(context: Context, course: Course, start: Path | None = None) -> TrainResult:
@@ -152,7 +178,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=asdict(settings) | ({"start": digest_of_start} if start else {}),
+                config=asdict(settings) | start_config(digest_of_start, course.starts),
             )
         ],
     )
@@ -166,7 +192,11 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         identity,
     )
     run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
-    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
+    log = RunLog(context.registry, run)
+    log.params({k: v for k, v in asdict(settings).items() if v is not None})
+    if course.starts:
+        log.params(start_params(course.starts))
+        log.metrics(start_metrics(course.starts))
 
     storing = Stopwatch()
 
@@ -236,6 +266,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         choice=list(choice.figures),
         choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
+        starts=list(course.starts),
         level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )

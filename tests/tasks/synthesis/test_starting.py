@@ -1,0 +1,66 @@
+"""Which of the weights that were compared a training begins from, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from errors import EnvironmentFault
+from tasks.round.results import StartFigures, TrainResult
+from tasks.synthesis.starting import Start, choose, figures_of, start_metrics, told_starts
+
+OWN = {f"own-{i}" for i in range(8)}
+
+
+def outcomes(own: int, others: int, reward: float = 0.0) -> pd.DataFrame:
+    """One episode on each of 8 own and 8 retention scenarios, of which the first so many succeed."""
+    tasks = [*sorted(OWN), *(f"other-{i}" for i in range(8))]
+    success = [i < own for i in range(8)] + [i < others for i in range(8)]
+    return pd.DataFrame({"task": tasks, "success": success, "reward": [1.0 if s else reward for s in success]})
+
+
+def chosen(*frames: pd.DataFrame) -> int:
+    starts = [None, *(Start(f"c{i}", f"a{i}", Path()) for i in range(1, len(frames)))]
+    found = choose([figures_of(s, frame, frames[0], OWN) for s, frame in zip(starts, frames, strict=True)])
+    assert sum(f.chosen for f in found) == 1
+    return next(i for i, f in enumerate(found) if f.chosen)
+
+
+def test_the_most_success_on_own_and_retention_together_wins() -> None:
+    assert chosen(outcomes(2, 8), outcomes(5, 7), outcomes(5, 8)) == 2
+    assert chosen(outcomes(4, 8), outcomes(6, 5)) == 0
+    # Of equals the better rewarded, then the base, then the champion.
+    assert chosen(outcomes(2, 8), outcomes(4, 6, 0.2), outcomes(3, 7, 0.3)) == 2
+    assert chosen(outcomes(2, 8), outcomes(4, 6), outcomes(3, 7)) == 0
+    assert chosen(outcomes(0, 4), outcomes(4, 4), outcomes(4, 4)) == 1
+
+
+def test_what_forgets_is_not_begun_from_whatever_it_wins() -> None:
+    assert chosen(outcomes(0, 8), outcomes(8, 3), outcomes(1, 8)) == 2
+
+
+def test_what_was_lost_counts_for_nothing_and_all_lost_is_an_error() -> None:
+    base = outcomes(2, 8)
+    found = figures_of(Start("c", "a", Path()), base.iloc[:4], base, OWN)
+    assert (found.success, found.own, found.retention) == (0.5, 0.5, None)
+    with pytest.raises(EnvironmentFault, match="what c is worth as a start"):
+        figures_of(Start("c", "a", Path()), base.iloc[:0], base, OWN)
+
+
+def test_what_is_said_of_it() -> None:
+    figures = [
+        StartFigures(success=0.25, own=0.0, retention=0.5, reward=0.3),
+        StartFigures(capability="refund", adapter="a", success=0.75, own=1.0, reward=0.8, chosen=True),
+        StartFigures(capability="cancel", adapter="b", success=0.8, own=1.0, reward=0.8, forgets=True),
+    ]
+    assert told_starts(figures) == "begins from refund 75 %; compared with base 25 %, cancel 80 % (forgets)"
+    metrics = start_metrics(figures)
+    assert (metrics["start/base_retention"], metrics["start/refund_own"]) == (0.5, 1.0)
+    assert "start/refund_retention" not in metrics
+    result = TrainResult(adapter="x", sha256="", steps=3, run="", ending="steps", chosen=1, starts=figures)
+    assert result.began_from("refund") == "zero"
+    begun = result.model_copy(update={"start": "digest"})
+    assert (begun.began_from("refund"), begun.began_from("other")) == ("its champion", "the adapter for refund")
+    assert begun.model_copy(update={"starts": []}).began_from("other") == "its champion"
