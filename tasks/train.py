@@ -14,7 +14,6 @@ import pandas as pd
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
-from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
 from models.adapters.runs import RunLog
@@ -23,7 +22,6 @@ from models.telemetry.metrics import METRICS
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.levels import Dialled, levels_of
 from settings import Settings
-from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
@@ -43,13 +41,15 @@ from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, 
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import (
-    Start,
+    champion_start,
     chosen_start,
-    other_shape,
+    families_to_keep,
+    keeping,
     start_config,
     start_metrics,
     start_params,
     starts_of,
+    told_starts,
 )
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
@@ -88,33 +88,18 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there. Goes on from the last whole checkpoint."""
-    champion, began = _champion(context, capability)
+    wanted = training_settings(context.settings)
+    start, began = champion_start(context, capability, wanted)
     course = course_of(context, capability)
     if context.settings.train.carry:
-        wanted = training_settings(context.settings)
-        course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, champion))
-        champion = chosen_start(context, course.starts)
-    result = train_on(context, course, champion.folder if champion else None)
+        course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, start))
+        start = chosen_start(context, course.starts)
+        keeps = families_to_keep(context, course.environment, start)
+        course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
+    if course.starts:
+        logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
+    result = train_on(context, course, start.folder if start else None)
     return result.model_copy(update={"began": began}) if began else result
-
-
-def _champion(context: Context, capability: str) -> tuple[Start | None, str]:
-    """The champion to train on, or why the one that there is cannot be (""; without one there is nothing to say).
-    Raises `AdapterError` for one whose files were changed."""
-    champion = champion_of(context, capability)
-    if champion is None:
-        return None, ""
-    row, folder = stored_member(context, capability, champion)
-    if adapter_digest(folder) != row.sha256:
-        raise AdapterError(
-            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
-            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
-        )
-    if other := other_shape(row, training_settings(context.settings)):
-        other = f"its champion {other}"
-        logger.warning("%s is not trained on from its champion: %s", capability, other)
-        return None, other
-    return Start(capability, champion, folder), ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +107,8 @@ class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
     `hinted`: with advice; `patience` as in `TrainingSettings`. What is not trained for one capability (a mixture, the
-    target itself) has no ids of capability and environment. `starts` is what was compared to begin from."""
+    target itself) has no ids of capability and environment. `starts` is what was compared to begin from, `keeps`
+    are families that the environment has for the sake of what was chosen."""
 
     name: str
     environment: TrainingEnvironment
@@ -134,6 +120,7 @@ class Course:
     capability_id: str | None = None
     environment_id: str | None = None
     starts: tuple[StartFigures, ...] = ()
+    keeps: tuple[str, ...] = ()
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
@@ -178,7 +165,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=asdict(settings) | start_config(digest_of_start, course.starts),
+                config=asdict(settings) | start_config(digest_of_start, course.starts, course.keeps),
             )
         ],
     )
@@ -267,6 +254,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
         starts=list(course.starts),
+        keeps=list(course.keeps),
         level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )

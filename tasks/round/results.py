@@ -180,7 +180,8 @@ class TrainResult(StageResult):
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
     `start` is the digest of the adapter that was trained on, "" for one that began from zero; `began` says why it was
     not the champion, where there was one that could not be. `starts` are the weights that were compared for it (none
-    where there was no choice). `level` is the level of difficulty of the last step (None: the environment has none),
+    where there was no choice), `keeps` the families that were added to retention for what was chosen. `level` is the
+    level of difficulty of the last step (None: the environment has none),
     `transfer` what the early check came to (None: there was none).
     """
 
@@ -197,6 +198,7 @@ class TrainResult(StageResult):
     start: str = ""
     began: str = ""
     starts: list[StartFigures] = []
+    keeps: list[str] = []
     level: int | None = None
     transfer: TransferFigures | None = None
 

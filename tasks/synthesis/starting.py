@@ -17,12 +17,15 @@ from pathlib import Path
 import pandas as pd
 
 from db import AdapterRow
-from environments.contract import TargetTask
+from environments.contract import Generators, TargetTask
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
 from errors import AdapterError, EnvironmentFault
 from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
-from tasks.measuring.lineup import load_member, members_of, stored_member
+from tasks.measuring.lineup import champion_of, load_member, members_of, stored_member
+from tasks.round.adapters import families_about
 from tasks.round.context import Context
 from tasks.round.results import SelectResult, StartFigures, TrainResult
 from tasks.round.rollouts import outcomes
@@ -55,6 +58,25 @@ def other_shape(adapter: AdapterRow, wanted: TrainingSettings) -> str:
     return ""
 
 
+def champion_start(context: Context, capability: str, wanted: TrainingSettings) -> tuple[Start | None, str]:
+    """The champion to train on, or why the one that there is cannot be (""; without one there is nothing to say).
+    Raises `AdapterError` for one whose files were changed."""
+    champion = champion_of(context, capability)
+    if champion is None:
+        return None, ""
+    row, folder = stored_member(context, capability, champion)
+    if adapter_digest(folder) != row.sha256:
+        raise AdapterError(
+            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
+            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
+        )
+    if other := other_shape(row, wanted):
+        other = f"its champion {other}"
+        logger.warning("%s is not trained on from its champion: %s", capability, other)
+        return None, other
+    return Start(capability, champion, folder), ""
+
+
 def starts_of(
     context: Context,
     adapter: str,
@@ -71,9 +93,7 @@ def starts_of(
     starts = starts_for(context, capability, wanted, champion)
     if not starts:
         return ()
-    figures = compare_starts(context, environment, starts)
-    logger.info("training for %s %s", capability, told_starts(figures))
-    return tuple(figures)
+    return tuple(compare_starts(context, environment, starts))
 
 
 def chosen_start(context: Context, figures: Sequence[StartFigures]) -> Start | None:
@@ -81,6 +101,26 @@ def chosen_start(context: Context, figures: Sequence[StartFigures]) -> Start | N
     for chosen in (f for f in figures if f.chosen and f.adapter):
         return Start(chosen.capability, chosen.adapter, stored_member(context, chosen.capability, chosen.adapter)[1])
     return None
+
+
+def families_to_keep(context: Context, environment: TrainingEnvironment, start: Start | None) -> tuple[str, ...]:
+    """The families that the adapter in `start` was trained for, and what it was to keep itself, as far as training in
+    `environment` would not keep them: what is live need not succeed at them. None where they cannot be drawn."""
+    row = context.store.row(AdapterRow, id=start.adapter) if start else None
+    if row is None or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
+        return ()
+    if not isinstance(environment.target, Generators) or not context.settings.calibration.retention_share:
+        return ()
+    learnt = {*families_about(context.store, row), *row.config.get("keeps", ())} & set(environment.target.families())
+    return tuple(sorted(learnt - {*environment.spec.families, *environment.spec.retention_families}))
+
+
+def keeping(context: Context, environment: TrainingEnvironment, families: Sequence[str]) -> TrainingEnvironment:
+    """`environment` with retention scenarios of `families` too; its id is another, the stored one stays as it is."""
+    if not families or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
+        return environment
+    share = environment.spec.retention_share or context.settings.calibration.retention_share
+    return environment.retaining(tuple(sorted({*environment.spec.retention_families, *families})), share)
 
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
@@ -172,12 +212,13 @@ def choose(figures: Sequence[StartFigures]) -> list[StartFigures]:
     return [f.model_copy(update={"chosen": f is best}) for f in figures]
 
 
-def start_config(digest: str, figures: Sequence[StartFigures]) -> dict[str, object]:
-    """What the store keeps of a beginning: the digest of the weights ("": from zero), and what was compared."""
+def start_config(digest: str, figures: Sequence[StartFigures], keeps: Sequence[str]) -> dict[str, object]:
+    """What the store keeps of a beginning: the digest of the weights ("": from zero), what was compared, and the
+    families that are kept for the start's sake."""
     config: dict[str, object] = {"start": digest} if digest else {}
     if figures:
         chosen = next(f for f in figures if f.chosen)
-        config |= {"start_adapter": chosen.adapter, "starts": [f.model_dump() for f in figures]}
+        config |= {"start_adapter": chosen.adapter, "starts": [f.model_dump() for f in figures], "keeps": list(keeps)}
     return config
 
 
@@ -197,8 +238,9 @@ def start_metrics(figures: Sequence[StartFigures]) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def told_starts(figures: Sequence[StartFigures]) -> str:
-    """The comparison in a line: success of each, what was chosen first."""
+def told_starts(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
+    """The comparison in a line: success of each, what was chosen first, and the families that are kept for it."""
     ranked = sorted(figures, key=lambda f: not f.chosen)
     each = [f"{f.capability or 'base'} {100 * f.success:.0f} %{' (forgets)' if f.forgets else ''}" for f in ranked]
-    return f"begins from {each[0]}" + (f"; compared with {', '.join(each[1:])}" if each[1:] else "")
+    told = f"begins from {each[0]}" + (f"; compared with {', '.join(each[1:])}" if each[1:] else "")
+    return told + (f"; also keeps {', '.join(keeps)}" if keeps else "")

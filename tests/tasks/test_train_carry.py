@@ -86,6 +86,9 @@ def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
     first = stage_file.train.do(context, FIRST)
     assert (first.start, first.starts, tried(context)) == ("", [], [])  # there was nothing but the base
     monkeypatch.setattr(starting, "choose", last)
+    # What the start was trained for is practised on, in an environment of another id.
+    monkeypatch.setattr(stage_file, "families_to_keep", lambda context, made, start: (start.capability,))
+    monkeypatch.setattr(stage_file, "keeping", lambda context, made, families: Named(f"{CAPABILITY}+{families[0]}"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage_file, "step_row", dying(stage_file.step_row, 2))
         with pytest.raises(Died):
@@ -113,6 +116,9 @@ def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
     row = context.store.row(AdapterRow, id=result.adapter)
     assert row is not None
     assert (row.config["start"], row.config["start_adapter"]) == (first.sha256, first.adapter)
+    assert row.config["keeps"] == result.keeps == [FIRST]
+    trained = {r.environment for r in played(context, "training") if r.adapter_id == row.id}
+    assert (trained, {r.environment for r in rows}) == ({f"{CAPABILITY}+{FIRST}"}, {CAPABILITY})
     sent = [call.kwargs for call in context.registry.client.log_batch.call_args_list]  # type: ignore[attr-defined]
     assert ("start/from", FIRST) in {(p.key, p.value) for given in sent for p in given.get("params", ())}
     shown = {m.key: m.value for given in sent for m in given.get("metrics", ())}

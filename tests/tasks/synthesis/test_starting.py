@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from db import AdapterRow, EnvironmentRow
+from environments.contract import TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
 from tasks.round.results import StartFigures, TrainResult
-from tasks.synthesis.starting import Start, choose, figures_of, start_metrics, told_starts
+from tasks.synthesis.starting import Start, choose, families_to_keep, figures_of, keeping, start_metrics, told_starts
 
 OWN = {f"own-{i}" for i in range(8)}
 
@@ -64,3 +70,46 @@ def test_what_is_said_of_it() -> None:
     begun = result.model_copy(update={"start": "digest"})
     assert (begun.began_from("refund"), begun.began_from("other")) == ("its champion", "the adapter for refund")
     assert begun.model_copy(update={"starts": []}).began_from("other") == "its champion"
+
+
+def round_of(share: float, config: dict[str, Any], environment: str | None = "e") -> Any:
+    """A round in which an adapter was trained for cancelling, and another in `config`'s families before that."""
+    rows: Any = {
+        AdapterRow: SimpleNamespace(environment_id=environment, config=config),
+        EnvironmentRow: SimpleNamespace(spec={"families": ["cancel", "cancel_two"]}),
+    }
+    store = SimpleNamespace(row=lambda kind, **by: rows[kind])
+    return SimpleNamespace(store=store, settings=SimpleNamespace(calibration=SimpleNamespace(retention_share=share)))
+
+
+def made(retention: tuple[str, ...], share: float) -> ComposedEnvironment:
+    needs = dict.fromkeys(("cancel", "cancel_two", "refund", "price", "swap"), ())
+    target: Any = SimpleNamespace(
+        families=lambda: needs, generate=lambda family, seed: TargetTask(f"{family}-{seed}", "generated", family, seed)
+    )
+    return ComposedEnvironment(target, CompositionSpec("t", "h", "refunds", ("refund",), retention, share))
+
+
+START = Start("cancels", "a", Path())
+
+
+def test_what_the_start_learnt_is_practised_on() -> None:
+    context, plain = round_of(1 / 3, {"keeps": ["swap", "refund", "unknown"]}), made(("price", "cancel"), 0.25)
+    families = families_to_keep(context, plain, START)
+    assert families == ("cancel_two", "swap")  # neither its own, nor what it has, nor what cannot be drawn
+    kept: Any = keeping(context, plain, families)
+    assert kept.spec == replace(plain.spec, retention_families=("cancel", "cancel_two", "price", "swap"))
+    assert kept.spec.id != plain.spec.id
+    assert {kept.scenario(seed).family for seed in range(80)} == {"refund", "cancel", "cancel_two", "price", "swap"}
+    assert all(kept.own_scenario(seed).family == "refund" for seed in range(20))
+    # An environment that had nothing to keep keeps the share of the settings.
+    bare: Any = keeping(context, made((), 0.0), families)
+    assert bare.spec.retention_share == 1 / 3
+
+
+def test_nothing_is_added_where_there_is_nothing_to_keep() -> None:
+    plain = made(("price",), 0.25)
+    assert families_to_keep(round_of(1 / 3, {}), plain, None) == ()
+    assert families_to_keep(round_of(0.0, {}), plain, START) == ()  # retention is switched off
+    assert families_to_keep(round_of(1 / 3, {}, None), plain, START) == ()  # a blend has no environment
+    assert keeping(round_of(1 / 3, {}), plain, ()) is plain
