@@ -86,6 +86,10 @@ class TrainSettings(Part):
     choosing: int = Field(
         16, ge=2, le=10_000, description="fresh scenarios that choose it; half as many again are for retention"
     )
+    carry: bool = Field(
+        False,
+        description="begin from whichever weights do best on the environment: the base, the champion, other adapters",
+    )
 
     @field_validator("upper_layers")
     @classmethod

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from db import AdapterRow, CapabilityRow, EnvironmentRow, LabelRow, ReleaseRow
+from db import AdapterRow, CapabilityRow, LabelRow, ReleaseRow
 from environments.contract import Message, content_hash
 from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.router import Router
@@ -27,13 +27,14 @@ from models.router.validation import accuracy, calibrated, choose_mode
 from tasks.measuring.lineup import members_of, play_alone
 from tasks.mining.labels import LACKING
 from tasks.releases.lifecycle import new_candidate
-from tasks.round.adapters import own_adapter
+from tasks.round.adapters import families_about, own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RolloutResult, RouteResult, StoredRound
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
+from tasks.synthesis.starting import START
 
 logger = logging.getLogger("trace")
 
@@ -194,14 +195,14 @@ def _practised(
     context: Context, members: Mapping[str, str], lineage: Sequence[tuple[str, AdapterRow]]
 ) -> Mapping[str, Mapping[str, str]]:
     """Classes of tasks of the training environments that adapters solved, by trajectory id, by round."""
-    about = {row.id: _families(context, row) for _, row in lineage}
+    about = {row.id: families_about(context.store, row) for _, row in lineage}
     owners = {family: capability for capability, row in lineage for family in about[row.id]}
     left = dict.fromkeys(members, EXAMPLES_PER_CAPABILITY)
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for capability, row in lineage:
         frame = context.store.trajectory_frame(row.round_id, adapter_id=row.id)
-        # What was shown advice opens as no task does.
-        frame = frame[(frame["environment"] != context.round.target) & (frame["group_id"] != HINT)]
+        # What was shown advice opens as no task does; what tried an adapter as a start is about another capability.
+        frame = frame[(frame["environment"] != context.round.target) & ~frame["group_id"].isin((HINT, START))]
         # A family that several adapters are about is of the one that solved the task.
         own = {family: c for c, other in lineage for family in about[other.id] if c == capability}
         taken = practised(frame, owners | own, left[capability])
@@ -230,15 +231,6 @@ def _tried(context: Context, trained: Sequence[tuple[str, AdapterRow]]) -> dict[
         if len(frame):
             found[capability] = frame.groupby("task_id")["success"].mean()
     return found
-
-
-def _families(context: Context, adapter: AdapterRow) -> tuple[str, ...]:
-    """The families that an adapter's environment is about; none where it is not known (a blend, an imported home)."""
-    environment = context.store.row(EnvironmentRow, id=adapter.environment_id) if adapter.environment_id else None
-    if environment is None:
-        return ()
-    spec = environment.spec.get("environment", environment.spec)
-    return tuple(spec["families"])
 
 
 def _diagnosis(context: Context, round_id: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:

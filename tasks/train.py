@@ -14,7 +14,6 @@ import pandas as pd
 from db import AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
-from errors import AdapterError
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import load_folder
 from models.adapters.runs import RunLog
@@ -23,18 +22,35 @@ from models.telemetry.metrics import METRICS
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.levels import Dialled, levels_of
 from settings import Settings
-from tasks.measuring.lineup import champion_of, stored_member
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
-from tasks.round.results import CalibrateResult, CheckpointFigures, SynthesizeResult, TrainResult, TransferFigures
+from tasks.round.results import (
+    CalibrateResult,
+    CheckpointFigures,
+    StartFigures,
+    SynthesizeResult,
+    TrainResult,
+    TransferFigures,
+)
 from tasks.round.rollouts import outcomes, round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.limited import limited
+from tasks.synthesis.starting import (
+    champion_start,
+    chosen_start,
+    families_to_keep,
+    keeping,
+    start_config,
+    start_metrics,
+    start_params,
+    starts_of,
+    told_starts,
+)
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
 
@@ -70,30 +86,20 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
-    """GRPO on the capability's environment, from the weights of its champion or from zero; goes on from the last whole
-    checkpoint."""
-    champion = champion_of(context, capability)
-    if champion is None:
-        return train_from(context, capability)
-    row, folder = stored_member(context, capability, champion)
-    if adapter_digest(folder) != row.sha256:
-        raise AdapterError(
-            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
-            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
-        )
-    if other := _other_shape(row, training_settings(context.settings)):
-        logger.warning("%s is trained from zero: %s", capability, other)
-        return train_from(context, capability).model_copy(update={"began": other})
-    return train_from(context, capability, folder)
-
-
-def _other_shape(champion: AdapterRow, wanted: TrainingSettings) -> str:
-    """Why a champion's weights cannot be trained on; "" when they can."""
-    for name in ("rank", "alpha", "upper_layers"):
-        given, ours = champion.config.get(name), getattr(wanted, name)
-        if given != ours:
-            return f"its champion has {name} {given}, train.{name} is {ours}"
-    return ""
+    """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
+    whichever weights do best there. Goes on from the last whole checkpoint."""
+    wanted = training_settings(context.settings)
+    start, began = champion_start(context, capability, wanted)
+    course = course_of(context, capability)
+    if context.settings.train.carry:
+        course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, start))
+        start = chosen_start(context, course.starts)
+        keeps = families_to_keep(context, course.environment, start)
+        course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
+    if course.starts:
+        logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
+    result = train_on(context, course, start.folder if start else None)
+    return result.model_copy(update={"began": began}) if began else result
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
     `hinted`: with advice; `patience` as in `TrainingSettings`. What is not trained for one capability (a mixture, the
-    target itself) has no ids of capability and environment."""
+    target itself) has no ids of capability and environment. `starts` is what was compared to begin from, `keeps`
+    are families that the environment has for the sake of what was chosen."""
 
     name: str
     environment: TrainingEnvironment
@@ -112,12 +119,19 @@ class Course:
     patience: int = 0
     capability_id: str | None = None
     environment_id: str | None = None
+    starts: tuple[StartFigures, ...] = ()
+    keeps: tuple[str, ...] = ()
 
 
 def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
     """Train the capability's adapter on its environment; see `train_on`."""
+    return train_on(context, course_of(context, capability), start)
+
+
+def course_of(context: Context, capability: str) -> Course:
+    """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
-    course = Course(
+    return Course(
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter_id(context.round.id, capability, made.versions),
@@ -126,7 +140,6 @@ def train_from(context: Context, capability: str, start: Path | None = None) -> 
         capability_id=row_id(context.round.id, capability),
         environment_id=made.environment,
     )
-    return train_on(context, course, start)
 
 
 def train_on(context: Context, course: Course, start: Path | None = None) -> TrainResult:
@@ -152,7 +165,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=asdict(settings) | ({"start": digest_of_start} if start else {}),
+                config=asdict(settings) | start_config(digest_of_start, course.starts, course.keeps),
             )
         ],
     )
@@ -166,7 +179,11 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         identity,
     )
     run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
-    RunLog(context.registry, run).params({k: v for k, v in asdict(settings).items() if v is not None})
+    log = RunLog(context.registry, run)
+    log.params({k: v for k, v in asdict(settings).items() if v is not None})
+    if course.starts:
+        log.params(start_params(course.starts))
+        log.metrics(start_metrics(course.starts))
 
     storing = Stopwatch()
 
@@ -236,6 +253,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         choice=list(choice.figures),
         choosing_seconds=round(choosing.seconds, 3),
         start=digest_of_start,
+        starts=list(course.starts),
+        keeps=list(course.keeps),
         level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )

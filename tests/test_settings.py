@@ -60,6 +60,8 @@ def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_f
     given = load_settings().identity()
     assert "transfer" not in given["train"], "rounds from before the setting are found again"
     assert load_settings(train={"transfer": 8}).identity()["train"]["transfer"] == 8
+    assert "carry" not in given["train"]
+    assert load_settings(train={"carry": True}).identity()["train"]["carry"] is True
     assert "micro_batch_tokens" not in given["train"]
     assert load_settings(train={"micro_batch_tokens": 9}).identity()["train"]["micro_batch_tokens"] == 9
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from environments.contract import (
     Action,
@@ -132,6 +132,10 @@ class ComposedEnvironment:
         if not spec.families:
             raise ConfigurationError(f"no family of {target.name!r} needs {spec.capability!r}; nothing can be composed")
         self.target, self.generators, self.spec = target, target, spec
+
+    def retaining(self, families: tuple[str, ...], share: float) -> ComposedEnvironment:
+        """The same with these families for retention, in this share of its scenarios: an environment of another id."""
+        return ComposedEnvironment(self.target, replace(self.spec, retention_families=families, retention_share=share))
 
     def scenario(self, seed: int) -> TargetTask:
         """The scenario of a seed (any integer)."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from environments.contract import (
@@ -96,6 +96,13 @@ class WrittenEnvironment:
         """The same environment at another level; they share the module."""
         other = copy.copy(self)
         other.level = level
+        return other
+
+    def retaining(self, families: tuple[str, ...], share: float) -> WrittenEnvironment:
+        """The same with these families for retention, in this share of its scenarios: an environment of another id.
+        They share the module."""
+        other = copy.copy(self)
+        other.spec = replace(self.spec, retention_families=families, retention_share=share)
         return other
 
     def scenario(self, seed: int) -> TargetTask:

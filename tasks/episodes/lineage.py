@@ -100,6 +100,8 @@ def _adapter(stored: StoredRound, c: CapabilityFigures, link: str) -> Card:
     if trained is None:
         return Card("adapter", "none was trained", reached=False)
     lines = [f"{trained.steps} GRPO steps, weights of step {trained.chosen}" if trained.chosen else trained.unused]
+    if trained.starts:
+        lines.append(f"begun from {trained.began_from(c.name)}, of {len(trained.starts)} that were compared")
     if c.adapter_success is not None:
         lines.append(f"fresh seeds: {percent(c.base_success)} to {percent(c.adapter_success)}")
     row = stored.store.row(AdapterRow, id=trained.adapter)

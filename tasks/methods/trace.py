@@ -24,6 +24,7 @@ from tasks.round.adapters import registered
 from tasks.round.context import Context
 from tasks.round.results import GateResult, SelectResult, TrainResult
 from tasks.round.stage import stage
+from tasks.synthesis.starting import MOST
 
 
 def trace(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -92,7 +93,7 @@ def proof_episodes(settings: Settings, tasks: int, own: list[int], draws: bool) 
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
-    measured = n * (choosing_episodes(settings) + 2 * e.fresh)
+    measured = n * (choosing_episodes(settings) + 2 * e.fresh) + starting_episodes(settings, n)
     live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
     routed, noop = tasks * (trials - 1), tasks
     further = n * e.own_tasks * (2 * trials + n - 1) if draws else 0
@@ -102,8 +103,21 @@ def proof_episodes(settings: Settings, tasks: int, own: list[int], draws: bool) 
 def choosing_episodes(settings: Settings) -> int:
     """The most episodes on which one training's checkpoint is chosen: its start and the candidates, on own scenarios
     and half as many for retention."""
+    return (settings.train.candidates + 1) * _tried_on(settings)
+
+
+def starting_episodes(settings: Settings, capabilities: int) -> int:
+    """The most episodes on which trainings, the first from the bare base, choose what they begin from: the base and the
+    adapters before each."""
+    if not settings.train.carry:
+        return 0
+    return sum(min(before, MOST) + 1 for before in range(1, capabilities)) * _tried_on(settings)
+
+
+def _tried_on(settings: Settings) -> int:
+    """Fresh scenarios that weights are tried on: own ones and half as many for retention."""
     own = settings.train.choosing
-    return (settings.train.candidates + 1) * (own + math.ceil(own / 2))
+    return own + math.ceil(own / 2)
 
 
 def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: bool) -> int:

@@ -19,6 +19,7 @@ from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
+from tasks.synthesis.starting import MOST
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
     # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
+    starts = MOST + 1 if t.carry else 0
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
     # An adapter alone: every trial on its own families, one on each other task.
     adapters = s.selection.most * (most["validation"] + s.evaluation.own_tasks * trials + further)
@@ -79,7 +81,7 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
         calibration=s.calibration.seeds * s.calibration.samples,
         steps=s.training_steps(),
         batch=t.groups * t.group_size,
-        choosing=contenders * (t.choosing + (t.choosing + 1) // 2),
+        choosing=(contenders + starts) * (t.choosing + (t.choosing + 1) // 2),
         fresh=2 * s.evaluation.fresh,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),

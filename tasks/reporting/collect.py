@@ -46,6 +46,7 @@ from tasks.round.results import (
     TrainResult,
 )
 from tasks.round.rollouts import outcomes
+from tasks.synthesis.starting import told_starts
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")
 
@@ -201,6 +202,7 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
                 kappa=s.kappa,
                 versions=versions_of(store, round_id, s.capability_id),
                 transfer=_transfer(trained),
+                begun=told_starts(trained.starts, trained.keeps) if trained and trained.starts else "",
                 passed_over=made.passed_over if made else {},
             )
         )

@@ -142,7 +142,8 @@ class CapabilityFigures(_Figures):
     `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
     version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
-    was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash)."""
+    was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash), `begun` from which
+    weights training began, of those that were compared ("": there was no choice)."""
 
     name: str
     mean_cov: float
@@ -169,6 +170,7 @@ class CapabilityFigures(_Figures):
     kappa: float | None = None
     versions: list[SynthesisVersion] = []
     transfer: Transfer | None = None
+    begun: str = ""
     passed_over: dict[str, str] = {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from db import AdapterRow, row_id
+from db import AdapterRow, EnvironmentRow, Store, row_id
 from models.adapters.loading import load_folder
 from models.policy import TrainablePolicy
 from tasks.round.results import RegisterResult, SelectResult, StoredRound, TrainResult
@@ -23,6 +23,15 @@ def own_adapter(stored: StoredRound, capability: str) -> str:
 def registered(stored: StoredRound) -> list[str]:
     """The selected capabilities whose adapters are registered, in order of selection."""
     return [c for c in stored.result(SelectResult).selected if stored.found(RegisterResult, c)]
+
+
+def families_about(store: Store, adapter: AdapterRow) -> tuple[str, ...]:
+    """The families that an adapter's environment is about; none where it is not known (a blend, an imported home)."""
+    environment = store.row(EnvironmentRow, id=adapter.environment_id) if adapter.environment_id else None
+    if environment is None:
+        return ()
+    spec = environment.spec.get("environment", environment.spec)
+    return tuple(spec.get("families", ()))
 
 
 def load_trained(stored: StoredRound, policy: TrainablePolicy, folder: Path, capability: str) -> str:

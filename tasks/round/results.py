@@ -156,14 +156,32 @@ class TransferFigures(BaseModel):
     tried: list[str] = []
 
 
+class StartFigures(BaseModel):
+    """Weights that a training could begin from (`tasks.synthesis.starting`): the capability whose `adapter` (id) they
+    are, both "" for the base, and success on fresh own and retention scenarios together, success on each kind (None
+    without any), and mean reward; `forgets` when success on retention is significantly below the base's. `chosen` is
+    what training began from."""
+
+    capability: str = ""
+    adapter: str = ""
+    success: float
+    own: float | None = None
+    retention: float | None = None
+    reward: float
+    forgets: bool = False
+    chosen: bool = False
+
+
 class TrainResult(StageResult):
     """The adapter's id and digest, the steps done, and MLflow's run.
 
     `ending` says how training ended (see `models.training.grpo`), `verdict` what is wrong with its environment ("" for
     nothing). `chosen` is the step whose weights it has, by `choice`, which is empty where there was only one; 0 when no
     step was made, or none is better than what training began from. The last attempt spent `choosing_seconds` on it.
-    `start` is the digest of the champion that was trained on, "" for one that began from zero; `began` says why, where
-    there was a champion. `level` is the level of difficulty of the last step (None: the environment has none),
+    `start` is the digest of the adapter that was trained on, "" for one that began from zero; `began` says why it was
+    not the champion, where there was one that could not be. `starts` are the weights that were compared for it (none
+    where there was no choice), `keeps` the families that were added to retention for what was chosen. `level` is the
+    level of difficulty of the last step (None: the environment has none),
     `transfer` what the early check came to (None: there was none).
     """
 
@@ -179,12 +197,21 @@ class TrainResult(StageResult):
     choosing_seconds: float = 0.0
     start: str = ""
     began: str = ""
+    starts: list[StartFigures] = []
+    keeps: list[str] = []
     level: int | None = None
     transfer: TransferFigures | None = None
 
     @property
     def goes_on(self) -> bool:
         return not self.unused
+
+    def began_from(self, capability: str) -> str:
+        """What the training for `capability` began from, in words: zero, its champion, or another's adapter."""
+        if not self.start:
+            return "zero"
+        other = next((s.capability for s in self.starts if s.chosen and s.capability != capability), "")
+        return f"the adapter for {other}" if other else "its champion"
 
     @property
     def goes_back(self) -> bool:

@@ -50,11 +50,12 @@ def candidates(records: Sequence[StepRecord], most: int) -> list[int]:
 
 
 def fresh_scenarios(
-    environment: TrainingEnvironment, count: int, number: int
+    environment: TrainingEnvironment, count: int, number: int, kind: int = CHOOSING_SEED
 ) -> tuple[list[TargetTask], list[TargetTask]]:
     """`count` of the capability's own scenarios and half as many for retention (fewer where there are fewer, none
-    where training has none), each once, for round `number` alone. Training draws from seeds that are not negative."""
-    first = CHOOSING_SEED + seed_offset(number)
+    where training has none), each once, for round `number` and this `kind` of seeds alone. Training draws from seeds
+    that are not negative."""
+    first = kind + seed_offset(number)
     own = {task.id: task for task in (environment.own_scenario(first + i) for i in range(count))}
     wanted = (count + 1) // 2 if environment.spec.retention_share else 0
     retention: dict[str, TargetTask] = {}
@@ -89,13 +90,13 @@ def pick(played: Mapping[int, pd.DataFrame], own: Sequence[TargetTask]) -> Choic
     found = {step: _figures(step, frame, start, names) for step, frame in sorted(played.items())}
     steps = [step for step in found if step > 0 and not found[step].forgets] or [step for step in found if step > 0]
     best = max(steps, key=lambda step: (found[step].success, found[step].reward, step))
-    if _falls(_part(start, names, True), _part(played[best], names, True)):
+    if falls(part_of(start, names, True), part_of(played[best], names, True)):
         best = 0
     return Choice(best, tuple(found.values()))
 
 
 def _figures(step: int, frame: pd.DataFrame, start: pd.DataFrame, names: set[str]) -> CheckpointFigures:
-    mine, others = _part(frame, names, True), _part(frame, names, False)
+    mine, others = part_of(frame, names, True), part_of(frame, names, False)
     if mine.empty:
         raise EnvironmentFault(
             f"all episodes that were to show what step {step} is worth were lost to errors; their trajectories say why"
@@ -108,15 +109,16 @@ def _figures(step: int, frame: pd.DataFrame, start: pd.DataFrame, names: set[str
         high=success.high,
         reward=float(mine["reward"].mean()),
         retention=float(others["success"].mean()) if len(others) else None,
-        forgets=step > 0 and _falls(_part(start, names, False), others),
+        forgets=step > 0 and falls(part_of(start, names, False), others),
     )
 
 
-def _part(frame: pd.DataFrame, names: set[str], own: bool) -> pd.DataFrame:
+def part_of(frame: pd.DataFrame, names: set[str], own: bool) -> pd.DataFrame:
+    """Outcomes on the scenarios with these names, or on all others."""
     return frame[frame["task"].isin(names) == own]
 
 
-def _falls(before: pd.DataFrame, after: pd.DataFrame) -> bool:
+def falls(before: pd.DataFrame, after: pd.DataFrame) -> bool:
     """Whether success fell significantly, task by task; not where the two share no task."""
     both = before.merge(after, on="task", suffixes=("_before", "_after"))
     if both.empty:

@@ -69,7 +69,7 @@ def _trained(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -
     if {"groups", "group_size"} <= set(config):
         told += f" of {config['groups']} groups x {config['group_size']} episodes"
     told += f" ({result.ending}), weights of step {result.chosen}"
-    told += ", on from its champion" if result.start else ", from zero"
+    told += f", {'on ' if result.start else ''}from {result.began_from(c.name)}"
     if {"rank", "alpha", "learning_rate"} <= set(config):
         told += f"; LoRA r = {config['rank']}, alpha = {config['alpha']}, learning rate {config['learning_rate']:g}"
     base = figures.provenance.base_model
@@ -115,7 +115,7 @@ def _story(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -> 
     plan, made = stored.store.row(GatePlanRow, round_id=stored.round.id), figures.release
     return {
         "night": figures.number,
-        "trained from": "its champion" if stored.result(TrainResult, c.name).start else "zero",
+        "trained from": stored.result(TrainResult, c.name).began_from(c.name),
         "against": release_name(int(plan.rules.get("against", 0))) if plan else "nobody",
         "verdict alone": c.alone or "none",
         "verdict": c.verdict,

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.route import CALIBRATION_SHARE, EXAMPLES_PER_CAPABILITY, diagnosed, kept_out, practised, successes_of
+from tasks.route import (
+    CALIBRATION_SHARE,
+    EXAMPLES_PER_CAPABILITY,
+    _practised,
+    diagnosed,
+    kept_out,
+    practised,
+    successes_of,
+)
+from tasks.synthesis.calibration import HINT
+from tasks.synthesis.starting import START
 
 LABELS = ["trajectory_id", "capability", "label", "weight"]
 
@@ -25,6 +38,19 @@ def test_solved_tasks_of_an_environment_are_the_adapters_and_those_for_retention
     frame = pd.DataFrame([*rows, ("e", "t4", "move", None)], columns=["id", "task_id", "family", "success"])
     assert practised(frame, {"move": "change_address"}, 9) == {"a": "change_address", "d": ""}
     assert practised(frame, {"move": "change_address", "cancel": "cancel_order"}, 9)["d"] == "cancel_order"
+
+
+def test_what_was_tried_as_a_start_or_with_advice_shows_nothing_of_an_adapter() -> None:
+    groups = {"plain": None, "tried": START, "advised": HINT}
+    rows = [(name, f"task-{name}", "move", True, "made", group) for name, group in groups.items()]
+    frame = pd.DataFrame(rows, columns=["id", "task_id", "family", "success", "environment", "group_id"])
+    made = SimpleNamespace(spec={"families": ["move"]})
+    store = SimpleNamespace(trajectory_frame=lambda round_id, adapter_id: frame, row=lambda kind, id: made)
+    context: Any = SimpleNamespace(store=store, round=SimpleNamespace(target="shop"))
+    adapter: Any = SimpleNamespace(id="a", round_id="r", environment_id="e")
+    assert _practised(context, {"change_address": "a"}, [("change_address", adapter)]) == {
+        "r": {"plain": "change_address"}
+    }
 
 
 def test_no_capability_takes_more_examples_than_its_share() -> None:

@@ -107,6 +107,9 @@ def test_another_module_and_tools_that_no_task_offers_are_refused(module: Sandbo
 def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:
     one, other = written(shop(), module), written(shop(), module, retention_families=("item_price",))
     assert one.spec.id == written(shop(), module).spec.id != other.spec.id
+    kept = one.at(1).retaining(("item_price",), one.spec.retention_share)
+    assert (kept.spec, kept.level, kept.module) == (other.spec, 1, one.module)
+    assert one.spec.retention_families == ()
 
 
 def test_a_benchmark_without_generators_becomes_trainable() -> None:

@@ -116,6 +116,11 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     assert proof_episodes(two, 10, [], True) == 0
     fresh = 2 * 4 + choosing_episodes(settings)
     assert proof_episodes(two, 10, [3], False) == fresh + 2 * 10 + (10 + 3) + 10 + 10
+    # A training chooses what it begins from: the second of the base and the first's adapter, the third of one more.
+    carrying = two.model_copy(update={"train": two.train.model_copy(update={"carry": True})})
+    tried = choosing_episodes(settings) // (settings.train.candidates + 1)
+    for own, more in (([3], 0), ([3, 3], 2 * tried), ([3, 3, 3], 5 * tried)):
+        assert proof_episodes(carrying, 10, own, False) - proof_episodes(two, 10, own, False) == more
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
     assert proof_episodes(drawn, 10, [3], True) - proof_episodes(two, 10, [3], True) == 5 * (2 + 2)
 

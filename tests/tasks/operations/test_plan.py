@@ -12,6 +12,7 @@ from db import RoundState, open_store
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
+from tasks.synthesis.starting import MOST
 from tests.db.store_examples import trajectory
 from tests.tasks.counting_target import target
 
@@ -34,7 +35,10 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert plan.diagnosis == 3 * min(2, len(target.tasks("diagnosis")))
     assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 8)
     assert plan.choosing == 0, "of a single step there is nothing to choose"
-    assert plan_of(load_settings(profile="laptop"), target).choosing > 0
+    laptop, carrying = load_settings(profile="laptop"), load_settings(profile="laptop", train={"carry": True})
+    alone, with_starts = plan_of(laptop, target).choosing, plan_of(carrying, target).choosing
+    assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
+    assert alone > 0
 
 
 @pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])

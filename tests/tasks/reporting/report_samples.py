@@ -93,6 +93,7 @@ def full_round() -> RoundFigures:
                     "adapter_success": None,
                     "verdict": "reward-misspecified",
                     "reasons": ["Mean reward rose from 0.24 to 0.87 while success stayed at 0."],
+                    "begun": "begins from set_address 58 %; compared with base 25 %",
                     "transfer": {
                         "step": 3,
                         "before": 0.25,

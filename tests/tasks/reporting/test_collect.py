@@ -39,6 +39,7 @@ from tasks.round.results import (
     RegisterResult,
     RouteResult,
     SelectResult,
+    StartFigures,
     StoredRound,
     SynthesizeResult,
     TestResult,
@@ -264,8 +265,11 @@ def test_what_does_not_carry_over_stands_in_the_report_with_its_figures(shop: Sh
     verdict = "does-not-transfer: x"
     checked = TransferFigures(step=2, before=0.1, after=0.6, episodes=24, tasks=6, successes=0, verdict=verdict)
     given = {"adapter": "x", "sha256": "", "steps": 2, "run": "", "chosen": 2, "ending": "does-not-transfer"}
-    shop.stage(row, TrainResult(**given, verdict=checked.verdict, transfer=checked), "a")
+    begun = [StartFigures(capability="b", adapter="y", success=0.5, reward=0.5, chosen=True)]
+    trained = TrainResult(**given, verdict=checked.verdict, transfer=checked, starts=begun, keeps=["swaps"])
+    shop.stage(row, trained, "a")
     (found,) = figures(shop, row, settings, Ended(Ending.NOTHING_TRAINED, "")).capabilities
+    assert found.begun == "begins from b 50 %; also keeps swaps"
     assert (found.verdict, found.reasons) == ("does-not-transfer", ["does-not-transfer: x"])
     assert found.transfer is not None
     assert found.transfer.model_dump() == {

@@ -14,8 +14,15 @@ from environments.targets.catalogue import load_target
 from errors import EnvironmentFault
 from models.training.records import GroupFigures, StepRecord
 from models.training.rollouts import scenario_seed
-from tasks.synthesis.calibration import CALIBRATION_SEED, CHOOSING_SEED, FRESH_SEED, round_seed, seed_offset
-from tasks.synthesis.choosing import candidates, fresh_scenarios, pick
+from tasks.synthesis.calibration import (
+    CALIBRATION_SEED,
+    CARRY_SEED,
+    CHOOSING_SEED,
+    FRESH_SEED,
+    round_seed,
+    seed_offset,
+)
+from tasks.synthesis.choosing import DRAWS, candidates, fresh_scenarios, pick
 
 OWN = [TargetTask(f"own-{i}", "training", "own", i) for i in range(16)]
 OTHERS = [TargetTask(f"other-{i}", "training", "other", i) for i in range(8)]
@@ -109,10 +116,11 @@ def test_choosing_has_scenarios_that_nothing_else_has_in_any_round() -> None:
         calibration = [environment.own_scenario(CALIBRATION_SEED - offset - i) for i in range(8)]
         reported = [environment.own_scenario(FRESH_SEED + offset + i) for i in range(16)]
         training = [environment.scenario(scenario_seed(seed, step, place)) for step in range(4) for place in range(12)]
-        parts = [own, retention, calibration, reported, training]
-        assert [len(ids(part)) for part in parts] == [16, 8, 8, 16, 48]
+        begun = fresh_scenarios(environment, 16, number, CARRY_SEED)
+        parts = [own, retention, calibration, reported, training, *begun]
+        assert [len(ids(part)) for part in parts] == [16, 8, 8, 16, 48, 16, 8]
         drawn = set().union(*map(ids, parts))
-        assert len(drawn) == 96
+        assert len(drawn) == 120
         assert not drawn & seen
         seen |= drawn
 
@@ -127,7 +135,11 @@ def test_an_environment_without_retention_has_none_to_choose_on() -> None:
 def test_rounds_have_seeds_of_their_own() -> None:
     assert round_seed(11, 1) == 11
     assert len({round_seed(seed, number) for seed in range(50) for number in range(1, 61)}) == 3000
-    kinds = (FRESH_SEED, CHOOSING_SEED)
+    kinds = (FRESH_SEED, CHOOSING_SEED, CARRY_SEED)
     first = sorted(kind + seed_offset(number) for kind in kinds for number in range(1, 61))
     most = 10_000  # as many as the settings allow
     assert all(b - a >= most for a, b in pairwise(first))
+    # Retention scenarios are looked for among as many seeds as one round is from the next.
+    longest = DRAWS * (most // 2)
+    looked = sorted(kind + seed_offset(number) for kind in (CHOOSING_SEED, CARRY_SEED) for number in range(1, 61))
+    assert all(b - a >= longest for a, b in pairwise(looked))

@@ -14,6 +14,7 @@ from models.adapters.registry import PARENT_TAG, Registry
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict
 from tasks.measuring.statistics import PairedDifference
 from tasks.round.registry import run_name
+from tasks.round.results import StartFigures, StoredRound, TrainResult
 from tasks.tracking import parts
 from tasks.tracking.parts import log_parts, outcome_table
 from tasks.tracking.rounds import log_round
@@ -162,3 +163,22 @@ def test_a_rounds_run_has_the_report_the_pages_and_says_how_it_ended(
     note = registry.client.get_run(run).data.tags["mlflow.note.content"]
     assert note.startswith("Release 3 is live")
     assert "episodes/index.html" in note
+
+
+def test_a_version_tells_whose_weights_it_began_from(
+    store: Store, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = practised(store, registry)
+    adapter = made.judged(registry, tmp_path)
+    begun = StartFigures(capability="cancel_order", adapter="x", success=0.5, reward=0.6, chosen=True)
+    trained = made.stored.result(TrainResult, CAPABILITY).model_copy(update={"start": "digest", "starts": [begun]})
+    found = StoredRound.found
+
+    def given(stored: StoredRound, kind: Any, *of: str) -> Any:
+        return trained if kind is TrainResult else found(stored, kind, *of)
+
+    monkeypatch.setattr(StoredRound, "found", given)
+    describe_versions(registry, made.stored, made.figures())
+    told = registry.client.get_model_version(adapter.name, adapter.version).description
+    assert "weights of step 1, on from the adapter for cancel_order." in told
+    assert registry.client.get_run(made.run).data.params["trained from"] == "the adapter for cancel_order"

@@ -1,0 +1,246 @@
+"""Which weights a training begins from, with `train.carry`: those that do best on fresh scenarios of its environment.
+
+Without it a training begins from the capability's champion, or from zero, and the trainings of a round share nothing.
+What is compared are the base, the champion, the adapters that this round trained before and the other members of the
+release that it goes on from. A round trains one capability after another, in order of selection, so what there is to
+compare follows from what is stored and not from when it was asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+import pandas as pd
+
+from db import AdapterRow
+from environments.contract import Generators, TargetTask
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
+from errors import AdapterError, EnvironmentFault
+from models.adapters.files import adapter_digest
+from models.episodes import Episode
+from models.training.records import TrainingSettings
+from tasks.measuring.lineup import champion_of, load_member, members_of, stored_member
+from tasks.round.adapters import families_about
+from tasks.round.context import Context
+from tasks.round.results import SelectResult, StartFigures, TrainResult
+from tasks.round.rollouts import outcomes
+from tasks.synthesis.calibration import CARRY_SEED
+from tasks.synthesis.choosing import falls, fresh_scenarios, part_of
+from tasks.synthesis.environments import TrainingEnvironment
+
+# Adapters that are compared with the base at most: each costs as much as a checkpoint that is tried.
+MOST = 5
+# What the trajectories of these episodes are grouped by.
+START = "start"
+logger = logging.getLogger("trace")
+
+
+@dataclass(frozen=True)
+class Start:
+    """An adapter that a training may begin from: the capability that it is for, its id, and its folder."""
+
+    capability: str
+    adapter: str
+    folder: Path
+
+
+def other_shape(adapter: AdapterRow, wanted: TrainingSettings) -> str:
+    """Why an adapter's weights cannot be trained on; "" when they can."""
+    for name in ("rank", "alpha", "upper_layers"):
+        given, ours = adapter.config.get(name), getattr(wanted, name)
+        if given != ours:
+            return f"has {name} {given}, train.{name} is {ours}"
+    return ""
+
+
+def champion_start(context: Context, capability: str, wanted: TrainingSettings) -> tuple[Start | None, str]:
+    """The champion to train on, or why the one that there is cannot be (""; without one there is nothing to say).
+    Raises `AdapterError` for one whose files were changed."""
+    champion = champion_of(context, capability)
+    if champion is None:
+        return None, ""
+    row, folder = stored_member(context, capability, champion)
+    if adapter_digest(folder) != row.sha256:
+        raise AdapterError(
+            f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
+            "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
+        )
+    if other := other_shape(row, wanted):
+        other = f"its champion {other}"
+        logger.warning("%s is not trained on from its champion: %s", capability, other)
+        return None, other
+    return Start(capability, champion, folder), ""
+
+
+def starts_of(
+    context: Context,
+    adapter: str,
+    environment: TrainingEnvironment,
+    wanted: TrainingSettings,
+    champion: Start | None,
+) -> tuple[StartFigures, ...]:
+    """What the training of `adapter` may begin from, compared once: one that has begun goes on from what it began from.
+    Empty where there is nothing but the base."""
+    begun = context.store.row(AdapterRow, id=adapter)
+    if begun is not None:
+        return tuple(StartFigures(**figures) for figures in begun.config.get("starts", ()))
+    capability = environment.spec.capability
+    starts = starts_for(context, capability, wanted, champion)
+    if not starts:
+        return ()
+    return tuple(compare_starts(context, environment, starts))
+
+
+def chosen_start(context: Context, figures: Sequence[StartFigures]) -> Start | None:
+    """The adapter to begin from; None for the base."""
+    for chosen in (f for f in figures if f.chosen and f.adapter):
+        return Start(chosen.capability, chosen.adapter, stored_member(context, chosen.capability, chosen.adapter)[1])
+    return None
+
+
+def families_to_keep(context: Context, environment: TrainingEnvironment, start: Start | None) -> tuple[str, ...]:
+    """The families that the adapter in `start` was trained for, and what it was to keep itself, as far as training in
+    `environment` would not keep them: what is live need not succeed at them. None where they cannot be drawn."""
+    row = context.store.row(AdapterRow, id=start.adapter) if start else None
+    if row is None or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
+        return ()
+    if not isinstance(environment.target, Generators) or not context.settings.calibration.retention_share:
+        return ()
+    learnt = {*families_about(context.store, row), *row.config.get("keeps", ())} & set(environment.target.families())
+    return tuple(sorted(learnt - {*environment.spec.families, *environment.spec.retention_families}))
+
+
+def keeping(context: Context, environment: TrainingEnvironment, families: Sequence[str]) -> TrainingEnvironment:
+    """`environment` with retention scenarios of `families` too; its id is another, the stored one stays as it is."""
+    if not families or not isinstance(environment, ComposedEnvironment | WrittenEnvironment):
+        return environment
+    share = environment.spec.retention_share or context.settings.calibration.retention_share
+    return environment.retaining(tuple(sorted({*environment.spec.retention_families, *families})), share)
+
+
+def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
+    """The adapters that the training for `capability` may begin from, in the order in which equals are taken: its
+    champion, this round's in order of selection, other members of the live release by name. At most MOST; what is left
+    out is logged with the reason."""
+    found = [champion] if champion else []
+    members = {name: identity for name, identity in members_of(context.parent).items() if name != capability}
+    for other, identity in (*_trained_before(context, capability), *sorted(members.items())):
+        reason, start = _usable(context, other, identity, wanted)
+        if start is None:
+            logger.warning("%s cannot begin from the adapter for %s: %s", capability, other, reason)
+        else:
+            found.append(start)
+    if len(found) > MOST:
+        left = ", ".join(start.capability for start in found[MOST:])
+        logger.info("%s: beside the base only %d adapters are compared, left out: %s", capability, MOST, left)
+    return found[:MOST]
+
+
+def _trained_before(context: Context, capability: str) -> Iterator[tuple[str, str]]:
+    """Capability and adapter id of the round's trainings that stand before this one and have something to show. An
+    adapter that is no better than what it began from is not among them."""
+    for other in takewhile(lambda name: name != capability, context.result(SelectResult).selected):
+        trained = context.found(TrainResult, other)
+        if trained is not None and trained.goes_on:
+            yield other, trained.adapter
+
+
+def _usable(context: Context, other: str, identity: str, wanted: TrainingSettings) -> tuple[str, Start | None]:
+    """The adapter, or why it cannot be begun from."""
+    try:
+        row, folder = stored_member(context, other, identity)
+        if reason := other_shape(row, wanted):
+            return f"it {reason}", None
+        if adapter_digest(folder) != row.sha256:
+            return f"{folder} is not what was stored ({row.sha256[:16]}...): its files were changed", None
+    except AdapterError as problem:
+        return str(problem), None
+    return "", Start(other, identity, folder)
+
+
+def compare_starts(context: Context, environment: TrainingEnvironment, starts: Sequence[Start]) -> list[StartFigures]:
+    """The base and `starts`, each on the same fresh scenarios of `environment` at the temperature of evaluation; one of
+    them is chosen. What is stored is not played again. Raises `EnvironmentFault` when every episode of one was lost."""
+    own, retention = fresh_scenarios(environment, context.settings.train.choosing, context.round.number, CARRY_SEED)
+    tasks, names = [*own, *retention], {task.id for task in own}
+    base = _played(context, environment, None, tasks)
+    frames = [(None, base), *((start, _played(context, environment, start, tasks)) for start in starts)]
+    return choose([figures_of(start, frame, base, names) for start, frame in frames])
+
+
+def _played(
+    context: Context, environment: TrainingEnvironment, start: Start | None, tasks: Sequence[TargetTask]
+) -> pd.DataFrame:
+    name = load_member(context, start.capability, start.adapter) if start else None
+    ground = context.training_ground(environment.spec.id, environment.environment, start.adapter if start else "")
+    ground = replace(ground, group=START)
+    episodes = [Episode("", task, context.seed, 0, name) for task in tasks]
+    ids = context.engine.play(ground, episodes, f"choose a start: {start.capability if start else 'base'}")
+    if name is not None:
+        context.policy.unload_adapter(name)
+    return outcomes(context.store, ids)
+
+
+def figures_of(start: Start | None, frame: pd.DataFrame, base: pd.DataFrame, own: set[str]) -> StartFigures:
+    """What a start came to on the scenarios; `own` are the names of the capability's own. None is the base."""
+    if frame.empty:
+        raise EnvironmentFault(
+            f"all episodes that were to show what {start.capability if start else 'the base'} is worth as a start were "
+            "lost to errors; their trajectories say why"
+        )
+    mine, others = part_of(frame, own, True), part_of(frame, own, False)
+    return StartFigures(
+        capability=start.capability if start else "",
+        adapter=start.adapter if start else "",
+        success=float(frame["success"].mean()),
+        own=float(mine["success"].mean()) if len(mine) else None,
+        retention=float(others["success"].mean()) if len(others) else None,
+        reward=float(frame["reward"].mean()),
+        forgets=start is not None and falls(part_of(base, own, False), others),
+    )
+
+
+def choose(figures: Sequence[StartFigures]) -> list[StartFigures]:
+    """The figures, the base's first, with what is begun from marked: of those that do not forget what the base can do
+    (the rule for checkpoints, too) the best on all scenarios by success, then by reward, then the earlier one."""
+    best = max((f for f in figures if not f.forgets), key=lambda f: (f.success, f.reward))
+    return [f.model_copy(update={"chosen": f is best}) for f in figures]
+
+
+def start_config(digest: str, figures: Sequence[StartFigures], keeps: Sequence[str]) -> dict[str, object]:
+    """What the store keeps of a beginning: the digest of the weights ("": from zero), what was compared, and the
+    families that are kept for the start's sake."""
+    config: dict[str, object] = {"start": digest} if digest else {}
+    if figures:
+        chosen = next(f for f in figures if f.chosen)
+        config |= {"start_adapter": chosen.adapter, "starts": [f.model_dump() for f in figures], "keeps": list(keeps)}
+    return config
+
+
+def start_params(figures: Sequence[StartFigures]) -> dict[str, str]:
+    """What was chosen, as parameters of MLflow."""
+    chosen = next(f for f in figures if f.chosen)
+    return {"start/from": chosen.capability or "base", "start/adapter": chosen.adapter or "none"}
+
+
+def start_metrics(figures: Sequence[StartFigures]) -> dict[str, float]:
+    """The figures as metrics of MLflow, by what was compared."""
+    found = {
+        f"start/{f.capability or 'base'}_{name}": getattr(f, name)
+        for f in figures
+        for name in ("success", "own", "retention", "reward")
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def told_starts(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
+    """The comparison in a line: success of each, what was chosen first, and the families that are kept for it."""
+    ranked = sorted(figures, key=lambda f: not f.chosen)
+    each = [f"{f.capability or 'base'} {100 * f.success:.0f} %{' (forgets)' if f.forgets else ''}" for f in ranked]
+    told = f"begins from {each[0]}" + (f"; compared with {', '.join(each[1:])}" if each[1:] else "")
+    return told + (f"; also keeps {', '.join(keeps)}" if keeps else "")

@@ -1,0 +1,198 @@
+"""With `train.carry` a training begins from the weights that do best, and goes on from them whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from db import AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
+from models.adapters.files import WEIGHTS, adapter_digest
+from tasks import train as stage_file
+from tasks.round.context import Context
+from tasks.round.results import SelectResult, StartFigures, SynthesizeResult, TrainResult
+from tasks.round.stage import stage
+from tasks.synthesis import starting
+from tests.adapters_made import make_adapter
+from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played
+
+FIRST = "ask_it"
+SHAPE = {"rank": 4, "alpha": 8, "upper_layers": 2}
+
+
+@dataclass
+class Named(Made):
+    """The environment of a capability of that name; the scenarios are the same for all."""
+
+    capability: str
+    spec: Spec = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = Spec(self.capability, self.capability)
+
+
+@pytest.fixture
+def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    """A round that has selected FIRST, then CAPABILITY, with `train.carry`."""
+    for context in opened(settings_folder / "home", tiny_model, monkeypatch):
+        carrying = context.settings.train.model_copy(update={"carry": True})
+        context.settings = context.settings.model_copy(update={"train": carrying})
+        context.registry.client.get_run.return_value.data.metrics = {}  # type: ignore[attr-defined]
+        monkeypatch.setattr(stage_file, "stored_environment", lambda store, at, target, name, keep: Named(name))
+        given: Any = {"round_id": context.round.id}
+        first = CapabilityRow(id=row_id(context.round.id, FIRST), name=FIRST, analyst="checks", **given)
+        made = EnvironmentRow(
+            id="first", capability_id=first.id, version=1, kind="generators", state=EnvironmentState.DRAFT, **given
+        )
+        context.store.put([first])
+        context.store.put([made])
+        select(context)
+        synthesized(context)
+        yield context
+
+
+def select(context: Context) -> None:
+    @stage("select")
+    def selected(context: Context) -> SelectResult:
+        return SelectResult(selected=[FIRST, CAPABILITY, "later"])
+
+    selected.do(context)
+
+
+def synthesized(context: Context) -> None:
+    @stage("synthesize")
+    def made(context: Context, capability: str) -> SynthesizeResult:
+        return SynthesizeResult(accepted=True, environment="first")
+
+    made.do(context, FIRST)
+
+
+def last(figures: Sequence[StartFigures]) -> list[StartFigures]:
+    return [f.model_copy(update={"chosen": f is figures[-1]}) for f in figures]
+
+
+def tried(context: Context) -> list[Any]:
+    return [row for row in played(context, "evaluation") if row.group_id == starting.START]
+
+
+def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the process dies in training: what was chosen stays, and nothing is compared again."""
+    first = stage_file.train.do(context, FIRST)
+    assert (first.start, first.starts, tried(context)) == ("", [], [])  # there was nothing but the base
+    monkeypatch.setattr(starting, "choose", last)
+    # What the start was trained for is practised on, in an environment of another id.
+    monkeypatch.setattr(stage_file, "families_to_keep", lambda context, made, start: (start.capability,))
+    monkeypatch.setattr(stage_file, "keeping", lambda context, made, families: Named(f"{CAPABILITY}+{families[0]}"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_file, "step_row", dying(stage_file.step_row, 2))
+        with pytest.raises(Died):
+            stage_file.train.do(context, CAPABILITY)
+    rows = tried(context)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "compare_starts", None)
+        result = stage_file.train._work(context, CAPABILITY)
+    assert {r.id for r in tried(context)} == {r.id for r in rows}
+    # The base and the adapter met the same own and retention scenarios, which nothing else has.
+    assert len(rows) == 2 * (6 + 3)
+    assert {r.adapter_id for r in rows} == {None, first.adapter}
+    assert len({r.task_id for r in rows}) == 9
+    every = [*played(context, "training"), *played(context, "evaluation")]
+    others = {r.task_id for r in every if r.group_id != starting.START}
+    assert not {r.task_id for r in rows} & others
+    # What it began from is told wherever it is looked for, and is step 0 of its checkpoints.
+    assert [(f.capability, f.adapter, f.chosen) for f in result.starts] == [
+        ("", "", False),
+        (FIRST, first.adapter, True),
+    ]
+    weights = context.folder / "training" / CAPABILITY / "weights" / "step-0"
+    assert result.start == first.sha256 == adapter_digest(weights)
+    assert result.began_from(CAPABILITY) == f"the adapter for {FIRST}"
+    row = context.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    assert (row.config["start"], row.config["start_adapter"]) == (first.sha256, first.adapter)
+    assert row.config["keeps"] == result.keeps == [FIRST]
+    trained = {r.environment for r in played(context, "training") if r.adapter_id == row.id}
+    assert (trained, {r.environment for r in rows}) == ({f"{CAPABILITY}+{FIRST}"}, {CAPABILITY})
+    sent = [call.kwargs for call in context.registry.client.log_batch.call_args_list]  # type: ignore[attr-defined]
+    assert ("start/from", FIRST) in {(p.key, p.value) for given in sent for p in given.get("params", ())}
+    shown = {m.key: m.value for given in sent for m in given.get("metrics", ())}
+    assert shown[f"start/{FIRST}_success"] == result.starts[1].success
+    assert shown["start/base_reward"] == result.starts[0].reward
+    assert context.policy.adapters == ()
+
+
+def test_where_the_base_does_best_a_training_begins_from_zero(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the champion could be trained on."""
+    row = stored(context, CAPABILITY, context.folder / "champion")
+    context.__dict__["parent"] = SimpleNamespace(members={CAPABILITY: {"adapter_id": row.id}})
+    monkeypatch.setattr(starting, "choose", lambda figures: last([*figures[1:], figures[0]]))
+    begun: list[Any] = []
+    result = TrainResult(adapter="a", sha256="s", steps=3, run="r", ending="steps", chosen=2)
+    monkeypatch.setattr(stage_file, "train_on", lambda context, *given: begun.append(given) or result)
+    assert stage_file.train._work(context, CAPABILITY) == result
+    ((course, start),) = begun
+    assert start is None
+    assert [(f.capability, f.chosen) for f in course.starts] == [(CAPABILITY, False), ("", True)]
+
+
+def stored(context: Context, name: str, folder: Path, **changed: Any) -> AdapterRow:
+    """An adapter as a member of a release is stored."""
+    make_adapter(context.base.policy.model, folder, layers=(1, 2))
+    row = AdapterRow(
+        id=f"{name}-id",
+        round_id=context.round.id,
+        base="b",
+        base_revision="r",
+        state=AdapterState.TRAINED,
+        config=SHAPE | changed,
+        sha256=adapter_digest(folder),
+        path=str(folder.relative_to(context.settings.folder)),
+    )
+    context.store.put([row])
+    return row
+
+
+def test_what_may_be_begun_from(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The champion, what was trained before and is of use, and members whose shape and files are right."""
+
+    @stage("train")
+    def trained(context: Context, capability: str, chosen: int) -> TrainResult:
+        return TrainResult(adapter=f"{capability}-id", sha256="", steps=3, run="", ending="steps", chosen=chosen)
+
+    names = ("fits", "wide", "changed", "gone", FIRST, "zeta")
+    rows = {
+        name: stored(context, name, context.folder / name, **({"rank": 8} if name == "wide" else {})) for name in names
+    }
+    (context.folder / "changed" / WEIGHTS).write_bytes((context.folder / "fits" / WEIGHTS).read_bytes()[:-4] + b"oops")
+    (context.folder / "gone").rename(context.folder / "elsewhere")
+    members = {name: {"adapter_id": rows[name].id} for name in ("zeta", "wide", "gone", "fits", "changed")}
+    context.__dict__["parent"] = SimpleNamespace(members=members | {CAPABILITY: {"adapter_id": "champion"}})
+    before = {FIRST: trained._work(context, FIRST, 2), "later": trained._work(context, "later", 2)}
+    monkeypatch.setattr(Context, "found", lambda self, kind, *of: before.get(*of))
+    champion = starting.Start(CAPABILITY, "champion", context.folder)
+    wanted = stage_file.training_settings(context.settings)
+    with caplog.at_level("INFO", "trace"):
+        found = starting.starts_for(context, CAPABILITY, wanted, champion)
+    assert [start.adapter for start in found] == ["champion", f"{FIRST}-id", "fits-id", "zeta-id"]
+    said = caplog.text
+    assert "from the adapter for wide: it has rank 8, train.rank is 4" in said
+    assert "its files were changed" in said
+    assert "which is gone" in said
+    # An adapter that is no better than its start is nothing to begin from; more than a few are not compared.
+    before[FIRST] = trained._work(context, FIRST, 0)
+    monkeypatch.setattr(starting, "MOST", 2)
+    with caplog.at_level("INFO", "trace"):
+        found = starting.starts_for(context, CAPABILITY, wanted, None)
+        assert [start.adapter for start in found] == ["fits-id", "zeta-id"]
+        starting.starts_for(context, CAPABILITY, wanted, champion)
+    assert "only 2 adapters are compared, left out: zeta" in caplog.text
