@@ -57,6 +57,7 @@ from tasks.route import route
 from tasks.select import select
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
+from tasks.synthesis.starting import training_order
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
 from tasks.unattended.stalls import watched
@@ -248,6 +249,8 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
         for practice in PRACTISE:
+            if practice.name == train.name:
+                batch = training_order(context, batch)
             results: dict[str, StageResult] = {c: _paid_for(practice, context, c) for c in batch}
             if practice.name == train.name:
                 results = {c: _trained_at_last(context, c, result) for c, result in results.items()}

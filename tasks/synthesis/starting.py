@@ -2,8 +2,8 @@
 
 Without it a training begins from the capability's champion, or from zero, and the trainings of a round share nothing.
 What is compared are the base, the champion, the adapters that this round trained before and the other members of the
-release that it goes on from. A round trains one capability after another, in order of selection, so what there is to
-compare follows from what is stored and not from when it was asked.
+release that it goes on from. A round trains one capability after another, those first that its calibration found the
+easiest: what they teach is there for the harder ones. So what there is to compare follows from what is stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 
 import pandas as pd
@@ -27,7 +26,7 @@ from models.training.records import TrainingSettings
 from tasks.measuring.lineup import champion_of, load_member, members_of, stored_member
 from tasks.round.adapters import families_about
 from tasks.round.context import Context
-from tasks.round.results import SelectResult, StartFigures, TrainResult
+from tasks.round.results import CalibrateResult, SelectResult, StartFigures, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import CARRY_SEED
 from tasks.synthesis.choosing import falls, fresh_scenarios, part_of
@@ -141,11 +140,20 @@ def starts_for(context: Context, capability: str, wanted: TrainingSettings, cham
     return found[:MOST]
 
 
+def training_order(context: Context, capabilities: Sequence[str]) -> list[str]:
+    """The order in which a round trains these calibrated capabilities: as given, and with `train.carry` those first
+    that the policy succeeds at most often, then those that it does with advice."""
+    if not context.settings.train.carry:
+        return list(capabilities)
+    found = {c: context.result(CalibrateResult, c) for c in capabilities}
+    return sorted(capabilities, key=lambda c: (-found[c].success_rate, -(found[c].hinted or 0.0)))
+
+
 def _trained_before(context: Context, capability: str) -> Iterator[tuple[str, str]]:
-    """Capability and adapter id of the round's trainings that stand before this one and have something to show. An
-    adapter that is no better than what it began from is not among them."""
-    for other in takewhile(lambda name: name != capability, context.result(SelectResult).selected):
-        trained = context.found(TrainResult, other)
+    """Capability and adapter id of the round's other trainings that are done and have something to show. An adapter
+    that is no better than what it began from is not among them."""
+    for other in context.result(SelectResult).selected:
+        trained = context.found(TrainResult, other) if other != capability else None
         if trained is not None and trained.goes_on:
             yield other, trained.adapter
 

@@ -14,7 +14,7 @@ from db import AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, Environm
 from models.adapters.files import WEIGHTS, adapter_digest
 from tasks import train as stage_file
 from tasks.round.context import Context
-from tasks.round.results import SelectResult, StartFigures, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
 from tasks.synthesis import starting
 from tests.adapters_made import make_adapter
@@ -177,7 +177,7 @@ def test_what_may_be_begun_from(
     (context.folder / "gone").rename(context.folder / "elsewhere")
     members = {name: {"adapter_id": rows[name].id} for name in ("zeta", "wide", "gone", "fits", "changed")}
     context.__dict__["parent"] = SimpleNamespace(members=members | {CAPABILITY: {"adapter_id": "champion"}})
-    before = {FIRST: trained._work(context, FIRST, 2), "later": trained._work(context, "later", 2)}
+    before = {FIRST: trained._work(context, FIRST, 2), CAPABILITY: trained._work(context, CAPABILITY, 2)}
     monkeypatch.setattr(Context, "found", lambda self, kind, *of: before.get(*of))
     champion = starting.Start(CAPABILITY, "champion", context.folder)
     wanted = stage_file.training_settings(context.settings)
@@ -196,3 +196,17 @@ def test_what_may_be_begun_from(
         assert [start.adapter for start in found] == ["fits-id", "zeta-id"]
         starting.starts_for(context, CAPABILITY, wanted, champion)
     assert "only 2 adapters are compared, left out: zeta" in caplog.text
+
+
+def test_with_carry_the_easiest_is_trained_first(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)
+    rates = {"never": (0.0, 0.06), "often": (0.4, None), "advised": (0.0, 0.3), "rarely": (0.1, None)}
+    found = {
+        name: CalibrateResult(accepted=True, reason="", success_rate=rate, hinted=hinted, **figures)
+        for name, (rate, hinted) in rates.items()
+    }
+    monkeypatch.setattr(Context, "result", lambda self, kind, *of: found[of[0]])
+    assert starting.training_order(context, list(rates)) == ["often", "rarely", "advised", "never"]
+    alone = context.settings.model_copy(update={"train": context.settings.train.model_copy(update={"carry": False})})
+    monkeypatch.setattr(context, "settings", alone)
+    assert starting.training_order(context, list(rates)) == list(rates)
