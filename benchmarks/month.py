@@ -212,14 +212,16 @@ def settled(month: Month) -> None:
     deliver(load_settings())
 
 
-def promises(month: Month, started: float, rounds: int) -> list[Promise]:
-    """Every promise, kept or broken."""
+def promises(month: Month, started: float, rounds: int, missed: list[tuple[str, float]]) -> list[Promise]:
+    """Every promise, kept or broken; `missed` is what no night was left to bear."""
     back = rolled_back(month)
     settled(month)
     ended = month.ended_rounds()
     rows = sorted(month.store.rows(Round), key=lambda r: r.number)
     doctor = month.deployment.trace("doctor")
-    wrong = [line for line in doctor.stdout.splitlines() if line.startswith(("fault", "warning"))]
+    # The home's disk is small, so that it can be filled; that the doctor says so is right.
+    found = [line for line in doctor.stdout.splitlines() if line.startswith(("fault", "warning"))]
+    wrong = [line for line in found if f"on the disk of {month.disk.folder}" not in line]
     return [
         Promise("'trace-agent up' is healthy within 60 s", started <= MOST_TO_START, f"{started:.0f} s"),
         Promise("all rounds ended", ended >= rounds, f"{ended} in {len(month.nights)} nights"),
@@ -228,7 +230,8 @@ def promises(month: Month, started: float, rounds: int) -> list[Promise]:
         *growth_promises(month.nights, [r.peak_gib for r in rows if r.state == "done" and r.peak_gib]),
         told_promise(month.nights, month.receiver.taken),
         back,
-        Promise("the doctor finds nothing", doctor.returncode == 0, "; ".join(wrong) or "nothing"),
+        Promise("the doctor finds nothing but the small disk", not wrong, "; ".join(wrong) or "nothing else"),
+        Promise("everything struck", not missed, "; ".join(fault for fault, _ in missed) or "all of the plan"),
         Promise("'trace-agent up' never stopped by itself", month.deployment.running, ""),
     ]
 
@@ -237,22 +240,28 @@ def run(month: Month, rounds: int, faults: dict[int, tuple[str, float]]) -> list
     """The whole month; the receiver is down for three nights, from a third of the rounds on."""
     started = month.deployment.start()
     print(f"all healthy after {started:.0f} s", flush=True)
-    down = rounds // 3
+    down, missed = rounds // 3, list[tuple[str, float]]()
     signal.signal(signal.SIGINT, lambda *_: setattr(month, "stopped", True))
-    while not month.stopped and month.ended_rounds() < rounds and len(month.nights) < 2 * rounds + len(faults):
+    while not month.stopped and len(month.nights) < 2 * rounds + len(faults):
         number = len(month.nights) + 1
+        if not missed and month.ended_rounds() >= rounds and number > max(faults):
+            break
         if number == down:
             month.receiver.stop()
         if number == down + 3:
             month.receiver.start()
-        night = month.night(*faults.get(number, ("", 0.0)))
+        # What a night was over before comes in one that has nothing else to bear, and earlier in it.
+        due = faults.get(number) or (missed.pop(0) if missed else ("", 0.0))
+        night = month.night(*due)
+        if night.fault and not night.struck:
+            missed.append((due[0], due[1] / 2))
         what = night.fault + ("" if night.struck or not night.fault else " (the night was over before)")
         print(
             f"night {number:>2}  round {night.open:>2}  {night.state:<9} {night.seconds:>5.0f} s  stood still "
             f"{night.stuck:>4.0f} s  {what}{'' if night.state == 'COMPLETED' else '  ' + night.message[:100]}",
             flush=True,
         )
-    return promises(month, started, rounds)
+    return promises(month, started, rounds, missed)
 
 
 def show(found: list[Promise]) -> None:
