@@ -23,6 +23,7 @@ from scipy.stats import fisher_exact
 from db import ConversationRow, ReleaseRow, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from environments.picking import spread
 from errors import TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
@@ -142,15 +143,13 @@ def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
 
 def fresh_tasks(settings: Settings, target: Target, day: int) -> list[TargetTask]:
     """The watch's tasks of a day: drawn, or the validation split's, at equal distances."""
-    most = settings.unattended.watch_tasks
     if isinstance(target, Drawable):
         tasks = list(target.drawn("validation", Draw(settings.seed, FIRST_DRAW + day)))
     else:
         tasks = list(target.tasks("validation"))
     if not tasks:
         raise TargetError(f"target {target.name!r} has no validation task to watch a release on; take another target")
-    most = min(most, len(tasks))
-    return [tasks[(2 * i + 1) * len(tasks) // (2 * most)] for i in range(most)]
+    return spread(tasks, settings.unattended.watch_tasks)
 
 
 def _on_tasks(
