@@ -30,7 +30,7 @@ from models.providers.spending import SpendingCap
 from settings import Settings
 from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
-from tasks.measuring.gate_plan import alpha_at
+from tasks.measuring.gate_plan import alpha_at, p_phrase
 from tasks.measuring.outcomes import outcomes_of
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.releases.lifecycle import live_release, rollback
@@ -58,7 +58,7 @@ class Fall:
 
     def text(self) -> str:
         """The comparison as people read it."""
-        return f"{self.points:+.1f} points against {self.against} on {self.seen} (p = {self.p:.4f})"
+        return f"{self.points:+.1f} points against {self.against} on {self.seen} ({p_phrase(self.p, 4)})"
 
 
 @dataclass(frozen=True)
