@@ -168,10 +168,10 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
             with told_when_refused(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
-                check_training(settings)
                 check_runner(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
+                check_training(settings)
                 held.enter_context(alone_on(settings.target))
             return play_round(settings, given.fresh, bool(died))
     except TargetBusy as busy:
