@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,7 +18,7 @@ import pytest
 
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
-from flows.services import Ports, Services, answers, follow, pids, running, stop
+from flows.services import Answered, Ports, Services, answers, follow, pids, running, stop
 from settings import load_settings
 from tests.integration.servers import free_port
 
@@ -86,6 +87,85 @@ def test_they_start_are_restarted_and_stop(services: Services, started: Any) -> 
     assert not any(psutil.pid_exists(pid) for pid in alive)
     assert not running(services.socket)
     assert not stop(services.socket), "a second time there is nothing to stop"
+
+
+def test_what_lives_and_does_not_answer_is_killed_and_started_again(
+    services: Services, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("ASKED_EVERY", 0.1), ("SECONDS_TO_ANSWER", 0.5), ("SECONDS_TO_HANG", 1.0)):
+        monkeypatch.setattr(services_file, name, seconds)
+    services.wait_for("prefect", "mlflow")
+    said, asked = list[str](), list[str]()
+    status_of = services_file.status_of
+    monkeypatch.setattr(services_file, "status_of", lambda url: (status_of(url), asked.append(url))[0])
+    thread = threading.Thread(target=follow, args=(services, lambda: False, said.append))
+    thread.start()
+    deadline = time.monotonic() + 30
+    while len(asked) < 4 and time.monotonic() < deadline:  # each has answered
+        time.sleep(0.01)
+    stopped = pids(started)["mlflow"]
+    os.kill(stopped, signal.SIGSTOP)
+    while pids(started)["mlflow"] in (0, stopped) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(stopped)
+    services.wait_for("mlflow")
+    assert "mlflow lives and has not answered for 1 s: it is killed, to be started again" in said
+    assert not any("prefect" in line for line in said)
+    assert stop(services.socket)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds by which services are given up, instead of those that pass."""
+    now = [0.0]
+    monkeypatch.setattr(services_file, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize(
+    ("prefect", "worker", "hung"),
+    [
+        (200, 200, []),
+        (200, 503, ["worker"]),  # its process lives, and asks for no work
+        (503, 503, []),  # the server is not well: the worker waits for it
+        (0, 503, ["prefect"]),
+        (500, 0, ["worker"]),
+    ],
+)
+def test_a_worker_that_asks_for_no_work_hangs_unless_it_is_the_servers_doing(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], prefect: int, worker: int, hung: list[str]
+) -> None:
+    answer = {"prefect": 200, "worker": 200}
+    monkeypatch.setattr(services_file, "status_of", lambda name: answer[name])
+    asked, alive = Answered({name: name for name in answer}), {"prefect": 1, "worker": 2}
+    assert asked.hung(alive) == []
+    answer.update(prefect=prefect, worker=worker)
+    for clock[0] in (100.0, 299.0):
+        assert asked.hung(alive) == []
+    clock[0] = 315.0
+    assert asked.hung(alive) == hung
+
+
+def test_what_only_starts_is_let_and_none_is_asked_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    questions: list[str] = []
+    status = 200
+
+    def answer(name: str) -> int:
+        questions.append(name)
+        return status
+
+    monkeypatch.setattr(services_file, "status_of", answer)
+    asked = Answered({"mlflow": "mlflow", "gateway": "gateway"})
+    for clock[0] in (0.0, 5.0, 10.0):
+        assert asked.hung({"mlflow": 1, "gateway": 0}) == []
+    assert questions == ["mlflow"]
+    status = 0
+    for clock[0] in (200.0, 400.0, 900.0):  # another process, which loads
+        assert asked.hung({"mlflow": 2, "gateway": 0}) == []
 
 
 def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> None:
