@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from errors import ConfigurationError
 from flows.cli.main import app
-from flows.improve import ImproveParameters, improve, run_name
+from flows.improve import ImproveParameters, improve, run_name, until
 from flows.prefect_server import let_schedules_run
 from settings import Settings
 
@@ -25,13 +25,27 @@ def checked(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> list[str]
 
 
 @pytest.mark.parametrize("profile", ["laptop", "gpu"])
-def test_the_command_prints_the_plan_of_any_profile(checked: list[str], tmp_path: Path, profile: str) -> None:
+def test_the_command_prints_the_plan_of_any_profile(
+    checked: list[str], tmp_path: Path, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     given = ["improve", "--dry-run", "--profile", profile, "--home", str(tmp_path / "home")]
     done = CliRunner().invoke(app, given, catch_exceptions=False, env={"TRACE_LIMITS__ROLLOUTS": "900"})
     assert done.exit_code == 0, done.output
     assert checked == [profile]
     assert "plan: at most " in done.output
     assert "limits: 900 rollouts" in done.output
+    assert ("a round does not start here: profile gpu trains on a GPU" in done.output) == (profile == "gpu")
+
+
+def test_a_round_for_a_gpu_does_not_begin_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("flows.improve.play_round", lambda *given: pytest.fail("it begins"))
+    given: Any = ImproveParameters(profile="gpu", home=tmp_path / "home")
+    with pytest.raises(ConfigurationError, match="this process sees none"):
+        improve.fn(given)
+    with pytest.raises(ConfigurationError, match="this process sees none"):
+        until.fn("train", given)
 
 
 def test_the_command_looks_for_the_cluster_too(tmp_path: Path) -> None:
