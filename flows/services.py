@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
+from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
 logger = logging.getLogger("trace")
@@ -113,15 +113,7 @@ class Services:
                 f"{self.settings.folder}'"
             )
         for name, port in vars(self.ports).items():
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((HOST, port))
-                except OSError as problem:
-                    raise ConfigurationError(
-                        f"port {port} of {name} cannot be listened on ({problem.strerror}): stop what has it, or give "
-                        f"another with --{name}-port"
-                    ) from None
+            check_port(HOST, port, name, f"--{name}-port")
 
     def environment(self) -> dict[str, str]:
         """What the services get: this process's variables, and where everything is."""
