@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,13 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
+from flows.cli.main import app
 from flows.services import Answered, Ports, Services, answers, follow, pids, running, stop
 from settings import load_settings
 from tests.integration.servers import free_port
 
+ROOT = Path(__file__).parents[2]
 SERVE = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), type('H', \
 (http.server.BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})).serve_forever()"
 
@@ -170,6 +174,39 @@ def test_what_only_starts_is_let_and_none_is_asked_all_the_time(
 
 def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> None:
     assert services.folder.stat().st_mode & 0o077 == 0
+
+
+def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed, healthy = list[Services](), threading.Event()
+    monkeypatch.setattr(Services, "programs", Standing.programs)
+    monkeypatch.setattr(Services, "make_deployments", lambda made: deployed.append(made))
+    monkeypatch.setattr(services_file, "follow", lambda *given: (healthy.set(), follow(*given)))
+    ended: list[subprocess.CompletedProcess[str]] = []
+
+    def other_terminal() -> None:
+        healthy.wait(60)
+        command = [sys.executable, "-m", "flows.cli.main", "down", "--home", str(services.settings.folder)]
+        ended.append(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60))
+
+    thread = threading.Thread(target=other_terminal)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        thread.start()
+        ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
+        home = str(services.settings.folder)
+        done = CliRunner().invoke(app, ["up", "--home", home, *ports], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join(60)
+    assert done.exit_code == 0, done.output
+    assert len(deployed) == 1
+    for line in (*services.addresses(), "the gateway starts when there is a round", "all healthy after", "are stopped"):
+        assert line in done.output
+    assert done.output.index(services.addresses()[0]) < done.output.index("all healthy after")
+    assert (ended[0].returncode, "are stopped" in ended[0].stdout) == (0, True), ended[0].stderr
+    assert not running(services.socket)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:
