@@ -133,6 +133,13 @@ def doubled_in_mlflow(registry: Path) -> list[str]:
         return [f"MLflow: {n} {what} {key}" for what, q in queries.items() for key, n in opened.execute(q)]
 
 
+def struck_promise(nights: Sequence[Night], planned: Mapping[str, int]) -> Promise:
+    """Everything that was to break a night broke one."""
+    struck = Counter(night.fault for night in nights if night.struck)
+    figure = ", ".join(f"{struck[fault]} of {wanted} x {fault}" for fault, wanted in sorted(planned.items()))
+    return Promise("what was to happen happened", struck == Counter(planned), figure)
+
+
 def stuck_promise(nights: Sequence[Night]) -> Promise:
     """No run stands still for longer than `MOST_STUCK` seconds, the wait for its end after a kill included."""
     worst = max(nights, key=lambda night: night.stuck)
