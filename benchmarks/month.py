@@ -39,6 +39,7 @@ from benchmarks.month_promises import (
     Night,
     Promise,
     Witness,
+    doctor_promise,
     growth_promises,
     rows_promise,
     struck_promise,
@@ -229,8 +230,7 @@ def promises(month: Month, started: float, rounds: int, planned: Mapping[str, in
     settled(month)
     ended = month.ended_rounds()
     rows = sorted(month.store.rows(Round), key=lambda r: r.number)
-    doctor = month.deployment.trace("doctor")
-    wrong = [line for line in doctor.stdout.splitlines() if line.startswith(("fault", "warning"))]
+    doctor = month.deployment.trace("doctor", "--json").stdout
     return [
         Promise("'trace-agent up' is healthy within 60 s", started <= MOST_TO_START, f"{started:.0f} s"),
         struck_promise(month.nights, planned),
@@ -240,7 +240,7 @@ def promises(month: Month, started: float, rounds: int, planned: Mapping[str, in
         *growth_promises(month.nights, [r.peak_gib for r in rows if r.state == "done" and r.peak_gib]),
         told_promise(month.nights, month.receiver.taken),
         back,
-        Promise("the doctor finds nothing", doctor.returncode == 0, "; ".join(wrong) or "nothing"),
+        doctor_promise(doctor),
         Promise("'trace-agent up' never stopped by itself", month.deployment.running, ""),
     ]
 
