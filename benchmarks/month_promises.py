@@ -133,6 +133,13 @@ def doubled_in_mlflow(registry: Path) -> list[str]:
         return [f"MLflow: {n} {what} {key}" for what, q in queries.items() for key, n in opened.execute(q)]
 
 
+def struck_promise(nights: Sequence[Night], planned: Mapping[str, int]) -> Promise:
+    """Everything that was to break a night broke one."""
+    struck = Counter(night.fault for night in nights if night.struck)
+    figure = ", ".join(f"{struck[fault]} of {wanted} x {fault}" for fault, wanted in sorted(planned.items()))
+    return Promise("what was to happen happened", struck == Counter(planned), figure)
+
+
 def stuck_promise(nights: Sequence[Night]) -> Promise:
     """No run stands still for longer than `MOST_STUCK` seconds, the wait for its end after a kill included."""
     worst = max(nights, key=lambda night: night.stuck)
@@ -172,6 +179,19 @@ def told_promise(nights: Sequence[Night], notices: Sequence[Mapping[str, Any]]) 
         wrong.append(f"{dead} runs died, {died} deaths were told")
     every = ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(k for k, _ in kinds.elements()).items()))
     return Promise("every night's outcome told", not wrong, "; ".join(wrong[:6]) or every)
+
+
+def doctor_promise(said: str) -> Promise:
+    """The doctor, by what its `--json` said, finds nothing at the end but that the disk is small: this one's is, on
+    purpose."""
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return Promise("the doctor finds nothing", False, f"it said {said[-200:]!r}")
+    wrong = [f"{f['level']} {f['check']}: {f['said']}" for f in found if f["level"] != "ok" and f["check"] != "disk"]
+    return Promise(
+        "the doctor finds nothing", not wrong, "; ".join(wrong) or f"{len(found)} checks, a small disk aside"
+    )
 
 
 def _twice(store: Store, table: str, keys: str) -> int:

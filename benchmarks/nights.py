@@ -32,6 +32,7 @@ import pandas as pd
 from db import DrawnTaskRow, ReleaseRow, Round, open_store
 from environments.contract import Draw, Drawable, TargetTask
 from settings import load_settings
+from tasks.measuring.gate_plan import p_phrase
 from tasks.measuring.lineup import lineup_of, play_lineup
 from tasks.measuring.statistics import PairedDifference, align, clustered_interval, holm, paired_difference
 from tasks.round.context import Context
@@ -140,7 +141,7 @@ def judge(frames: Sequence[pd.DataFrame], nights: Sequence[Night], repeated: int
         (
             f"last night above the first by {POINTS:g} points, p < {LEVEL:g}",
             whole.points >= POINTS and whole.p < LEVEL,
-            f"{whole.points:+.1f} ({whole.low:+.1f} to {whole.high:+.1f}), p = {whole.p:.4f}",
+            f"{whole.points:+.1f} ({whole.low:+.1f} to {whole.high:+.1f}), {p_phrase(whole.p, 4)}",
         ),
         ("each night's diagnosis is new", repeated == 0, f"{repeated} contents repeated"),
         ("what was learnt is kept", kept and not lost, f"families that fell: {', '.join(lost) or 'none'}"),
@@ -189,7 +190,7 @@ def main() -> None:
         change = paired(frames[i - 1] if i else base, frame)
         members = ", ".join(night.release.members) if night.release else "none"
         print(
-            f"night {night.number}     {success(frame)}  {change.points:+.1f} points, p = {change.p:.4f}; "
+            f"night {night.number}     {success(frame)}  {change.points:+.1f} points, {p_phrase(change.p, 4)}; "
             f"release {night.release.number if night.release else 0}: {members}\n"
             f"            {night.minutes:.1f} min; {night.endings or night.reason}"
         )

@@ -8,13 +8,16 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import deployment
 from pydantic import BaseModel, Field
 
 from errors import StoreError
+from flows.one_at_a_time import death_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.retention import removals, remove
+from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.unattended.notices import Notice, deliver, notify
 
 logger = logging.getLogger("trace")
@@ -34,11 +37,13 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     """Keep a home once. Raises `StoreError` when the doctor finds a fault: it is told, too."""
     given = params or HousekeepingParameters()
     settings = load_settings(home=given.home, profile=given.profile)
-    chosen = removals(settings, given.older_than, given.keep)
-    freed = f"{len(chosen)} removed, {remove(chosen) / 1e9:.3f} GB freed"
-    logger.info("%s", freed)
-    deliver(settings)
-    findings = examine(settings)
+    with told_when_refused(settings, bool(deployment.id), "housekeeping"):
+        tell_last_run(settings, "housekeeping", death_before())
+        chosen = removals(settings, given.older_than, given.keep)
+        freed = f"{len(chosen)} removed, {remove(chosen) / 1e9:.3f} GB freed"
+        logger.info("%s", freed)
+        deliver(settings)
+        findings = examine(settings)
     faults = [f for f in findings if f.level == Level.FAULT]
     report = "\n".join(["```", *lines(findings), "```", "", freed])
     create_markdown_artifact(

@@ -42,6 +42,7 @@ from tasks.challenge import challenge
 from tasks.contrast import contrast
 from tasks.evaluate import evaluate, test
 from tasks.gate import gate
+from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_death, tell_failure, tell_start, told_when_refused
 from tasks.operations.training_memory import check_training, memory_text
@@ -169,10 +170,11 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
             with told_when_refused(settings, bool(deployment.id)):
                 check_stage(settings.target, "a whole round")
                 preflight(settings)
-                check_training(settings)
                 check_runner(settings)
                 if given.dry_run:
                     return RoundOutcome(round="", checked=rehearse(settings))
+                check_gpu(settings)
+                check_training(settings)
                 held.enter_context(alone_on(settings.target))
             return play_round(settings, given.fresh, bool(died))
     except TargetBusy as busy:
@@ -203,6 +205,8 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     check_name(stage)
     settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
     check_stage(settings.target, stage)
+    if STAGES.index(stage) >= STAGES.index(train.name):
+        check_gpu(settings)
     check_training(settings)
     with opened(settings, params.fresh) as context:
         shown: Mapping[str, StageResult] = {}

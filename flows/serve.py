@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from models.serving.fleet.releases import title
-from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host
+from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host, check_port
 from tasks.serving.gateway import NoRound, Serving, build_gateway, serving_settings
 
 # How long requests that are being answered may go on after the gateway was told to stop.
@@ -56,6 +56,7 @@ def run_gateway(
     """Serve until stopped; `wait` for a first round. Raises `ConfigurationError` before anything is loaded for what
     cannot work."""
     check_host(host, wanted.keys)
+    check_port(host, port, "the gateway", "--port")
     if wait:
         wait_for_round(home, target)
     settings, store = serving_settings(home, target, serving.release)

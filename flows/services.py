@@ -1,15 +1,16 @@
 """All services of a home on one machine, kept running by supervisor: `trace-agent up` and `trace-agent down`.
 
 Prefect's server, MLflow's server, a worker, and the gateway, each a program of one supervisord, which starts again what
-dies. Everything that they write lies in the home: HOME/up holds the configuration and a log for each, HOME/prefect
-Prefect's database. They listen on loopback alone.
+dies; what lives and no longer answers is killed, and so started again, too. Everything that they write lies in the
+home: HOME/up holds the configuration and a log for each, HOME/prefect Prefect's database. They listen on loopback
+alone.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from typing import Any
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
+from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
 logger = logging.getLogger("trace")
@@ -36,6 +38,8 @@ LONGEST_PATH = 100
 SECONDS_TO_START = 180.0
 SECONDS_TO_STOP = 60.0
 EVERY_SECONDS = 2.0
+# How often each is asked whether it is well, how long an answer may take, and without one for how long it hangs.
+ASKED_EVERY, SECONDS_TO_ANSWER, SECONDS_TO_HANG = 15.0, 5.0, 300.0
 PROJECT = Path(__file__).parents[1]
 
 
@@ -109,15 +113,7 @@ class Services:
                 f"{self.settings.folder}'"
             )
         for name, port in vars(self.ports).items():
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((HOST, port))
-                except OSError as problem:
-                    raise ConfigurationError(
-                        f"port {port} of {name} cannot be listened on ({problem.strerror}): stop what has it, or give "
-                        f"another with --{name}-port"
-                    ) from None
+            check_port(HOST, port, name, f"--{name}-port")
 
     def environment(self) -> dict[str, str]:
         """What the services get: this process's variables, and where everything is."""
@@ -219,9 +215,9 @@ class Services:
 
 
 def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
-    """Say what dies and is started again, and start the gateway when there is a round; until Ctrl-C, or until somebody
-    else has stopped supervisord. A question that it did not answer is asked again."""
-    supervisor = services.connection()
+    """Say what dies and is started again, kill what hangs, and start the gateway when there is a round; until Ctrl-C,
+    or until somebody else has stopped supervisord. A question that it did not answer is asked again."""
+    supervisor, answered = services.connection(), Answered(services.health)
     known = dict(pids(supervisor))
     try:
         while True:
@@ -242,8 +238,39 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
                 before = "died and " if known[name] else ""
                 say(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
             known = now
+            for name in answered.hung(now):
+                say(f"{name} lives and has not answered for {SECONDS_TO_HANG:g} s: it is killed, to be started again")
+                with suppress(ProcessLookupError):
+                    os.killpg(now[name], signal.SIGKILL)
     except KeyboardInterrupt:
         say("stopping")
+
+
+class Answered:
+    """When each service last answered, by its process. Prefect's worker says itself (503) that it has not asked for
+    work for minutes: it hangs, unless that is the doing of a server that is not well. Any other answer is one."""
+
+    def __init__(self, health: Mapping[str, str]) -> None:
+        self._health, self._asked = health, float("-inf")
+        self._last: dict[str, tuple[int, float]] = {}
+
+    def hung(self, pids: Mapping[str, int]) -> list[str]:
+        """Those whose process lives and has not answered for `SECONDS_TO_HANG`. One that never did may be loading a
+        large model: it is let."""
+        if time.monotonic() - self._asked < ASKED_EVERY:
+            return []
+        found = {name: status_of(self._health[name]) for name, pid in pids.items() if pid}
+        self._asked = now = time.monotonic()
+        hung = []
+        for name, status in found.items():
+            well = status not in (0, 503) if name == "worker" and found.get("prefect") == 200 else status != 0
+            pid, since = self._last.get(name, (0, now))
+            if well:
+                self._last[name] = pids[name], now
+            elif pid == pids[name] and now - since > SECONDS_TO_HANG:
+                hung.append(name)
+                del self._last[name]
+        return hung
 
 
 def pids(supervisor: Any) -> Mapping[str, int]:
@@ -284,9 +311,16 @@ def stop(path: Path) -> bool:
 
 def answers(url: str) -> bool:
     """Whether a GET gives 200."""
+    return status_of(url) == 200
+
+
+def status_of(url: str) -> int:
+    """The status that a GET gives, 0 when there is no answer."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError, HTTPException):
-        return False
+        with opener.open(url, timeout=SECONDS_TO_ANSWER) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as problem:
+        return problem.code
+    except (OSError, HTTPException):
+        return 0

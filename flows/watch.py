@@ -7,15 +7,18 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
+from prefect.runtime import deployment
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
 from errors import TargetBusy
-from flows.one_at_a_time import alone_on
-from settings import load_settings
+from flows.one_at_a_time import alone_on, death_before
+from settings import load_settings, writable_folder
+from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.operations.watch import told, watch_release
 from tasks.round.preflight import preflight
 from tasks.unattended.notices import deliver
+from tasks.unattended.stalls import hung_before, watched
 
 
 class WatchParameters(BaseModel):
@@ -29,16 +32,19 @@ class WatchParameters(BaseModel):
 
 @flow(name="watch", log_prints=False)
 def watch(params: WatchParameters | None = None) -> str:
-    """Watch the live release of a target once; what was found, in one sentence a comparison."""
+    """Watch the live release of a target once; what was found, in one sentence a comparison. It holds what a round of
+    the target needs: one that hangs ends itself, as a round does."""
     settings = load_settings(**(params or WatchParameters()).model_dump())
-    preflight(settings)
     try:
-        with alone_on(settings.target):
-            watched = watch_release(settings)
-            deliver(settings)
+        with told_when_refused(settings, bool(deployment.id), "watch"):
+            preflight(settings)
+            tell_last_run(settings, "watch", death_before(), hung_before(settings.folder))
+            with alone_on(settings.target), watched(settings.limits.idle_minutes, writable_folder(settings.folder)):
+                found = watch_release(settings)
+                deliver(settings)
     except TargetBusy as busy:
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
-    text = told(watched)
+    text = told(found)
     create_markdown_artifact(key="watch", description="The live release against what it replaced", markdown=text)
     return text

@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from db import ReleaseRow, VerdictRow
 from tasks.challenge import families_of, rules_of
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
+from tasks.measuring.gate_plan import p_text
 from tasks.measuring.gate_rules import judge_release
 from tasks.measuring.statistics import align
 from tasks.operations.told import tell_verdict
@@ -40,7 +41,7 @@ class Proposal:
         lines += [f"- {reason}" for reason in d.reasons]
         lines += ["", "| | points | 95 % interval | tasks | p |", "|---|---|---|---|---|"]
         lines += [
-            f"| {name} | {v.points:+.1f} | {v.low:+.1f} to {v.high:+.1f} | {v.tasks} | {v.p:.4f} |"
+            f"| {name} | {v.points:+.1f} | {v.low:+.1f} to {v.high:+.1f} | {v.tasks} | {p_text(v.p, 4)} |"
             for name, v in rows.items()
         ]
         return "\n".join(lines)

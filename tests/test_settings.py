@@ -133,7 +133,7 @@ def test_identity_leaves_places_out(settings_folder: Path) -> None:
     assert load_settings(traces=0).identity() == load_settings(traces=16).identity(), (
         "what MLflow shows decides nothing"
     )
-    elsewhere = {"processes": 4, "recompute": True, "sleep": True, "memory_gib": 8}
+    elsewhere = {"processes": 4, "cpu": True, "recompute": True, "sleep": True, "memory_gib": 8}
     assert load_settings(devices=elsewhere).identity() == load_settings().identity(), "a round moves to another machine"
     assert one.identity() != Settings(seed=1).identity()
 

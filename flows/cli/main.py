@@ -116,8 +116,10 @@ def improve(
     if dry_run:
         from tasks.operations.plan import rehearse
         from tasks.round.preflight import preflight
+        from tasks.shards.runners import check_runner
 
         preflight(settings)
+        check_runner(settings)
         typer.echo("\n".join(rehearse(settings)))
         return
     flow = ready(settings, "flows.improve")

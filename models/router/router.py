@@ -111,7 +111,7 @@ class Router:
         router = cls(
             "retrieval",
             tuple(Candidate(name) for name in sorted(set(labels), key=lambda n: (not n, n))),
-            _unit(rows - centre),
+            unit(rows - centre),
             centre,
             tuple(labels),
             tuple(ids),
@@ -150,13 +150,13 @@ class Router:
             raise ConfigurationError(
                 f"vectors {rows.shape} against training vectors of {len(self.centre)}; use the same base model"
             )
-        similarity = _unit(rows - self.centre) @ self.vectors.T
-        nearest = _nearest(similarity, self.neighbours)
+        similarity = unit(rows - self.centre) @ self.vectors.T
+        nearest = nearest_columns(similarity, self.neighbours)
         return self._votes(similarity, nearest, self.temperature), nearest
 
     def novel(self, embeddings: np.ndarray) -> np.ndarray:
         """Which vectors (n, d) lie further from all training rows than `near` allows, (n,) of bool."""
-        similarity = _unit(np.asarray(embeddings, dtype=np.float32) - self.centre) @ self.vectors.T
+        similarity = unit(np.asarray(embeddings, dtype=np.float32) - self.centre) @ self.vectors.T
         return np.asarray(similarity.max(axis=1) < self.near)
 
     def decide(
@@ -231,7 +231,7 @@ class Router:
         """The temperature with the least leave-one-out log-loss; the highest of equals, which claims the least."""
         similarity = self.vectors @ self.vectors.T
         np.fill_diagonal(similarity, -np.inf)
-        nearest = _nearest(similarity, min(self.neighbours, len(self.labels) - 1))
+        nearest = nearest_columns(similarity, min(self.neighbours, len(self.labels) - 1))
         truth = np.array([self.classes.index(label) for label in self.labels])
         losses = []
         for temperature in TEMPERATURES:
@@ -289,12 +289,12 @@ class Router:
         return router
 
 
-def _unit(rows: np.ndarray) -> np.ndarray:
+def unit(rows: np.ndarray) -> np.ndarray:
     """Rows (n, d) scaled to length 1; a row of zeros stays."""
     lengths: np.ndarray = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(lengths > 0, lengths, 1.0), dtype=np.float32)
 
 
-def _nearest(similarity: np.ndarray, count: int) -> np.ndarray:
+def nearest_columns(similarity: np.ndarray, count: int) -> np.ndarray:
     """Columns (n, count) of the largest similarities, largest first; the earlier column of equals."""
     return np.argsort(-similarity, axis=1, kind="stable")[:, :count]

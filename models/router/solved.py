@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from models.router.router import nearest_columns, unit
+
 # Tasks that speak for one, itself among them: a family of the shop has eight in a round's diagnosis.
 NEIGHBOURS = 7
 # Fewest of them on which a class was tried, for its mean to count.
@@ -25,8 +27,8 @@ def best_answers(
     first: no adapter answers what the base answers as well.
     """
     centre = vectors.mean(axis=0)
-    similarity = _unit(queries - centre) @ _unit(vectors - centre).T
-    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :neighbours]
+    similarity = unit(queries - centre) @ unit(vectors - centre).T
+    nearest = nearest_columns(similarity, neighbours)
     around = successes[nearest]  # (m, neighbours, classes)
     known = ~np.isnan(around)
     counts = known.sum(axis=1)
@@ -35,8 +37,3 @@ def best_answers(
     means = np.where(counts >= least, means, 0.0)
     best = means.argmax(axis=1)
     return np.where(means.max(axis=1) > 0, best, UNKNOWN)
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))

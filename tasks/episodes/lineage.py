@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from db import AdapterRow, CapabilityRow, EnvironmentRow, SelectionRow
-from tasks.reporting.figures import CapabilityFigures, RoundFigures, p_phrase, percent, two
+from tasks.measuring.gate_plan import p_phrase
+from tasks.reporting.figures import CapabilityFigures, RoundFigures, percent, two
 from tasks.round.results import StoredRound, SynthesizeResult, TrainResult
 
 

@@ -17,12 +17,12 @@ from environments.sandbox.workers import choose_level
 from models.local.model_files import EMBEDDED, check_base_files, embedded_cache
 from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, refused, warning, well
+from tasks.operations.devices import ON_GPUS
 
 CONSTRAINTS = Path(settings_module.__file__).with_name("constraints.txt")
 PYTHONS = ((3, 11), (3, 12))
 # A round writes 0.1 to 0.5 GB (checkpoints of three adapters), its databases grow, and SQLite needs room to end well.
 LEAST_BYTES, FEW_BYTES = 1 << 30, 5 << 30
-ON_GPUS = ("gpu-small", "gpu", "cluster")
 _INSTALL = "pip install -r constraints.txt"
 
 
@@ -93,7 +93,7 @@ def gpu(settings: Settings) -> Finding:
         except (OSError, subprocess.TimeoutExpired) as problem:
             said = str(problem)
     what = f"nvidia-smi finds no GPU ({said})" if tool else "there is no GPU (no nvidia-smi)"
-    if settings.profile in ON_GPUS:
+    if settings.profile in ON_GPUS and not settings.devices.cpu:
         needed = f"{what}, and profile {settings.profile} needs one"
         return fault("gpu", needed, "install NVIDIA's driver, or take profile laptop")
     if tool:

@@ -1,4 +1,5 @@
-"""What the gate fixes before the first evaluation episode: its rules, its tasks, and the level that a look may spend.
+"""What the gate fixes before the first evaluation episode: its rules, its tasks, the level that a look may spend, and
+how a p-value is written.
 
 A split that a target draws anew every round is looked at once and has the whole level. A fixed split is looked at again
 and again, so its level is spent over the looks: the n-th has alpha x 6 / (pi n)^2, and the sum over all looks is alpha,
@@ -99,3 +100,15 @@ def rules_sha256(rules: GateRules | Mapping[str, Any]) -> str:
     content = asdict(rules) if isinstance(rules, GateRules) else rules
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def p_phrase(p: float, digits: int = 3) -> str:
+    """`p = 0.012` or `p < 0.0001`."""
+    text = p_text(p, digits)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def p_text(p: float, digits: int = 3) -> str:
+    """A p-value as text, to the digits that a permutation test gives: four below 0.01, else `digits`. Never 0, which no
+    test gives."""
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.{digits}f}"

@@ -29,7 +29,7 @@ import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall
-from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_plan import GateRules, p_phrase
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
@@ -186,7 +186,7 @@ def _elsewhere(
 def _figures(d: PairedDifference) -> str:
     return (
         f"{d.points:+.1f} points over {d.tasks} tasks, {d.changed} of them changed "
-        f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), p = {d.p:.4f}"
+        f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), {p_phrase(d.p, 4)}"
     )
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from db import Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Target
+from errors import ConfigurationError
 from settings import Settings
+from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
@@ -118,7 +120,17 @@ def rehearse(settings: Settings) -> list[str]:
             f"plan: {plan.text()}",
             f"limits: {limits_text(settings)}",
             f"memory: {memory_text(settings, target)}",
+            *_refused_here(settings),
         ]
+
+
+def _refused_here(settings: Settings) -> list[str]:
+    """What keeps a round from starting on this machine, though not from being planned on it."""
+    try:
+        check_gpu(settings)
+    except ConfigurationError as problem:
+        return [f"a round does not start here: {problem}"]
+    return []
 
 
 def limits_text(settings: Settings) -> str:

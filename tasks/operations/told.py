@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from db import RoundState
 from errors import BudgetExceeded, TargetBusy, TraceError
@@ -13,6 +14,17 @@ from tasks.measuring.decisions import GateVerdict
 from tasks.round.context import Context
 from tasks.unattended.notices import Kind, Notice, notify
 from tasks.unattended.stalls import hung_before
+
+
+def tell_last_run(settings: Settings, work: str, died: str, hung: Path | None = None) -> None:
+    """The last scheduled run of `work` that is no round hung and left its stacks in `hung`, or died as Prefect has it
+    ("": it did not)."""
+    target = settings.target
+    if hung is not None:
+        idle = f"made no progress for {settings.limits.idle_minutes:g} minutes and ended itself"
+        notify(settings, Notice("hung", target, f"the last {work} of {target} {idle}; {hung} says where it stood"))
+    elif died:
+        notify(settings, Notice("died", target, f"the last {work} of {target} died: {died}; this one begins anew"))
 
 
 def tell_death(settings: Settings, run: str) -> None:
@@ -52,8 +64,9 @@ def tell_failure(context: Context, problem: Exception, state: RoundState) -> Non
 
 
 @contextmanager
-def told_when_refused(settings: Settings, scheduled: bool) -> Iterator[None]:
-    """Within, a scheduled run gets ready for its round: that it does not come so far is told, as nobody looks."""
+def told_when_refused(settings: Settings, scheduled: bool, what: str = "") -> Iterator[None]:
+    """Within, a scheduled run gets ready for its round, or does `what`: an error that ends it is told, as nobody
+    looks."""
     try:
         yield
     except TargetBusy:  # another run is at work, and tells of it
@@ -61,8 +74,8 @@ def told_when_refused(settings: Settings, scheduled: bool) -> Iterator[None]:
     except Exception as problem:
         if scheduled:
             target = settings.target
-            text = f"a run on {target} ended before it had a round: {_said(problem)} (the next run tries again)"
-            notify(settings, Notice("failed", target, text))
+            ended = f"the {what} of {target} failed" if what else f"a run on {target} ended before it had a round"
+            notify(settings, Notice("failed", target, f"{ended}: {_said(problem)} (the next run tries again)"))
         raise
 
 

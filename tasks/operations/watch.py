@@ -23,13 +23,14 @@ from scipy.stats import fisher_exact
 from db import ConversationRow, ReleaseRow, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from environments.picking import spread
 from errors import TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
 from settings import Settings
 from tasks.measuring.comparison import compare
 from tasks.measuring.evaluation import EvaluationSpec, run_evaluation
-from tasks.measuring.gate_plan import alpha_at
+from tasks.measuring.gate_plan import alpha_at, p_phrase
 from tasks.measuring.outcomes import outcomes_of
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.releases.lifecycle import live_release, rollback
@@ -57,7 +58,7 @@ class Fall:
 
     def text(self) -> str:
         """The comparison as people read it."""
-        return f"{self.points:+.1f} points against {self.against} on {self.seen} (p = {self.p:.4f})"
+        return f"{self.points:+.1f} points against {self.against} on {self.seen} ({p_phrase(self.p, 4)})"
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,13 @@ def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
 
 def fresh_tasks(settings: Settings, target: Target, day: int) -> list[TargetTask]:
     """The watch's tasks of a day: drawn, or the validation split's, at equal distances."""
-    most = settings.unattended.watch_tasks
     if isinstance(target, Drawable):
         tasks = list(target.drawn("validation", Draw(settings.seed, FIRST_DRAW + day)))
     else:
         tasks = list(target.tasks("validation"))
     if not tasks:
         raise TargetError(f"target {target.name!r} has no validation task to watch a release on; take another target")
-    most = min(most, len(tasks))
-    return [tasks[(2 * i + 1) * len(tasks) // (2 * most)] for i in range(most)]
+    return spread(tasks, settings.unattended.watch_tasks)
 
 
 def _on_tasks(

@@ -365,16 +365,6 @@ def release_name(number: int | None) -> str:
     return f"release {number}" if number else "the bare base"
 
 
-def p_phrase(p: float) -> str:
-    """`p = 0.012` or `p < 0.0001`."""
-    return f"p {p_text(p)}" if p < 0.0001 else f"p = {p_text(p)}"
-
-
-def p_text(p: float) -> str:
-    """A p-value as text, to the digits that a permutation test gives."""
-    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
-
-
 def duration(seconds: float) -> str:
     """Seconds as `12.3 s`, `4 min 05 s` or `2 h 07 min`."""
     if seconds < 60:

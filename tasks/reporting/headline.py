@@ -3,7 +3,8 @@ or that nothing did and why."""
 
 from __future__ import annotations
 
-from tasks.reporting.figures import Difference, Ending, Rate, RoundFigures, p_phrase, percent, release_name
+from tasks.measuring.gate_plan import p_phrase
+from tasks.reporting.figures import Difference, Ending, Rate, RoundFigures, percent, release_name
 
 SIGNIFICANT = 0.05
 # Endings without an adapter that are no failure.

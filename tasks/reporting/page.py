@@ -8,8 +8,9 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from tasks.measuring.gate_plan import p_phrase, p_text
 from tasks.reporting import charts
-from tasks.reporting.figures import RoundFigures, duration, lineages, p_phrase, p_text, percent, release_name, two
+from tasks.reporting.figures import RoundFigures, duration, lineages, percent, release_name, two
 from tasks.reporting.headline import headline, tone, why_nothing
 
 TEMPLATES = Path(__file__).parent

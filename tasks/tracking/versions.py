@@ -8,7 +8,8 @@ from models.adapters.registry import Registry
 from models.adapters.releases import registered_version
 from models.adapters.runs import RunLog, as_tag, describe_capability, put_on_version
 from tasks.measuring.decisions import CapabilityDecision
-from tasks.reporting.figures import CapabilityFigures, RoundFigures, duration, p_phrase, percent, release_name, two
+from tasks.measuring.gate_plan import p_phrase
+from tasks.reporting.figures import CapabilityFigures, RoundFigures, duration, percent, release_name, two
 from tasks.round.results import ChallengeResult, RegisterResult, StoredRound, TrainResult
 
 

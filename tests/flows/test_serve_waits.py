@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,11 @@ def test_it_waits_for_a_round_on_its_target(
 def test_without_keys_it_does_not_wait_to_refuse(settings_folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="keys"):
         serve.run_gateway(settings_folder, "shop", Serving(), GatewaySettings(), "0.0.0.0", 8900, wait=True)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(settings_folder: Path, wait: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"port {port} of the gateway .*in use.* another with --port"):
+            serve.run_gateway(settings_folder, "shop", Serving(), GatewaySettings(), "127.0.0.1", port, wait)

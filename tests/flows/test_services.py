@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
-from flows.services import Ports, Services, answers, follow, pids, running, stop
+from flows.cli.main import app
+from flows.services import Answered, Ports, Services, answers, follow, pids, running, stop
 from settings import load_settings
 from tests.integration.servers import free_port
 
+ROOT = Path(__file__).parents[2]
 SERVE = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), type('H', \
 (http.server.BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})).serve_forever()"
 
@@ -88,8 +93,120 @@ def test_they_start_are_restarted_and_stop(services: Services, started: Any) -> 
     assert not stop(services.socket), "a second time there is nothing to stop"
 
 
+def test_what_lives_and_does_not_answer_is_killed_and_started_again(
+    services: Services, started: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("ASKED_EVERY", 0.1), ("SECONDS_TO_ANSWER", 0.5), ("SECONDS_TO_HANG", 1.0)):
+        monkeypatch.setattr(services_file, name, seconds)
+    services.wait_for("prefect", "mlflow")
+    said, asked = list[str](), list[str]()
+    status_of = services_file.status_of
+    monkeypatch.setattr(services_file, "status_of", lambda url: (status_of(url), asked.append(url))[0])
+    thread = threading.Thread(target=follow, args=(services, lambda: False, said.append))
+    thread.start()
+    deadline = time.monotonic() + 30
+    while len(asked) < 4 and time.monotonic() < deadline:  # each has answered
+        time.sleep(0.01)
+    stopped = pids(started)["mlflow"]
+    os.kill(stopped, signal.SIGSTOP)
+    while pids(started)["mlflow"] in (0, stopped) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(stopped)
+    services.wait_for("mlflow")
+    assert "mlflow lives and has not answered for 1 s: it is killed, to be started again" in said
+    assert not any("prefect" in line for line in said)
+    assert stop(services.socket)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds by which services are given up, instead of those that pass."""
+    now = [0.0]
+    monkeypatch.setattr(services_file, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize(
+    ("prefect", "worker", "hung"),
+    [
+        (200, 200, []),
+        (200, 503, ["worker"]),  # its process lives, and asks for no work
+        (503, 503, []),  # the server is not well: the worker waits for it
+        (0, 503, ["prefect"]),
+        (500, 0, ["worker"]),
+    ],
+)
+def test_a_worker_that_asks_for_no_work_hangs_unless_it_is_the_servers_doing(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float], prefect: int, worker: int, hung: list[str]
+) -> None:
+    answer = {"prefect": 200, "worker": 200}
+    monkeypatch.setattr(services_file, "status_of", lambda name: answer[name])
+    asked, alive = Answered({name: name for name in answer}), {"prefect": 1, "worker": 2}
+    assert asked.hung(alive) == []
+    answer.update(prefect=prefect, worker=worker)
+    for clock[0] in (100.0, 299.0):
+        assert asked.hung(alive) == []
+    clock[0] = 315.0
+    assert asked.hung(alive) == hung
+
+
+def test_what_only_starts_is_let_and_none_is_asked_all_the_time(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    questions: list[str] = []
+    status = 200
+
+    def answer(name: str) -> int:
+        questions.append(name)
+        return status
+
+    monkeypatch.setattr(services_file, "status_of", answer)
+    asked = Answered({"mlflow": "mlflow", "gateway": "gateway"})
+    for clock[0] in (0.0, 5.0, 10.0):
+        assert asked.hung({"mlflow": 1, "gateway": 0}) == []
+    assert questions == ["mlflow"]
+    status = 0
+    for clock[0] in (200.0, 400.0, 900.0):  # another process, which loads
+        assert asked.hung({"mlflow": 2, "gateway": 0}) == []
+
+
 def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> None:
     assert services.folder.stat().st_mode & 0o077 == 0
+
+
+def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed, healthy = list[Services](), threading.Event()
+    monkeypatch.setattr(Services, "programs", Standing.programs)
+    monkeypatch.setattr(Services, "make_deployments", lambda made: deployed.append(made))
+    monkeypatch.setattr(services_file, "follow", lambda *given: (healthy.set(), follow(*given)))
+    ended: list[subprocess.CompletedProcess[str]] = []
+
+    def other_terminal() -> None:
+        healthy.wait(60)
+        command = [sys.executable, "-m", "flows.cli.main", "down", "--home", str(services.settings.folder)]
+        ended.append(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60))
+
+    thread = threading.Thread(target=other_terminal)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        thread.start()
+        ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
+        home = str(services.settings.folder)
+        done = CliRunner().invoke(app, ["up", "--home", home, *ports], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join(60)
+    assert done.exit_code == 0, done.output
+    assert len(deployed) == 1
+    for line in (*services.addresses(), "the gateway starts when there is a round", "all healthy after", "are stopped"):
+        assert line in done.output
+    assert done.output.index(services.addresses()[0]) < done.output.index("all healthy after")
+    assert (ended[0].returncode, "are stopped" in ended[0].stdout) == (0, True), ended[0].stderr
+    assert not running(services.socket)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:

@@ -19,7 +19,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.deploy import UNBEGUN, ZOMBIES, automations
-from tests.integration.servers import clean_environment, free_port, running, status
+from tests.integration.servers import BROWSER, clean_environment, free_port, running, status
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -126,6 +126,38 @@ def watched(deployed: Deployed) -> str:
     state = end_of(deployed, run)
     assert state["type"] == "COMPLETED", state
     return str(run["id"])
+
+
+def test_a_person_finds_what_a_run_tells_on_its_page(deployed: Deployed, watched: str) -> None:
+    if BROWSER is None:
+        pytest.skip("no browser is installed; tests/ensure_chromium.sh brings one")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        page = opened.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(60_000)
+        page.goto(f"{deployed.api.removesuffix('/api')}/runs/flow-run/{watched}")
+        page.locator("#artifacts").click()  # the tab has no role
+        page.get_by_text("The live release against what it replaced").first.click()
+        page.get_by_text("shop: the bare base answers: there is nothing to watch").wait_for()
+        opened.close()
+
+
+def test_what_people_are_told_is_an_event_of_the_server(deployed: Deployed) -> None:
+    """Also where the process that tells it ends at once, as a command does."""
+    code = (
+        "from settings import load_settings\nfrom tasks.unattended.notices import Notice, notify\n"
+        "notify(load_settings(), Notice('fell', 'shop', 'release 2 has fallen', {'points': -12.5}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=deployed.environment, check=True, timeout=SECONDS_TO_END)
+    wanted = {"filter": {"event": {"name": ["trace.fell"]}}}
+    deadline = time.monotonic() + 60  # the server stores events together, every few seconds
+    while not (found := deployed.post("/events/filter", wanted)["events"]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    (event,) = found
+    assert event["resource"]["prefect.resource.id"] == "trace.target.shop"
+    assert event["payload"] == {"text": "release 2 has fallen", "points": -12.5}
 
 
 def test_a_second_run_on_a_busy_target_has_nothing_to_do(deployed: Deployed, watched: str) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.integration.servers import BROWSER
 from tests.models.serving.gateway_running import KEY, built
 from tests.models.serving.gateway_servers import Stub, serving
 
 pytestmark = pytest.mark.integration
-BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
 
 
 @pytest.fixture(scope="module")

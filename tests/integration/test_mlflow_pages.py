@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,11 +26,10 @@ from tasks.round.registry import run_name
 from tasks.tracking.parts import log_parts
 from tasks.tracking.rounds import log_round
 from tasks.tracking.versions import describe_versions, log_decision
-from tests.integration.servers import clean_environment, free_port, running, status
+from tests.integration.servers import BROWSER, clean_environment, free_port, running, status
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
 pytestmark = pytest.mark.integration
-BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
 MODEL = f"trace-shop-{CAPABILITY}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 
 from environments.contract import Prompt
@@ -56,3 +57,17 @@ def check_host(host: str, keys: Keys) -> None:
         raise ConfigurationError(
             f"the gateway would listen on {host} without keys; set {KEYS_VARIABLE} or --keys FILE, or use 127.0.0.1"
         )
+
+
+def check_port(host: str, port: int, name: str, option: str) -> None:
+    """Raises `ConfigurationError` for a port that `name` cannot listen on, as when it is taken; `option` moves it."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"port {port} of {name} cannot be listened on ({problem.strerror}): stop what has it, or give another with "
+            f"{option}"
+        ) from None

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, p_phrase, rules_sha256
 
 PLAN = GatePlan(GateRules(), {"b": ("y", "x"), "a": ()}, ("t2", "t1"), trials=8, look=2)
 
@@ -48,3 +48,17 @@ def test_equal_plans_have_one_digest_and_every_part_decides_it():
 def test_rules_that_cannot_be_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         GateRules(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("p", "digits", "said"),
+    [
+        (0.00002, 4, "p < 0.0001"),
+        (0.0001, 4, "p = 0.0001"),
+        (0.0303, 4, "p = 0.0303"),
+        (0.0303, 3, "p = 0.030"),
+        (0.0, 3, "p < 0.0001"),
+    ],
+)
+def test_no_p_value_is_told_as_nought(p, digits, said):
+    assert p_phrase(p, digits) == said

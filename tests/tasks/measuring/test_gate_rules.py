@@ -53,6 +53,8 @@ def test_a_gain_on_its_own_tasks_passes_whatever_a_wrong_route_would_cost():
     assert "+75.0 points over 20 tasks" in verdict.reasons[0]
     assert "most in refund, -90.0" in verdict.reasons[-1]
     assert json.loads(json.dumps(verdict.as_json()))["verdict"] == "better"
+    sure = family("address", [0.0] * 60, [1.0] * 60)
+    assert ", p < 0.0001" in alone(sure).reasons[0]
 
 
 def test_other_families_change_no_verdict_of_phase_a():

@@ -14,6 +14,7 @@ from flows import improve as flow
 from flows.improve import ImproveParameters
 from settings import load_settings
 from tasks.operations import training_memory
+from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import EMBEDDED_CONFIG, check_training, config_of, memory_text
 
 
@@ -48,6 +49,19 @@ def test_what_cannot_fit_is_refused_with_the_value_and_what_to_do(settings_folde
         check_training(load_settings(devices={"memory_gib": 8}, train={"micro_batch_tokens": 100_000}))
     with pytest.raises(ConfigurationError, match="rows cannot be shared by 5 processes"):
         check_training(load_settings(devices={"processes": 5}))
+
+
+def test_a_gpu_that_is_not_there_is_missed_before_anything_is_played(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for profile in ("gpu-small", "gpu", "cluster"):
+        with pytest.raises(ConfigurationError, match=f"profile {profile} trains on a GPU, and this process sees none"):
+            check_gpu(load_settings(profile=profile))
+        check_gpu(load_settings(profile=profile, devices={"cpu": True}))
+    check_gpu(load_settings(profile="laptop"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    check_gpu(load_settings(profile="gpu"))
 
 
 def test_a_gpu_too_small_is_refused_before_anything_is_played(
