@@ -1,5 +1,5 @@
-"""What is to break a month does (a fault that came too late is put off, one that never came is said), and a small disk is
-all that the doctor may find at its end."""
+"""What is to break a month does: a fault that came too late is put off, one that never came is said. And a small disk
+is all that the doctor may find at its end."""
 
 from __future__ import annotations
 
