@@ -14,6 +14,9 @@ from models.router.router import nearest_columns, unit
 NEIGHBOURS = 7
 # Fewest of them on which a class was tried, for its mean to count.
 LEAST = 3
+# Of how many tasks around it a class's share of all tasks counts as much: of two that solve the same around a task, the
+# one that solves more of all tasks answers it. Always the base there was tried, and one adapter for everything beat it.
+PRIOR = 1.0
 UNKNOWN = -1
 
 
@@ -23,8 +26,8 @@ def best_answers(
     """(m,) the column of the class that solves most around each query, `UNKNOWN` where none solves anything.
 
     `queries` (m, d) and `vectors` (n, d) are embeddings of the same kind; `successes` (n, classes) are shares of
-    success in [0, 1], NaN where a class did not play a task. Of equal classes the first is taken, so the base stands
-    first: no adapter answers what the base answers as well.
+    success in [0, 1], NaN where a class did not play a task. A class counts by its mean around the query, drawn a little
+    towards its mean over all tasks (`PRIOR`); of equal classes the first is taken, so the base stands first.
     """
     centre = vectors.mean(axis=0)
     similarity = unit(queries - centre) @ unit(vectors - centre).T
@@ -33,7 +36,8 @@ def best_answers(
     known = ~np.isnan(around)
     counts = known.sum(axis=1)
     least = min(LEAST, nearest.shape[1])
-    means = np.where(known, around, 0.0).sum(axis=1) / np.maximum(1, counts)
-    means = np.where(counts >= least, means, 0.0)
-    best = means.argmax(axis=1)
-    return np.where(means.max(axis=1) > 0, best, UNKNOWN)
+    tried = ~np.isnan(successes)
+    overall = np.where(tried, successes, 0.0).sum(axis=0) / np.maximum(1, tried.sum(axis=0))
+    solved = np.where(counts >= least, np.where(known, around, 0.0).sum(axis=1), 0.0)
+    drawn = np.where(counts >= least, (solved + PRIOR * overall) / (counts + PRIOR), -1.0)
+    return np.where(solved.max(axis=1) > 0, drawn.argmax(axis=1), UNKNOWN)

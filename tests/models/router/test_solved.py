@@ -34,8 +34,14 @@ def test_the_class_that_solves_most_around_a_task_answers_all_of_them() -> None:
     assert found == [FIRST] * 8 + [SECOND] * 8 + [FIRST] * 8
 
 
-def test_no_adapter_answers_what_the_base_answers_as_well() -> None:
+def test_of_equals_the_one_that_solves_more_of_all_tasks_answers_and_else_the_base() -> None:
     assert answers(rates((1, 1, 1), (1, 0.5, 1), (1, 0, 0))) == [BASE] * 24
+    assert answers(rates((1, 1, 1), (0, 0, 1), (0, 1, 0.5))) == [SECOND] * 16 + [FIRST] * 8
+    assert answers(rates((1, 1, 0), (1, 1, 0), (0, 0, 1))) == [BASE] * 16 + [SECOND] * 8
+
+
+def test_a_few_tasks_more_around_it_outweigh_all_others() -> None:
+    assert answers(rates((0.875, 0.5, 0), (0, 1, 0), (0, 1, 0)))[:8] == [BASE] * 8
 
 
 def test_nothing_is_said_where_nothing_succeeds() -> None:
