@@ -26,8 +26,8 @@ def best_answers(
     """(m,) the column of the class that solves most around each query, `UNKNOWN` where none solves anything.
 
     `queries` (m, d) and `vectors` (n, d) are embeddings of the same kind; `successes` (n, classes) are shares of
-    success in [0, 1], NaN where a class did not play a task. A class counts by its mean around the query, drawn a little
-    towards its mean over all tasks (`PRIOR`); of equal classes the first is taken, so the base stands first.
+    success in [0, 1], NaN where a class did not play a task. A class counts by its mean around the query, drawn
+    a little towards its mean over all tasks (`PRIOR`); of equal classes the first is taken, so the base stands first.
     """
     centre = vectors.mean(axis=0)
     similarity = unit(queries - centre) @ unit(vectors - centre).T
