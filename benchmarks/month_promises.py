@@ -166,7 +166,7 @@ def told_promise(nights: Sequence[Night], notices: Sequence[Mapping[str, Any]]) 
     process was killed, by the next run that it died."""
     wrong = []
     kinds = Counter((n["event"].removeprefix("trace."), n["details"].get("round")) for n in notices)
-    died = sum(n for (kind, _), n in kinds.items() if kind == "died")
+    deaths = {run for n in notices if n["event"] == "trace.died" for run in n["details"].get("runs", ())}
     for night in nights:
         if night.state == "COMPLETED" and not any(kinds[kind, night.open] for kind in VERDICTS):
             wrong.append(f"no verdict of round {night.open} (night {night.number})")
@@ -174,9 +174,9 @@ def told_promise(nights: Sequence[Night], notices: Sequence[Mapping[str, Any]]) 
             n["event"].removeprefix("trace.") in STOPPED and night.began <= n["at"] <= night.ended for n in notices
         ):
             wrong.append(f"no notice of why night {night.number} failed: {night.message[:120]}")
-    dead = sum(night.state == "CRASHED" for night in nights[:-1])
-    if died < dead:
-        wrong.append(f"{dead} runs died, {died} deaths were told")
+    for night in nights[:-1]:  # after the last one there is none that could tell
+        if night.state == "CRASHED" and night.run not in deaths:
+            wrong.append(f"nobody was told that night {night.number} died")
     every = ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(k for k, _ in kinds.elements()).items()))
     return Promise("every night's outcome told", not wrong, "; ".join(wrong[:6]) or every)
 

@@ -12,7 +12,7 @@ from prefect.runtime import deployment
 from pydantic import BaseModel, Field
 
 from errors import StoreError
-from flows.one_at_a_time import death_before
+from flows.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
@@ -38,7 +38,7 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     given = params or HousekeepingParameters()
     settings = load_settings(home=given.home, profile=given.profile)
     with told_when_refused(settings, bool(deployment.id), "housekeeping"):
-        tell_last_run(settings, "housekeeping", death_before())
+        tell_last_run(settings, "housekeeping", deaths_before())
         chosen = removals(settings, given.older_than, given.keep)
         freed = f"{len(chosen)} removed, {remove(chosen) / 1e9:.3f} GB freed"
         logger.info("%s", freed)

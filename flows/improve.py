@@ -34,7 +34,7 @@ from errors import (
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
-from flows.one_at_a_time import alone_on, death_before
+from flows.one_at_a_time import alone_on, deaths_before
 from flows.train_apart import apart, train_apart
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
@@ -44,7 +44,7 @@ from tasks.evaluate import evaluate, test
 from tasks.gate import gate
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
-from tasks.operations.told import tell_death, tell_failure, tell_start, told_when_refused
+from tasks.operations.told import tell_deaths, tell_failure, tell_start, told_when_refused
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.register import register
 from tasks.report import report
@@ -162,9 +162,9 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
     settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
-    died = death_before()
+    died = deaths_before()
     if died:
-        tell_death(settings, died)
+        tell_deaths(settings, died)
     try:
         with contextlib.ExitStack() as held:
             with told_when_refused(settings, bool(deployment.id)):

@@ -1,4 +1,4 @@
-"""What a run of a deployment has to know of the others: that none is at work on its target, and whether the one before
+"""What a run of a deployment has to know of the others: that none is at work on its target, and whether those before
 it died. One at a time is a concurrency limit of Prefect's for each target, made when first needed.
 
 The stage ledger already keeps two processes from doing one thing twice; this keeps a run that finds another at work
@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import takewhile
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
@@ -35,6 +36,7 @@ logger = logging.getLogger("trace")
 # How long a run waits for the slot (a server that has just started takes seconds to answer), and how long Prefect keeps
 # that of a process that died.
 SECONDS, LEASE_SECONDS = 20.0, 60.0
+MOST_DEATHS = 20
 # States of a run that holds its slot, or is about to.
 UNDER_WAY = [StateType.RUNNING, StateType.PENDING, StateType.PAUSED, StateType.CANCELLING]
 
@@ -87,21 +89,21 @@ def _given_back(name: str) -> bool:
     return True
 
 
-def death_before() -> str:
-    """In a run of a deployment: how the run before it died, as Prefect has it; "" where it did not, or nobody knows. A
-    process that is killed tells nobody, and neither does one that Prefect could not start."""
+def deaths_before() -> dict[str, str]:
+    """In a run of a deployment: how the runs just before it died, as Prefect has it, by their ids, oldest first; none
+    where the last one did not, or nobody knows. A process that is killed tells nobody, one that Prefect could not start
+    neither, and nor does a run of the one before it when it dies too soon: so all are given that died in a row."""
     if not deployment.id:
-        return ""
+        return {}
     ended = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
     )
     try:
         with get_client(sync_client=True) as client:
-            runs = client.read_flow_runs(flow_run_filter=ended, sort=FlowRunSort.END_TIME_DESC, limit=1)
+            runs = client.read_flow_runs(flow_run_filter=ended, sort=FlowRunSort.END_TIME_DESC, limit=MOST_DEATHS)
     except Exception as problem:  # the round is worth more than the news of the last one
         logger.warning("how the run before this one ended is not known (%s)", type(problem).__name__)
-        return ""
-    if not runs or runs[0].state is None or runs[0].state.type != StateType.CRASHED:
-        return ""
-    return f"{runs[0].name} ({runs[0].state.message or 'no word of why'})"
+        return {}
+    dead = list(takewhile(lambda run: run.state is not None and run.state.type == StateType.CRASHED, runs))
+    return {str(run.id): f"{run.name} ({run.state.message or 'no word of why'})" for run in reversed(dead) if run.state}

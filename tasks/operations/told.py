@@ -16,22 +16,24 @@ from tasks.unattended.notices import Kind, Notice, notify
 from tasks.unattended.stalls import hung_before
 
 
-def tell_last_run(settings: Settings, work: str, died: str, hung: Path | None = None) -> None:
-    """The last scheduled run of `work` that is no round hung and left its stacks in `hung`, or died as Prefect has it
-    ("": it did not)."""
+def tell_last_run(settings: Settings, work: str, deaths: Mapping[str, str], hung: Path | None = None) -> None:
+    """The last scheduled run of `work` that is no round hung and left its stacks in `hung`; or it and those before it
+    died, as Prefect has it, by their ids (none: it did not)."""
     target = settings.target
     if hung is not None:
         idle = f"made no progress for {settings.limits.idle_minutes:g} minutes and ended itself"
         notify(settings, Notice("hung", target, f"the last {work} of {target} {idle}; {hung} says where it stood"))
-    elif died:
-        notify(settings, Notice("died", target, f"the last {work} of {target} died: {died}; this one begins anew"))
+    elif deaths:
+        text = f"the last {work} of {target} died: {'; '.join(deaths.values())}; this one begins anew"
+        notify(settings, Notice("died", target, text, {"runs": list(deaths)}))
 
 
-def tell_death(settings: Settings, run: str) -> None:
-    """The scheduled run before this one died: a process that is killed tells nobody."""
+def tell_deaths(settings: Settings, deaths: Mapping[str, str]) -> None:
+    """The scheduled runs just before this one died, by their ids: a process that is killed tells nobody."""
     target = settings.target
-    text = f"the run before this one on {target} died: {run}; nothing that it stored is lost, and this run goes on"
-    notify(settings, Notice("died", target, text))
+    which = "the run before this one" if len(deaths) == 1 else f"the {len(deaths)} runs before this one"
+    text = f"{which} on {target} died: {'; '.join(deaths.values())}; nothing stored is lost, and this run goes on"
+    notify(settings, Notice("died", target, text, {"runs": list(deaths)}))
 
 
 def tell_start(context: Context, death_told: bool = False) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from models.adapters.registry import Registry
+from errors import StoreError
+from models.adapters.registry import Registry, without_password
 from settings import Settings
 
 
@@ -26,3 +29,24 @@ def round_key(round_id: str) -> str:
 def run_name(target: str, number: int | None, part: str = "") -> str:
     """What a run is called: the target, the night, and the part of it ("": the whole round)."""
     return f"{target} night {number or '?'}{f': {part}' if part else ''}"
+
+
+@contextmanager
+def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
+    """Within, `what` is done: that MLflow fails is a `StoreError` with its cause in a line (a full disk, a server that
+    is away), which may pass; any other error stays as it is."""
+    try:
+        yield
+    except Exception as problem:
+        if type(problem).__module__.partition(".")[0] != "mlflow":
+            raise
+        cause: BaseException = problem
+        while (deeper := cause.__cause__ or cause.__context__) is not None:
+            cause = deeper
+        failed = StoreError(
+            f"MLflow at {without_password(settings.tracking_uri)} failed while {what}: {type(cause).__name__}: "
+            f"{without_password(str(cause).partition(chr(10))[0])}; what is stored stays: bring it back (or free its "
+            "disk), then run the same command, or wait for the next run"
+        )
+        failed.transient = True
+        raise failed from problem

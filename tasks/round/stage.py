@@ -33,7 +33,7 @@ from tasks.releases.lifecycle import live_release, publish, releases_of
 from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
-from tasks.round.registry import open_registry
+from tasks.round.registry import mlflow_failures, open_registry
 from tasks.round.results import StageResult, StoredRound
 from tasks.round.retries import RETRIES
 from tasks.unattended.stalls import pulse
@@ -184,11 +184,11 @@ class Stage(Generic[P, R]):
     def do(self, context: Context, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the stage once: its stored result if it is done, else claim it, work, and store the result.
 
-        Raises `StoreError` when a process that is alive holds the stage.
+        Raises `StoreError` when a process that is alive holds the stage, and where MLflow fails.
         """
         ledger_name = ":".join([self.name, *map(str, args), *map(str, kwargs.values())])
         place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
-        with at(place):
+        with at(place), mlflow_failures(context.settings, f"stage {ledger_name!r} was done"):
             done = self._claimed(context, ledger_name, place, lambda: self._work(context, *args, **kwargs))
         return done or context.result(self.result, *map(str, args), *map(str, kwargs.values()))
 

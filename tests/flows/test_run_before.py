@@ -11,16 +11,16 @@ from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
 from flows import one_at_a_time
-from flows.one_at_a_time import death_before
+from flows.one_at_a_time import deaths_before
 
 DEPLOYMENT = UUID(int=7)
 
 
 class Server:
-    """Stands for a Prefect server whose newest ended run of the deployment is `last`."""
+    """Stands for a Prefect server with the ended runs of the deployment, the newest first, or one that fails."""
 
-    def __init__(self, last: Any) -> None:
-        self._last = last
+    def __init__(self, runs: list[Any] | Exception) -> None:
+        self._runs = runs
 
     def __enter__(self) -> Server:
         return self
@@ -30,33 +30,44 @@ class Server:
     def read_flow_runs(self, *, flow_run_filter: Any, sort: FlowRunSort, limit: int) -> list[Any]:
         assert flow_run_filter.deployment_id.any_ == [DEPLOYMENT]
         assert StateType.RUNNING not in flow_run_filter.state.type.any_, "this run is not the one before it"
-        assert (sort, limit) == (FlowRunSort.END_TIME_DESC, 1)
-        if isinstance(self._last, Exception):
-            raise self._last
-        return [self._last] if self._last else []
+        assert (sort, limit) == (FlowRunSort.END_TIME_DESC, one_at_a_time.MOST_DEATHS)
+        if isinstance(self._runs, Exception):
+            raise self._runs
+        return self._runs
 
 
-def ended(kind: StateType, message: str | None = None) -> Any:
-    return SimpleNamespace(name="green-griffin", state=SimpleNamespace(type=kind, message=message))
+def ended(kind: StateType, message: str | None = None, number: int = 1) -> Any:
+    name = f"griffin-{number}"
+    return SimpleNamespace(id=UUID(int=number), name=name, state=SimpleNamespace(type=kind, message=message))
+
+
+CRASHED, SILENT = StateType.CRASHED, "no heartbeat for 75 s"
 
 
 @pytest.mark.parametrize(
-    ("last", "said"),
+    ("runs", "said"),
     [
-        (ended(StateType.CRASHED, "no heartbeat for 75 s"), "green-griffin (no heartbeat for 75 s)"),
-        (ended(StateType.CRASHED), "green-griffin (no word of why)"),
-        (ended(StateType.FAILED, "the store is down"), ""),
-        (ended(StateType.COMPLETED), ""),
-        (None, ""),
-        (ConnectionError("refused"), ""),
+        ([ended(CRASHED, SILENT)], {1: f"griffin-1 ({SILENT})"}),
+        ([ended(CRASHED)], {1: "griffin-1 (no word of why)"}),
+        # The newest died before it could tell of the one before it; what lies behind a run that ended was told by it.
+        (
+            [ended(CRASHED, None, 4), ended(CRASHED, SILENT, 3), ended(StateType.COMPLETED, None, 2), ended(CRASHED)],
+            {3: f"griffin-3 ({SILENT})", 4: "griffin-4 (no word of why)"},
+        ),
+        ([ended(StateType.FAILED, "the store is down"), ended(CRASHED)], {}),
+        ([ended(StateType.COMPLETED)], {}),
+        ([], {}),
+        (ConnectionError("refused"), {}),
     ],
 )
-def test_how_the_run_before_died(monkeypatch: pytest.MonkeyPatch, last: Any, said: str) -> None:
+def test_how_the_runs_before_died(monkeypatch: pytest.MonkeyPatch, runs: Any, said: dict[int, str]) -> None:
     monkeypatch.setattr(one_at_a_time, "deployment", SimpleNamespace(id=str(DEPLOYMENT)))
-    monkeypatch.setattr(one_at_a_time, "get_client", lambda **given: Server(last))
-    assert death_before() == said
+    monkeypatch.setattr(one_at_a_time, "get_client", lambda **given: Server(runs))
+    found = deaths_before()
+    assert found == {str(UUID(int=number)): text for number, text in said.items()}
+    assert list(found.values()) == list(said.values()), "oldest first"
 
 
 def test_by_hand_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_at_a_time, "get_client", lambda **given: pytest.fail("asked"))
-    assert death_before() == ""
+    assert deaths_before() == {}

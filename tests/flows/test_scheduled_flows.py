@@ -63,7 +63,7 @@ def test_what_keeps_it_from_its_work_is_told(run: Any, monkeypatch: pytest.Monke
         raise StoreError("the database does not answer")
 
     monkeypatch.setattr(flow_file, "deployment", SimpleNamespace(id="scheduled"))
-    monkeypatch.setattr(flow_file, "death_before", lambda: "green-griffin (no heartbeat for 75 s)")
+    monkeypatch.setattr(flow_file, "deaths_before", lambda: {"id-1": "green-griffin (no heartbeat for 75 s)"})
     monkeypatch.setattr(flow_file, "removals", locked)
     with pytest.raises(StoreError):
         run([])
@@ -104,17 +104,17 @@ def test_it_is_held_to_its_progress_as_a_round_is(
     assert list((settings_folder / "home").iterdir()) == []
 
 
-@pytest.mark.parametrize("died", ["", "green-griffin (exited with status 1)"])
+@pytest.mark.parametrize("died", [{}, {"id-1": "green-griffin (exited with status 1)"}])
 def test_the_next_one_tells_once_that_the_last_one_hung(
-    settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch, died: str
+    settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch, died: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(watch_file, "death_before", lambda: died)
+    monkeypatch.setattr(watch_file, "deaths_before", lambda: died)
     (settings_folder / stalls.FILE).write_text("Thread 0x1 (most recent call first):")
     daily(settings_folder)
     (notice,) = said
     assert notice.kind == "hung"
     assert "the last watch of shop made no progress for 60 minutes" in notice.text
-    monkeypatch.setattr(watch_file, "death_before", lambda: "")
+    monkeypatch.setattr(watch_file, "deaths_before", dict)
     daily(settings_folder)
     assert len(said) == 1
 
@@ -122,7 +122,7 @@ def test_the_next_one_tells_once_that_the_last_one_hung(
 def test_the_next_one_tells_that_the_last_one_was_killed(
     settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_file, "death_before", lambda: "green-griffin (no heartbeat for 75 s)")
+    monkeypatch.setattr(watch_file, "deaths_before", lambda: {"id-1": "green-griffin (no heartbeat for 75 s)"})
     daily(settings_folder)
     assert [n.kind for n in said] == ["died"]
     assert "the last watch of shop died: green-griffin (no heartbeat for 75 s)" in said[0].text

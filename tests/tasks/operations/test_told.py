@@ -66,11 +66,14 @@ def test_a_death_is_told_once_by_the_run_that_goes_on(settings: Settings, said: 
 def test_a_death_that_prefect_knew_of_is_told_once(settings: Settings, said: list[Notice]) -> None:
     with flow.opened(settings, fresh=False):
         pass  # the process ends here
-    told.tell_death(settings, "green-griffin (no heartbeat for 75 s)")
+    told.tell_deaths(
+        settings, {"id-1": "green-griffin (no heartbeat for 75 s)", "id-2": "red-griffin (no word of why)"}
+    )
     with flow.opened(settings, fresh=False) as context:
         tell_start(context, death_told=True)
     assert [n.kind for n in said] == ["died", "started"]
-    assert "on shop died: green-griffin (no heartbeat for 75 s)" in said[0].text
+    assert "the 2 runs before this one on shop died: green-griffin (no heartbeat for 75 s); red-griff" in said[0].text
+    assert said[0].details == {"runs": ["id-1", "id-2"]}
 
 
 def refused(settings: Settings, problem: Exception, scheduled: bool) -> None:
