@@ -31,7 +31,8 @@ Public names are exactly those below; helpers start with an underscore. The modu
 
 Constants
 - CAPABILITY: the capability's name. TRANSFER: why practising here carries over to the target (8 words or more).
-- TOOLS: OpenAI function schemas, with names and signatures of the target's tools. INSTRUCTIONS: the policy text.
+- TOOLS: OpenAI function schemas, with names and signatures of the target's tools; [] for a target that has none, whose
+  agent answers in messages. INSTRUCTIONS: the policy text.
   An agent that trains sees the target's own policy, tools and worked examples in front of your scenarios; it can call
   tools of the target that you leave out, and gets an error for that.
 - MAX_STEPS: 1 to 30, turns of the agent (a turn may hold several calls).
