@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from environments.contract import Message
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.synthesized.module_files import verdict_lines
 from environments.validation.checks import ValidationVerdict
@@ -30,7 +31,8 @@ VERIFIER_SAYS = "What its verifier says of answers (it has no tools; request -> 
 @dataclass(frozen=True)
 class Brief:
     """What the model is told. `evidence` are compacted failed trajectories; `band` says in words what calibration will
-    ask of the base. `held_out` is never told: scenarios are checked against it."""
+    ask of the base. `held_out` is never told: scenarios are checked against it, and lazy policies copy from `examples`,
+    the target's own."""
 
     capability: str
     definition: str
@@ -40,6 +42,7 @@ class Brief:
     answers: Mapping[str, ToolAnswers] = field(default_factory=dict)
     band: str = ""
     held_out: Sequence[Source] = ()
+    examples: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class EnvironmentWriter:
             else judged_answers(self.target, rows),
             band_text(self.settings.calibration),
             held_out_sources(self.target, self.held_out()),
+            prompt.examples,
         )
 
     def _spec(self, capability: str, code_hash: str, named: str) -> WrittenSpec:

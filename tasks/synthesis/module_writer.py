@@ -116,7 +116,8 @@ def judge_module(
 ) -> Version:
     """The version that a module makes after those `tried`: validated against the target and its texts, then calibrated.
     Without `tried` it is one of the bank, which may have been written for a capability of another name."""
-    materials = Materials(brief.evidence, brief.held_out, brief.policy + json.dumps(list(brief.tools)))
+    public = brief.policy + json.dumps(list(brief.tools))
+    materials = Materials(brief.evidence, brief.held_out, public, brief.examples)
     verdict = validate_module(source, limits, target_tools=brief.tools, materials=materials)
     verdicts: dict[str, Any] = {"validation": verdict.as_dict()}
     reasons = list(verdict.reasons)
