@@ -47,8 +47,8 @@ Constants
 - EXAMPLES (optional): a list of worked messages {{"role": "user", "assistant" or "tool", "content": text, "tool_calls":
   [{{"name", "arguments", "id"}}], "tool_call_id": id}}. Only the checks and people who play by hand see them: the agent
   that trains sees the target's own. Leave them out unless you need them.
-- WRONG: at least three named policies that look plausible and must fail, each called like oracle. A later version keeps
-  every name of the earlier ones and may add more.
+- WRONG: at least three named policies that look plausible, act and must fail, each called like oracle. A later version
+  keeps every name of the earlier ones and may add more.
 
 Functions
 - scenario(seed, level) -> {{"request": the user's first message, "state": JSON, "goal": JSON}}. All randomness comes

@@ -76,6 +76,13 @@ def test_a_module_without_a_step_that_can_be_left_out_is_refused_with_one_reason
     assert reason in found
 
 
+def test_a_wrong_policy_that_was_emptied_is_found():
+    """It keeps its name, as it must from version to version, and would test nothing any more."""
+    emptied = ADDRESS.read_text().replace('"lower": _changed(str.lower)', '"lower": lambda scenario, state, log: None')
+    (reason,) = validate_module(emptied).reasons
+    assert reason.startswith("level 0: wrong.lower: it never acts")
+
+
 def test_an_oracle_that_succeeds_without_its_step_is_found():
     """The look-up is in the oracle and not in the goal: cancelling without having looked is right in a third."""
     source = CHECK.read_text()
