@@ -198,12 +198,12 @@ def _check_step(need: Need, at: _Bench, deeds: Sequence[Sequence[Deed]], step: M
 
 def _check_repeats(need: Need, tasks: Sequence[TargetTask], materials: Materials, limits: NeedLimits) -> None:
     evidence = [
-        # A compacted trajectory begins with "user: " and the request.
-        Source(f"trajectory {i + 1} of the evidence", text.removeprefix("user: "), shown=True)
-        for i, text in enumerate(materials.evidence)
+        # A compacted trajectory begins with "user: " and the request; then come the numbered turns.
+        Source(f"trajectory {i + 1} of the evidence", text, shown=True, opening=text.partition("\n1. ")[0])
+        for i, text in enumerate(text.removeprefix("user: ") for text in materials.evidence)
     ]
-    texts = [_text_of(task) for task in tasks]
-    found = repeated(texts, [*evidence, *materials.held_out], materials.public)
+    texts, requests = [_text_of(task) for task in tasks], [_request(task) for task in tasks]
+    found = repeated(texts, [*evidence, *materials.held_out], materials.public, requests)
     share = len(found) / len(tasks) if tasks else 0.0
     need.figures["repeats"] = {
         "scenarios": len(tasks), "repeating": len(found), "sources": len(evidence) + len(materials.held_out)

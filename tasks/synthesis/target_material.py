@@ -126,7 +126,8 @@ def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Sourc
             messages = play(environment, task, oracle_policy).messages
             said = [message.content for message in messages if message.role == "user"]
             given = [canonical_json(dict(call.arguments)) for message in messages for call in message.tool_calls]
-            sources.append(Source("a held-out task of the target", "\n".join([*said, *given])))
+            opening = messages[0].content if messages else ""
+            sources.append(Source("a held-out task of the target", "\n".join([*said, *given]), opening=opening))
     finally:
         environment.close()
     return tuple(sources)
