@@ -2,7 +2,7 @@
 are about.
 
 Answers come from episodes of the diagnosis tasks only: the base's own, then, for tools that it never called, the
-target's reference solution, then a call that borrows the arguments of one of the reference, then a call with invented
+target's reference solution, then a call with arguments that others of it have or were told, then a call with invented
 arguments, which shows how the tool fails. Where a target has no tools, what its verifier says of an answer stands for
 them. Held-out tasks are read to check that scenarios do not repeat them; nothing of them reaches a request to a model.
 """
@@ -18,6 +18,7 @@ from db import CheckRow, TrajectoryRow
 from environments.contract import Action, Check, Environment, Message, Target, TargetTask, ToolCall, canonical_json
 from environments.picking import spread
 from environments.validation.checks import constant_policy, oracle_policy
+from environments.validation.lazy import values_told
 from environments.validation.playing import SimplePolicy, play
 from environments.validation.repeats import Source
 from tasks.mining.transcripts import reports_error
@@ -134,7 +135,8 @@ def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Sourc
 
 
 class _Borrowing:
-    """Plays the reference solution, and before each call of it tries the wanted tools that need only its arguments."""
+    """Plays the reference solution, and before each turn of it tries the wanted tools whose arguments are all known by
+    their names: from the reference's next call, and from what tools told."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._wanted = wanted
@@ -142,15 +144,15 @@ class _Borrowing:
 
     def __call__(self, environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
         action = environment.oracle()
+        known = values_told(messages)[1]
         for call in action.tool_calls if action else ():
-            for function in _offered(environment, self._wanted):
-                needs = function.get("parameters", {}).get("required", ())
-                if not needs or not set(needs) <= set(call.arguments):
-                    continue
-                borrowed = ToolCall(str(function["name"]), {name: call.arguments[name] for name in needs})
-                if borrowed not in self._tried:
-                    self._tried.append(borrowed)
-                    return Action(tool_calls=(replace(borrowed, id=f"call_{len(messages)}"),))
+            known |= call.arguments
+        for function in _offered(environment, self._wanted):
+            needs = function.get("parameters", {}).get("required", ())
+            borrowed = ToolCall(str(function["name"]), {name: known[name] for name in needs if name in known})
+            if needs and len(borrowed.arguments) == len(needs) and borrowed not in self._tried:
+                self._tried.append(borrowed)
+                return Action(tool_calls=(replace(borrowed, id=f"call_{len(messages)}"),))
         return action
 
 

@@ -66,7 +66,10 @@ def test_a_scenario_like_a_held_out_task_is_found_and_diagnosis_tasks_are_not_re
     "name",
     [
         "shop",
-        pytest.param("tau2:retail", marks=pytest.mark.skipif(bool(_missing), reason=f"no tau2: {_missing[:1]}")),
+        *(
+            pytest.param(name, marks=pytest.mark.skipif(bool(_missing), reason=f"no tau2: {_missing[:1]}"))
+            for name in ("tau2:retail", "tau2:airline")
+        ),
     ],
 )
 def test_the_rendered_request_has_real_answers_and_no_text_of_a_held_out_task(name, tmp_path):
@@ -79,7 +82,8 @@ def test_the_rendered_request_has_real_answers_and_no_text_of_a_held_out_task(na
     text = rendered.read_text(encoding="utf-8")
     for tool in prompt.tools:
         assert f"- {tool['function']['name']}\n  good: " in text
-    # Retail's reference solutions never call modify_pending_order_payment: it gets what they give to another tool.
+    # No reference solution calls retail's modify_pending_order_payment or airline's get_flight_status: they get what
+    # other calls have or were told.
     assert all(shown.good and shown.failing for shown in answers.values())
     environment = scripted(target).environment()
     for split in ("validation", "test"):
