@@ -205,7 +205,7 @@ def test_scenarios_are_compared_with_every_held_out_task_also_with_those_that_th
     every = sum(len(played.context.target.tasks(split)) for split in ("validation", "test"))
     shown = len(re.findall("### Failed trajectory", played.of("authoring")[0]))
     assert len(played.context.tasks("test")) == 12
-    assert known == every + shown
+    assert known == every + shown + len(answers_of(played.of("authoring")[0]))
 
 
 def test_the_texts_that_are_looked_for_would_be_found(played: Round) -> None:
