@@ -83,7 +83,8 @@ def _writer(context: Context) -> EnvironmentWriter:
         return measure(context.engine, context.settings, environment, name, context.round.number)
 
     def held_out() -> list[TargetTask]:
-        return [*context.tasks("validation"), *context.tasks("test")]
+        # Also those that a small profile does not play: another round may.
+        return [*context.whole("validation"), *context.whole("test")]
 
     return EnvironmentWriter(context.author, context.stored, context.target, context.settings, calibrate, held_out)
 

@@ -31,7 +31,8 @@ Public names are exactly those below; helpers start with an underscore. The modu
 
 Constants
 - CAPABILITY: the capability's name. TRANSFER: why practising here carries over to the target (8 words or more).
-- TOOLS: OpenAI function schemas, with names and signatures of the target's tools. INSTRUCTIONS: the policy text.
+- TOOLS: OpenAI function schemas, with names and signatures of the target's tools; [] for a target that has none, whose
+  agent answers in messages. INSTRUCTIONS: the policy text.
   An agent that trains sees the target's own policy, tools and worked examples in front of your scenarios; it can call
   tools of the target that you leave out, and gets an error for that.
 - MAX_STEPS: 1 to 30, turns of the agent (a turn may hold several calls).
@@ -46,8 +47,8 @@ Constants
 - EXAMPLES (optional): a list of worked messages {{"role": "user", "assistant" or "tool", "content": text, "tool_calls":
   [{{"name", "arguments", "id"}}], "tool_call_id": id}}. Only the checks and people who play by hand see them: the agent
   that trains sees the target's own. Leave them out unless you need them.
-- WRONG: at least three named policies that look plausible and must fail, each called like oracle. A later version keeps
-  every name of the earlier ones and may add more.
+- WRONG: at least three named policies that look plausible, act and must fail, each called like oracle. A later version
+  keeps every name of the earlier ones and may add more.
 
 Functions
 - scenario(seed, level) -> {{"request": the user's first message, "state": JSON, "goal": JSON}}. All randomness comes

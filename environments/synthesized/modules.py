@@ -113,7 +113,9 @@ class SandboxedModule:
 
     def _constant(self, name: str, kind: type) -> Any:
         value = self.call(f"={name}")
-        if not isinstance(value, kind) or isinstance(value, bool) or not value:
+        # A target may have no tools; every other constant has to hold something.
+        empty = not value and name != "TOOLS"
+        if not isinstance(value, kind) or isinstance(value, bool) or empty:
             raise SandboxError(f"{name} must be a non-empty {kind.__name__}; it is {str(value)[:80]!r}")
         return value
 

@@ -24,6 +24,8 @@ MakeEnvironment = Callable[[], Environment]
 NeedTest = Callable[[Environment, Sequence[TargetTask]], Need]
 # Episodes of winners that a verdict keeps.
 EXHIBITS = 3
+# What the names of a module's own wrong policies begin with in a verdict.
+WRONG = "wrong."
 CONSTANT_DONE = "Done. Is there anything else I can help you with?"
 CONSTANT_REFUSAL = "I am sorry, but I cannot do that."
 
@@ -231,7 +233,7 @@ def _policies(
             ("constant_refusal", constant_policy(CONSTANT_REFUSAL), limits.constant),
             ("constant_replay", replay_policy(solution), limits.constant),
             ("random", random_policy, limits.random),
-            *((f"wrong.{name}", policy, limits.wrong) for name, policy in wrong.items()),
+            *((f"{WRONG}{name}", policy, limits.wrong) for name, policy in wrong.items()),
         ]
         row, played = measured(environment, tasks, oracle_policy)
         figures["oracle"] = row
@@ -245,6 +247,8 @@ def _policies(
             figures[name] = row
             if row["errors"] >= ENOUGH_FAULTS:
                 break
+            if name.startswith(WRONG) and not row["mean_steps"]:
+                reasons.append(f"{name}: it never acts; a wrong policy must look plausible, so that it tests something")
             if row["win_rate"] > bound:
                 reasons.append(_reason(name, row, f"at most {bound:g} is allowed"))
                 exhibits.append({"name": name} | exhibit(played))

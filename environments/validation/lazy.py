@@ -271,6 +271,8 @@ LAZY_POLICIES: tuple[LazyPolicy, ...] = (
     LazyPolicy("repeat_until_accepted", "tries one value after another until a call is accepted", _repeat),
     LazyPolicy("call_every_tool_once", "calls every tool with what the request names", _every_tool, planned=False),
     LazyPolicy("copy_last_told", "fills every argument with the values told last", _copy_last),
-    LazyPolicy("copy_examples", "fills every argument with values of EXAMPLES", _copy_known, "examples"),
+    LazyPolicy(
+        "copy_examples", "fills every argument with values of EXAMPLES or of the target's", _copy_known, "examples"
+    ),
     LazyPolicy("words_of_evidence", "answers in the words and values of the evidence", _copy_known, "evidence"),
 )

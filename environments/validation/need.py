@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.contract import Environment, TargetTask
+from environments.contract import Environment, Message, TargetTask
 from environments.validation.lazy import LAZY_POLICIES, Plan, policy_of, unbound_reason, words_with_digits
 from environments.validation.measuring import exhibit, measured
-from environments.validation.playing import SimplePolicy, play
+from environments.validation.playing import Played, SimplePolicy, play
 from environments.validation.repeats import Source, repeated
 from environments.validation.step import Deed, fixed_policy, recorded, without_step
 
@@ -41,11 +41,13 @@ class NeedLimits:
 @dataclass(frozen=True)
 class Materials:
     """What stands around an environment and must not be paid for or repeated: texts of the evidence that its author
-    was shown, held-out tasks of the target, and the text that everybody sees (policy and tools)."""
+    was shown, held-out tasks of the target, the text that everybody sees (policy and tools), and the target's worked
+    examples, which stand before an agent that trains."""
 
     evidence: Sequence[str] = ()
     held_out: Sequence[Source] = ()
     public: str = ""
+    examples: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,15 @@ def check_need(
     limits, materials = limits or NeedLimits(), materials or Materials()
     started = time.monotonic()
     need = Need()
-    deeds = [recorded(environment, task) for task in tasks]
-    _check_step(need, environment, tasks, deeds, step, limits)
-    _check_repeats(need, tasks, materials, limits)
     at = _Bench(environment, tasks, limits, started + limits.seconds)
-    _check_lazy(need, at, plans_of(deeds[:_RECORDED]) or [()], materials.evidence)
+    deeds: list[list[Deed]] = []
+    for task in tasks:
+        deeds.append(recorded(environment, task))
+        if at.too_late:
+            break
+    _check_step(need, at, deeds, step)
+    _check_repeats(need, tasks, materials, limits)
+    _check_lazy(need, at, plans_of(deeds[:_RECORDED]) or [()], materials)
     need.figures["seconds"] = round(time.monotonic() - started, 3)
     return need
 
@@ -105,12 +111,12 @@ def plans_of(deeds: Sequence[Sequence[Deed]]) -> list[Plan]:
     return list(dict.fromkeys([*frequent, *alone]))[:PLANS]
 
 
-def _check_lazy(need: Need, at: _Bench, plans: Sequence[Plan], evidence: Sequence[str]) -> None:
+def _check_lazy(need: Need, at: _Bench, plans: Sequence[Plan], materials: Materials) -> None:
     rows, unbound = dict[str, Any](), dict[str, str]()
     known = {
         "conversation": [],
-        "examples": _example_values(at.environment),
-        "evidence": list(dict.fromkeys(v for text in evidence for v in words_with_digits(text)))[:200],
+        "examples": _example_values([*at.environment.examples, *materials.examples]),
+        "evidence": list(dict.fromkeys(v for text in materials.evidence for v in words_with_digits(text)))[:200],
     }
     need.figures["lazy"], need.figures["unbound"] = rows, unbound
     for lazy in LAZY_POLICIES:
@@ -155,21 +161,18 @@ def _strongest(at: _Bench, policies: Sequence[SimplePolicy]) -> tuple[dict[str, 
     return row | {"plan": -index}, exhibit(played)
 
 
-def _check_step(
-    need: Need,
-    environment: Environment,
-    tasks: Sequence[TargetTask],
-    deeds: Sequence[Sequence[Deed]],
-    step: Mapping[str, str],
-    limits: NeedLimits,
-) -> None:
-    played = []
+def _check_step(need: Need, at: _Bench, deeds: Sequence[Sequence[Deed]], step: Mapping[str, str]) -> None:
+    """On the scenarios that the oracle was recorded on. Of a module that is too slow the figures are kept, and the lazy
+    policies' test says so."""
+    played: list[Played] = []
     differing = 0
-    for i, task in enumerate(tasks):
+    for i, task in enumerate(at.tasks[: len(deeds)]):
         donors = [deeds[(i + k) % len(deeds)] for k in range(1, min(_DONORS + 1, len(deeds)))]
         actions = without_step(step, _request(task), deeds[i], donors)
         differing += actions != [deed.action for deed in deeds[i]]
-        played.append(play(environment, task, fixed_policy(actions)))
+        played.append(play(at.environment, task, fixed_policy(actions)))
+        if at.too_late:
+            break
     wins = sum(episode.won for episode in played)
     faults = [episode.error for episode in played if episode.error]
     if faults:
@@ -179,26 +182,28 @@ def _check_step(
         "step": dict(step), "episodes": len(played), "differing": differing, "success_rate": round(share, 4)
     }  # fmt: skip
     named = " ".join(f"{key} {value}" for key, value in step.items())
+    if at.too_late:
+        return
     if not differing:
         need.reasons.append(
             f"need: the oracle never takes the step that STEP names ({named}), or never needs its result"
         )
-    elif share > limits.success:
+    elif share > at.limits.success:
         need.reasons.append(
             f"need: without the step that STEP names ({named}) the oracle still succeeds in {share:g} of {len(played)} "
-            f"episodes ({differing} differ from the oracle's own); at most {limits.success:g} is allowed"
+            f"episodes ({differing} differ from the oracle's own); at most {at.limits.success:g} is allowed"
         )
         need.exhibits.append({"name": "oracle without its step"} | exhibit(played))
 
 
 def _check_repeats(need: Need, tasks: Sequence[TargetTask], materials: Materials, limits: NeedLimits) -> None:
     evidence = [
-        # A compacted trajectory begins with "user: " and the request.
-        Source(f"trajectory {i + 1} of the evidence", text.removeprefix("user: "), shown=True)
-        for i, text in enumerate(materials.evidence)
+        # A compacted trajectory begins with "user: " and the request; then come the numbered turns.
+        Source(f"trajectory {i + 1} of the evidence", text, shown=True, opening=text.partition("\n1. ")[0])
+        for i, text in enumerate(text.removeprefix("user: ") for text in materials.evidence)
     ]
-    texts = [_text_of(task) for task in tasks]
-    found = repeated(texts, [*evidence, *materials.held_out], materials.public)
+    texts, requests = [_text_of(task) for task in tasks], [_request(task) for task in tasks]
+    found = repeated(texts, [*evidence, *materials.held_out], materials.public, requests)
     share = len(found) / len(tasks) if tasks else 0.0
     need.figures["repeats"] = {
         "scenarios": len(tasks), "repeating": len(found), "sources": len(evidence) + len(materials.held_out)
@@ -221,9 +226,9 @@ def _text_of(task: TargetTask) -> str:
     return f"{scenario.get('request', '')}\n{scenario.get('goal', '')}"
 
 
-def _example_values(environment: Environment) -> list[str]:
+def _example_values(examples: Sequence[Message]) -> list[str]:
     values: list[str] = []
-    for message in environment.examples:
+    for message in examples:
         values += words_with_digits(message.content)
         values += [str(value) for call in message.tool_calls for value in call.arguments.values()]
     return list(dict.fromkeys(values))

@@ -202,8 +202,12 @@ class Context:
 
         A target that can draw gives every round new diagnosis and validation tasks; *test* is sealed, the same for all.
         """
-        found = self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
+        found = self.whole(split)
         return spread(found, self.settings.rollout.tasks or len(found))
+
+    def whole(self, split: str) -> list[TargetTask]:
+        """All tasks that the split has in this round, also those that it does not play."""
+        return self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
 
     def draws(self, split: str) -> bool:
         """Whether the split's tasks are new in every round."""

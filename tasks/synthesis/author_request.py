@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from environments.contract import Message
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.synthesized.module_files import verdict_lines
 from environments.validation.checks import ValidationVerdict
@@ -23,12 +24,15 @@ from tasks.synthesis.target_material import ToolAnswers
 # Tokens of one episode that is shown after a refusal, and how many of each verdict are.
 EPISODE_TOKENS = 700
 EPISODES = 3
+TOOLS_ANSWER = "What its tools answer (call -> answer, real)"
+VERIFIER_SAYS = "What its verifier says of answers (it has no tools; request -> answer -> check, real)"
 
 
 @dataclass(frozen=True)
 class Brief:
     """What the model is told. `evidence` are compacted failed trajectories; `band` says in words what calibration will
-    ask of the base. `held_out` is never told: scenarios are checked against it."""
+    ask of the base. `held_out` is never told: scenarios are checked against it, and lazy policies copy from `examples`,
+    the target's own."""
 
     capability: str
     definition: str
@@ -38,6 +42,7 @@ class Brief:
     answers: Mapping[str, ToolAnswers] = field(default_factory=dict)
     band: str = ""
     held_out: Sequence[Source] = ()
+    examples: Sequence[Message] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def author_messages(brief: Brief, tried: Sequence[Version]) -> list[dict[str, st
     )
     asked = (
         f"## Capability\n{brief.capability}: {brief.definition}\n\n## The target's policy\n{brief.policy}\n\n"
-        f"## The target's tools\n{tools}\n\n## What its tools answer (call -> answer, real)\n{answers}\n\n"
+        f"## The target's tools\n{tools}\n\n## {TOOLS_ANSWER if brief.tools else VERIFIER_SAYS}\n{answers}\n\n"
         f"## Evidence (failed episodes; do not copy their names, ids or numbers)\n{evidence}\n\n"
         f"## Worked examples (for other tools)\n{examples}\n\nWrite the module for {brief.capability}."
     )

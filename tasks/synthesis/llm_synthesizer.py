@@ -43,7 +43,7 @@ from tasks.synthesis.bank import bank_of, nearest
 from tasks.synthesis.calibration import FIGURES, Calibration, limits_of
 from tasks.synthesis.calibration_told import band_text
 from tasks.synthesis.module_writer import Calibrate, SynthesisRules, Writer, judge_module, synthesize
-from tasks.synthesis.target_material import held_out_sources, tool_answers
+from tasks.synthesis.target_material import held_out_sources, judged_answers, tool_answers
 
 EVIDENCE = 5
 # What stands in place of the request's hash where none was made: a module of the bank, by the id of its row.
@@ -159,16 +159,19 @@ class EnvironmentWriter:
         budget = self.settings.analyst.trajectory_tokens
         shown, _ = transcripts_of(store, {i: bool(frame[i]) for i in evidence}, budget)
         prompt = target_prompt(self.target)
-        conversations = [t.messages for t in store.trajectories(None, id=list(frame.index))]
+        rows = list(store.trajectories(None, id=list(frame.index)))
         return Brief(
             capability,
             row.definition,
             [compact(t.messages, budget, t.id) for t in shown],
             prompt.tools,
             prompt.instructions,
-            tool_answers(self.target, conversations, prompt.tools),
+            tool_answers(self.target, [t.messages for t in rows], prompt.tools)
+            if prompt.tools
+            else judged_answers(self.target, rows),
             band_text(self.settings.calibration),
             held_out_sources(self.target, self.held_out()),
+            prompt.examples,
         )
 
     def _spec(self, capability: str, code_hash: str, named: str) -> WrittenSpec:

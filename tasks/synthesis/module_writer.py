@@ -22,6 +22,7 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import wrong_names
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict
 from environments.validation.need import Materials
+from environments.validation.repeats import Source
 from errors import EnvironmentFault, ProviderError
 from models.providers.analyst import Answer, Question
 from tasks.synthesis.author_request import Brief, Synthesis, Version, author_messages
@@ -116,7 +117,9 @@ def judge_module(
 ) -> Version:
     """The version that a module makes after those `tried`: validated against the target and its texts, then calibrated.
     Without `tried` it is one of the bank, which may have been written for a capability of another name."""
-    materials = Materials(brief.evidence, brief.held_out, brief.policy + json.dumps(list(brief.tools)))
+    public = brief.policy + json.dumps(list(brief.tools))
+    answers = [Source(f"an answer of {name} that you were shown", a.lines(), True) for name, a in brief.answers.items()]
+    materials = Materials(brief.evidence, [*brief.held_out, *answers], public, brief.examples)
     verdict = validate_module(source, limits, target_tools=brief.tools, materials=materials)
     verdicts: dict[str, Any] = {"validation": verdict.as_dict()}
     reasons = list(verdict.reasons)

@@ -2,35 +2,40 @@
 are about.
 
 Answers come from episodes of the diagnosis tasks only: the base's own, then, for tools that it never called, the
-target's reference solution, then a call with invented arguments, which shows how the tool fails. Held-out tasks are
-read to check that scenarios do not repeat them; nothing of them reaches a request to a model.
+target's reference solution, then a call with arguments that others of it have or were told, then a call with invented
+arguments, which shows how the tool fails. Where a target has no tools, what its verifier says of an answer stands for
+them. Held-out tasks are read to check that scenarios do not repeat them; nothing of them reaches a request to a model.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from environments.contract import Action, Environment, Message, Target, TargetTask, ToolCall, canonical_json
+from db import CheckRow, TrajectoryRow
+from environments.contract import Action, Check, Environment, Message, Target, TargetTask, ToolCall, canonical_json
 from environments.picking import spread
-from environments.validation.checks import oracle_policy
-from environments.validation.playing import play
+from environments.validation.checks import constant_policy, oracle_policy
+from environments.validation.lazy import values_told
+from environments.validation.playing import SimplePolicy, play
 from environments.validation.repeats import Source
 from tasks.mining.transcripts import reports_error
 from tasks.round.target_prompt import scripted
 
 # Characters of a call and of an answer that are shown.
 _CALL, _ANSWER = 200, 400
+# Characters of a request and of an answer before a verdict, each.
+_SAID = 300
 # Diagnosis tasks in which answers are looked for; targets list them family by family, so they are taken at distances.
 _TASKS = 60
 
 
 @dataclass(frozen=True)
 class ToolAnswers:
-    """A call of a tool with an answer that reports no error, and one with an answer that does; "" where none was
-    seen."""
+    """A call of a tool with an answer that reports no error, and one with an answer that does; of a kind of check, an
+    answer of the agent that passed it, and one that did not. "" where none was seen."""
 
     good: str = ""
     failing: str = ""
@@ -74,21 +79,43 @@ def tool_answers(
     found = answers_in(conversations)
     names = [str(tool["function"]["name"]) for tool in tools]
     target = scripted(target)
-    tasks = spread(target.tasks("diagnosis"), _TASKS)
     environment = target.environment()
+    # Whose calls show which side of an answer; each plays until every tool has that side.
+    ways: list[tuple[str, Callable[[Sequence[str]], SimplePolicy]]] = [
+        ("good", lambda wanted: oracle_policy),
+        ("good", _Borrowing),
+        ("failing", _Inventing),
+    ]
     try:
-        for task in tasks:
-            if all(found.get(name, ToolAnswers()).good for name in names):
-                break
-            _add(found, play(environment, task, oracle_policy).messages)
-        for task in tasks:
-            wanted = [name for name in names if not found.get(name, ToolAnswers()).failing]
-            if not wanted:
-                break
-            _add(found, play(environment, task, _Inventing(wanted)).messages)
+        for side, policy in ways:
+            for task in spread(target.tasks("diagnosis"), _TASKS):
+                wanted = [name for name in names if not getattr(found.get(name, ToolAnswers()), side)]
+                if not wanted:
+                    break
+                _add(found, play(environment, task, policy(wanted)).messages)
     finally:
         environment.close()
     return {name: found.get(name, ToolAnswers()) for name in names}
+
+
+def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, ToolAnswers]:
+    """Kind of check -> an answer of the agent that passed it and one that did not, each with its request and with what
+    the verifier said. For a target without tools. `rows` are the round's own episodes of the diagnosis tasks; what they
+    do not show is taken from the reference solution, and from an agent that knows nothing."""
+    found: dict[str, ToolAnswers] = {}
+    for row in rows:
+        _judge(found, row.messages, row.checks)
+    target = scripted(target)
+    environment = target.environment()
+    try:
+        for policy in (oracle_policy, constant_policy("I do not know.")):
+            for task in spread(target.tasks("diagnosis"), _TASKS):
+                played = play(environment, task, policy)
+                if played.score is not None:
+                    _judge(found, [message.as_dict() for message in played.messages], played.score.checks)
+    finally:
+        environment.close()
+    return found
 
 
 def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Source, ...]:
@@ -100,27 +127,57 @@ def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Sourc
             messages = play(environment, task, oracle_policy).messages
             said = [message.content for message in messages if message.role == "user"]
             given = [canonical_json(dict(call.arguments)) for message in messages for call in message.tool_calls]
-            sources.append(Source("a held-out task of the target", "\n".join([*said, *given])))
+            opening = messages[0].content if messages else ""
+            sources.append(Source("a held-out task of the target", "\n".join([*said, *given]), opening=opening))
     finally:
         environment.close()
     return tuple(sources)
 
 
+class _Borrowing:
+    """Plays the reference solution, and before each turn of it tries the wanted tools whose arguments are all known by
+    their names: from the reference's next call, and from what tools told."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._tried: list[ToolCall] = []
+
+    def __call__(self, environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+        action = environment.oracle()
+        known = values_told(messages)[1]
+        for call in action.tool_calls if action else ():
+            known |= call.arguments
+        for function in _offered(environment, self._wanted):
+            needs = function.get("parameters", {}).get("required", ())
+            borrowed = ToolCall(str(function["name"]), {name: known[name] for name in needs if name in known})
+            if needs and len(borrowed.arguments) == len(needs) and borrowed not in self._tried:
+                self._tried.append(borrowed)
+                return Action(tool_calls=(replace(borrowed, id=f"call_{len(messages)}"),))
+        return action
+
+
 class _Inventing:
-    """Calls each wanted tool that the task offers, with arguments that name nothing."""
+    """Calls each wanted tool that the task offers: with arguments that name nothing, then with one that it has not, for
+    tools that take any value or none."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._wanted = wanted
 
     def __call__(self, environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
         turn = sum(message.role == "assistant" for message in messages)
-        offered = [tool["function"] for tool in environment.tools if tool["function"]["name"] in self._wanted]
-        if turn >= len(offered):
+        offered = _offered(environment, self._wanted)
+        if turn >= 2 * len(offered):
             return None
-        schema = offered[turn].get("parameters", {})
+        function, extra = offered[turn % len(offered)], turn >= len(offered)
+        schema = function.get("parameters", {})
         properties = schema.get("properties", {})
         arguments = {name: _invented(properties.get(name, {})) for name in schema.get("required", ())}
-        return Action(tool_calls=(ToolCall(str(offered[turn]["name"]), arguments, f"call_{turn}"),))
+        arguments |= {"no_such_argument": "no_such_value"} if extra else {}
+        return Action(tool_calls=(ToolCall(str(function["name"]), arguments, f"call_{turn}"),))
+
+
+def _offered(environment: Environment, wanted: Sequence[str]) -> list[Mapping[str, Any]]:
+    return [tool["function"] for tool in environment.tools if tool["function"]["name"] in wanted]
 
 
 def _invented(schema: Mapping[str, Any]) -> Any:
@@ -131,6 +188,33 @@ def _invented(schema: Mapping[str, Any]) -> Any:
     if kind in simple:
         return simple[str(kind)]
     return [_invented(schema.get("items", {}))] if kind == "array" else "no_such_value"
+
+
+def _judge(
+    found: dict[str, ToolAnswers], messages: Sequence[Mapping[str, Any]], checks: Sequence[CheckRow | Check]
+) -> None:
+    """Add what an episode shows of each kind of check that it has a required one of; nothing where nobody answered."""
+    said = [str(message.get("content", "")) for message in messages if message["role"] == "assistant"]
+    asked = [str(message.get("content", "")) for message in messages if message["role"] == "user"]
+    if not said or not asked:
+        return
+    # The examples of a prompt stand in front: the last request is the one that was answered.
+    before = f"{_short(asked[-1])} -> {_short(said[-1])}"
+    for check in checks:
+        if not check.required:
+            continue
+        now = found.get(check.kind, ToolAnswers())
+        if check.passed:
+            found[check.kind] = ToolAnswers(now.good or f"{before} -> {check.name} passed", now.failing)
+        else:
+            why = f": {_short(check.detail)}" if check.detail else ""
+            found[check.kind] = ToolAnswers(now.good, now.failing or f"{before} -> {check.name} FAILED{why}")
+
+
+def _short(text: str) -> str:
+    """The end of a text, in one line: a question stands below what it is about."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SAID else f"...{line[-_SAID:]}"
 
 
 def _add(found: dict[str, ToolAnswers], messages: Sequence[Message]) -> None:

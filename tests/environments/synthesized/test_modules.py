@@ -1,6 +1,7 @@
 """Ten modules, written by hand as a model might write them: five sound, five flawed in one way each."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -200,3 +201,15 @@ def test_a_module_that_hangs_is_given_up_on_quickly():
     assert time.monotonic() - started < 30
     assert not verdict.accepted
     assert "deadline" in "".join(verdict.reasons)
+
+
+def test_a_target_without_tools_has_modules_without_tools_that_are_judged_like_others():
+    path = Path(__file__).parent / "modules_of_bfcl" / "sound_fill_exact_arguments.py"
+    limits = Limits(distinct=40, searched=80, episodes=20, attack_seeds=2, replayed=5)
+    verdict = validate_module(path.read_text(), limits, target_tools=())
+    assert verdict.accepted, verdict.reasons
+    assert verdict.figures["need"]["lazy"]["call_every_tool_once"]["win_rate"] == 0.0
+    weak = path.read_text().replace("else 0.0", "else 0.6")
+    assert "need: the lazy policy" in validate_module(weak, limits, target_tools=()).reasons[0]
+    with pytest.raises(SandboxError, match="TRANSFER must be a non-empty str"):
+        SandboxedModule(re.sub(r'TRANSFER = "[^"]*"', 'TRANSFER = ""', path.read_text()))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from environments.contract import Message, ToolCall
 from environments.synthesized.module_files import validate_module, verdict_lines
 from environments.synthesized.modules import SandboxedModule
 from environments.validation.need import Materials, Need, NeedLimits, check_need
@@ -36,6 +39,15 @@ def test_a_weakened_module_is_refused_with_the_reason(name):
     assert WEAKENINGS[name].reason in "\n".join(verdict.reasons)
 
 
+def test_there_are_four_of_each_way_to_weaken():
+    styles = Counter(name.partition("_")[0] for name in WEAKENINGS)
+    assert {style: styles[style] for style in ("volunteered", "retries", "reward")} == {
+        "volunteered": 4,
+        "retries": 4,
+        "reward": 4,
+    }
+
+
 @pytest.mark.parametrize("path", [ASK, CHECK, REFUND, NEWEST, ADDRESS], ids=lambda path: path.stem)
 def test_the_sound_modules_are_accepted_by_the_same_settings_within_their_time(path):
     verdict = validate_module(path.read_text(), materials=MATERIALS)
@@ -62,6 +74,13 @@ def test_a_module_without_a_step_that_can_be_left_out_is_refused_with_one_reason
     source = CHECK.read_text().replace('STEP = {"tool": "get_order"}', step)
     (found,) = validate_module(source).reasons
     assert reason in found
+
+
+def test_a_wrong_policy_that_was_emptied_is_found():
+    """It keeps its name, as it must from version to version, and would test nothing any more."""
+    emptied = ADDRESS.read_text().replace('"lower": _changed(str.lower)', '"lower": lambda scenario, state, log: None')
+    (reason,) = validate_module(emptied).reasons
+    assert reason.startswith("level 0: wrong.lower: it never acts")
 
 
 def test_an_oracle_that_succeeds_without_its_step_is_found():
@@ -94,12 +113,11 @@ def test_what_won_can_be_shown():
     assert [m["role"] for m in shown["messages"]][:2] == ["user", "assistant"]
 
 
-def need_of(source: str, limits: NeedLimits | None = None) -> Need:
+def need_of(source: str, limits: NeedLimits | None = None, materials: Materials | None = None) -> Need:
     module = SandboxedModule(source)
     try:
-        return check_need(
-            module.environment(), [module.scenario(seed) for seed in range(20)], module.step, limits=limits
-        )
+        tasks = [module.scenario(seed) for seed in range(20)]
+        return check_need(module.environment(), tasks, module.step, materials, limits)
     finally:
         module.close()
 
@@ -110,6 +128,14 @@ def test_a_slow_module_is_refused_in_bounded_time():
     (reason,) = need.reasons
     assert reason.startswith("need: the module is too slow: after 0.01 s only ")
     assert need.figures["step"]["success_rate"] == 0.0
+
+
+def test_the_oracle_of_a_slow_module_is_not_played_on_either():
+    """Without any time left one scenario is recorded and replayed, of twenty; only slowness is a reason."""
+    need = need_of(ASK.read_text(), NeedLimits(seconds=0.0))
+    assert need.figures["step"]["episodes"] == 1
+    (reason,) = need.reasons
+    assert reason.startswith("need: the module is too slow: after 0 s only 0 of 10 lazy policies")
 
 
 def test_a_fault_that_only_a_lazy_policy_provokes_is_a_reason():
@@ -136,6 +162,15 @@ def test_values_of_examples_are_copied_where_a_module_has_some():
     assert need_of(source).figures["lazy"]["copy_examples"]["episodes"] == 20
     always = source.replace("number, about = rng.randint(10000, 99999)", "number, about = 12121")
     assert "need: the lazy policy copy_examples" in "\n".join(need_of(always).reasons)
+
+
+def test_values_of_the_target_s_worked_examples_are_copied_too():
+    """An agent that trains has them before it, whatever the module shows."""
+    worked = Message("assistant", "", (ToolCall("file_claim", {"number": 12121, "about": "late"}),))
+    always = ASK.read_text().replace("number, about = rng.randint(10000, 99999)", "number, about = 12121")
+    assert "copy_examples" in need_of(always).figures["unbound"]
+    need = need_of(always, materials=Materials(examples=(worked,)))
+    assert "need: the lazy policy copy_examples" in "\n".join(need.reasons)
 
 
 def test_a_request_of_the_evidence_is_no_scenario():

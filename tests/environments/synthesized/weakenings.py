@@ -1,7 +1,7 @@
 """Modules in which the task was made easier: each is a sound one with the edits of an author who wants it accepted.
 
-Three of each style that a model was seen to use or may use: answers volunteered, retries for nothing, a reward for the
-form, entities copied from what the author was shown; and one in which always taking the same way pays.
+Four of each style that a model was seen to use or may use: answers volunteered, retries for nothing, a reward for the
+form; three with entities copied from what the author was shown; and one in which always taking the same way pays.
 """
 
 from dataclasses import dataclass
@@ -65,6 +65,11 @@ WEAKENINGS = {
     "volunteered_in_the_request": Weakening(
         REFUND, (("Please refund me.", "Please refund me {amount}."),), "lazy policy call_every_tool_once"
     ),
+    "volunteered_by_the_look": Weakening(
+        REFUND,
+        (('"quantity": quantity, "refunded"', '"quantity": quantity, "amount": amount, "refunded"'),),
+        "lazy policy",
+    ),
     "retries_of_every_candidate": Weakening(
         NEWEST,
         (
@@ -117,6 +122,21 @@ WEAKENINGS = {
         ),
         "lazy policy repeat_until_accepted",
     ),
+    "retries_with_the_newest_in_the_error": Weakening(
+        NEWEST,
+        (
+            ('"allowed": ["list_orders"]', '"allowed": ["list_orders", "archive_order"]'),
+            (
+                '    if number not in [order["number"] for order in state["orders"]]:\n'
+                '        return {"state": state, "result": {"error": "no such order"}}\n',
+                '    newest = max(state["orders"], key=lambda order: order["date"])\n'
+                '    if number != newest["number"]:\n'
+                '        return {"state": state, "result": {"error": "not the newest", **newest}}\n',
+            ),
+            ("return 1.0 if tries == 1 else 0.3", "return 1.0 if tries else 0.3"),
+        ),
+        "lazy policy repeat_until_accepted",
+    ),
     "reward_for_the_look_alone": Weakening(
         CHECK, (("return 0.2 if looked and not writes", "return 0.5 if looked and not writes"),), "mean reward 0.3"
     ),
@@ -125,6 +145,11 @@ WEAKENINGS = {
     ),
     "reward_for_any_amount": Weakening(
         REFUND, (('goal["arguments"] else 0.1', 'goal["arguments"] else 0.4'),), "mean reward 0.4"
+    ),
+    "reward_for_the_list_alone": Weakening(
+        NEWEST,
+        (("return 0.2 if listed", "return 0.5 if listed"),),
+        "calling list_orders has success 0 and mean reward 0.5",
     ),
     "copied_numbers_of_the_evidence": Weakening(
         ASK,

@@ -160,5 +160,24 @@ def test_repetitions_are_found_by_content(texts, found):
     assert [index for index, _, _ in repeated(texts, sources)] == found
 
 
+@pytest.mark.parametrize(
+    ("request_", "found"),
+    [
+        ("add(a=integer) - Adds.\nQuestion: What are five and six?", [0]),  # the same with another function
+        ("sum(a=integer) - Sums.\nQuestion: What are four and nine?", []),  # the same function, another question
+        ("sum(a=integer) - Sums.\nPlease.", []),
+        ("Hello, it is me.\nThanks.", [0]),  # all of it
+        ("Good day.\nThanks.", []),
+    ],
+)
+def test_a_request_of_several_lines_is_known_by_the_one_that_asks(request_, found):
+    sources = [
+        Source("held out", "", opening="sum(a=integer) - Sums.\nQuestion: what are five and six"),
+        Source("held out", "", opening="sum(a=integer) - Sums.\nPlease, now."),
+        Source("held out", "", opening="Hello, it is me.\nThanks."),
+    ]
+    assert [index for index, _, _ in repeated([request_], sources, "", [request_])] == found
+
+
 def test_what_everybody_sees_is_no_repetition():
     assert repeated(["Ticket 7001234."], [Source("held out", "Ticket 7001234.x")], "Say 7001234.") == []

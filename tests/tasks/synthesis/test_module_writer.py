@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from models.providers.spending import OF_ROUND, SpendingCap
 from tasks.synthesis.author_request import EPISODE_TOKENS, Brief, Version
-from tasks.synthesis.module_writer import SynthesisRules, dropped_wrong, synthesize
+from tasks.synthesis.module_writer import SynthesisRules, dropped_wrong, judge_module, synthesize
 from tasks.synthesis.target_material import ToolAnswers
+from tests.environments.synthesized.weakenings import WEAKENINGS
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
 TESTS = Path(__file__).parents[2]
@@ -258,6 +260,15 @@ def test_dropped_policies_are_named_whether_or_not_their_module_was_loaded():
     unread = Version(2, "WRONG = {'late': 1}", "", False, ("r",), {}, "", "")
     assert dropped_wrong("WRONG = {'guess': 1}", (), [loaded, unread]) == ["give_up", "late"]
     assert dropped_wrong("", ("guess", "late", "give_up", "more"), [loaded, unread]) == []
+
+
+def test_a_module_that_copies_from_the_tools_answers_is_refused():
+    shown = ToolAnswers("set_address A-640 7 Mill Road, 80231 -> ok", "set_address A-317 20 Oak Lane, 55512 -> error")
+    brief = replace(BRIEF, answers={"set_address": shown})
+    copying = WEAKENINGS["copied_addresses_of_the_evidence"].source
+    reasons = judge_module(copying, "r", brief, in_band, LIMITS, ()).reasons
+    assert "as an answer of set_address that you were shown" in "; ".join(reasons)
+    assert judge_module(SOUND, "r", brief, in_band, LIMITS, ()).accepted
 
 
 def test_the_worked_examples_are_more_than_one():

@@ -125,10 +125,16 @@ def test_an_author_that_weakens_drops_and_copies_is_refused_until_it_does_not(st
 
 
 @pytest.mark.usefixtures("prefect")
-def test_the_base_s_episodes_teach_and_a_sound_module_is_kept(stored, tmp_path):
-    first = RecordedAuthor(GOOD, GOOD, GOOD, GOOD)
-    refused = writer(stored, first, tmp_path, accepted=False).write(CAPABILITY)
-    assert not refused.accepted
+def test_the_base_s_episodes_teach_and_the_corrected_module_is_kept(stored, tmp_path):
+    corrected = GOOD + "\n# Corrected.\n"
+    first = RecordedAuthor(GOOD, corrected)
+    verdicts = iter([base_in(stored.store, False), base_in(stored.store, True)])
+    at = replace(writer(stored, first, tmp_path), measure=lambda environment: next(verdicts)(environment))
+    result = at.write(CAPABILITY)
+    assert (result.accepted, result.versions, len(first.asked)) == (True, 2, 2)
+    rows = {row.version: row for row in stored.store.rows(EnvironmentRow)}
+    assert (rows[1].state, rows[2].state) == (EnvironmentState.REJECTED, EnvironmentState.ACCEPTED)
+    assert rows[2].code == corrected
     said = first.asked[1]
     for part in ("worst episode: reward 0.00", "median episode: reward 0.25", "best episode: reward 1.00, success"):
         assert part in said
