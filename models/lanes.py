@@ -8,6 +8,7 @@ thread that made it (a database connection does).
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ MOST = 256
 
 @dataclass(frozen=True)
 class Done:
-    """A call that returned `value`, or raised `problem`. `number` is its place among all that were started."""
+    """A call that returned `value`, or raised `problem`, after `seconds`. `number` is its place among all that were
+    started."""
 
     number: int
     key: str
     then: Callable[[Callable[[], Any]], Any]
+    seconds: float
     value: Any = None
     problem: BaseException | None = None
 
@@ -97,8 +100,10 @@ class Lanes:
 def _work(lane: _Lane, done: SimpleQueue[Done], woken: Callable[[], object]) -> None:
     while (given := lane.get()) is not None:
         number, key, call, then = given
+        began, value, problem = time.perf_counter(), None, None
         try:
-            done.put(Done(number, key, then, call()))
-        except BaseException as problem:
-            done.put(Done(number, key, then, None, problem))
+            value = call()
+        except BaseException as raised:
+            problem = raised
+        done.put(Done(number, key, then, time.perf_counter() - began, value, problem))
         woken()

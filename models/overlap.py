@@ -1,15 +1,18 @@
 """Playing episodes on a token policy: environments are called in threads while turns are sampled.
 
-What comes when decides nothing: a turn's seed follows from its episode and step (`Player.request`), so the order of
-arrival changes no draw. It decides only what is in a batch together.
+What comes when decides no draw: a turn's seed follows from its episode and step (`Player.request`). It decides what is
+in a batch together, and with that the last bits of the figures. So a policy in this process waits for quick
+environments, however busy the machine is, and its batches are the same whenever they are played.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from environments.contract import Prompt, Termination
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
     from models.episodes import Episode, Player, Playing, Trajectory
 
 # A policy that computes in this process has its batch filled before it is polled: environments are waited for as long
-# as one answers within so many seconds of another. Quick ones then come in one batch; slow ones hold nothing up.
-GATHER_SECONDS = 0.01
+# as one answers within so many seconds of another. Those whose calls mostly take less than QUICK_SECONDS are all waited
+# for, also on a busy machine on which one is late; slow ones, such as a user played by a model, hold nothing up.
+GATHER_SECONDS, STRAGGLER_SECONDS, QUICK_SECONDS = 0.01, 5.0, 0.05
+# So many calls say whether an environment is quick.
+RECENT = 31
 
 
 class Overlap:
@@ -34,6 +40,7 @@ class Overlap:
         self.open: dict[str, Playing | None] = {}
         self.sampling: set[str] = set()  # whose turn is in flight
         self.waking = isinstance(policy, Waking)
+        self.lasted: deque[float] = deque(maxlen=RECENT)
         self.lanes = Lanes(player.window, policy.wake if isinstance(policy, Waking) else bool)
 
     def play(self, episodes: Iterator[Episode]) -> Iterator[Trajectory]:
@@ -60,12 +67,18 @@ class Overlap:
         if self.waking:
             answered = self.lanes.take(0.0 if self.sampling else None)
         else:
-            answered = self.lanes.take(GATHER_SECONDS if self.sampling else None, GATHER_SECONDS)
+            patience = self._patience()
+            answered = self.lanes.take(patience if self.sampling else None, patience)
+        self.lasted.extend(done.seconds for done in answered)
         self.player.environment_seconds += time.perf_counter() - since
         for done in answered:
             ended = done.then(done.result)
             if ended is not None:
                 yield ended
+
+    def _patience(self) -> float:
+        """Seconds for which a further answer is waited for."""
+        return STRAGGLER_SECONDS if median(self.lasted or (0.0,)) < QUICK_SECONDS else GATHER_SECONDS
 
     def _sample(self) -> None:
         """Wait for sampled turns, and hand them to their environments. A policy that can be woken returns early, with

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -106,6 +107,37 @@ def test_the_order_of_arrival_changes_no_draw(backend: str, policy: VllmPolicy, 
     backwards = play_all(Player(lambda: Meeting(last_comes_first), sampler, renderer, SAMPLING, 5), episodes(5))
     assert drawn(backwards) == drawn(alone)
     assert len({tuple(ids) for _, ids in drawn(alone)}) == 5
+
+
+class Noting:
+    """A policy in this process that notes what was submitted between two polls."""
+
+    def __init__(self, policy: Any) -> None:
+        self.policy, self.batches = policy, [[]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def submit(self, request: Any) -> None:
+        self.batches[-1].append(request.session)
+        self.policy.submit(request)
+
+    def poll(self) -> Any:
+        self.batches.append([])
+        return self.policy.poll()
+
+
+def test_a_call_that_is_late_for_once_changes_no_batch(tiny_model: Any) -> None:
+    """As on a busy machine: the last bits of the figures follow from what is computed together."""
+
+    def batches(before: Callable[[str, int], object]) -> list[list[str]]:
+        noting: Any = Noting(tiny_model[0])
+        play_all(Player(lambda: Meeting(before), noting, tiny_model[1], SAMPLING, 4), episodes(6))
+        return [batch for batch in noting.batches if batch]
+
+    late = batches(lambda name, turn: time.sleep(0.1) if (name, turn) in (("2", 0), ("4", 1)) else None)
+    assert late == batches(lambda name, turn: None)
+    assert max(map(len, late)) > 1
 
 
 def test_an_environment_stays_in_its_thread(policy: VllmPolicy, tiny_model: Any) -> None:
