@@ -123,11 +123,6 @@ class Course:
     keeps: tuple[str, ...] = ()
 
 
-def train_from(context: Context, capability: str, start: Path | None = None) -> TrainResult:
-    """Train the capability's adapter on its environment; see `train_on`."""
-    return train_on(context, course_of(context, capability), start)
-
-
 def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)

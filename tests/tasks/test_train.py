@@ -29,6 +29,11 @@ CAPABILITY = "say_it"
 TRAIN = {"steps": 3, "groups": 2, "group_size": 4, "rank": 4, "alpha": 8, "upper_layers": 2, "temperature": 1.0}
 
 
+def trained(context: Context, start: Path | None = None) -> TrainResult:
+    """The capability's adapter, trained from the weights in `start` or from zero."""
+    return stage_file.train_on(context, stage_file.course_of(context, CAPABILITY), start)
+
+
 class Died(BaseException):
     """What stands for SIGKILL: nothing of the project catches it."""
 
@@ -180,18 +185,18 @@ def test_processes_that_died_are_followed_by_one_with_the_same_result(
 ) -> None:
     """One in training, the next amid choosing, one before the result is stored."""
     other = next(opened(settings_folder / "undisturbed", tiny_model, monkeypatch))
-    whole = stage_file.train_from(other, CAPABILITY)
+    whole = trained(other)
     assert len(whole.choice) == 4
     before: set[str] = set()
     for name, last, chosen_on in DEATHS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
             with pytest.raises(Died):
-                stage_file.train_from(context, CAPABILITY)
+                trained(context)
         assert len(played(context, "evaluation")) == chosen_on
         assert before <= {r.id for r in played(context, "training")}
         before = {r.id for r in played(context, "training")}
-    result = stage_file.train_from(context, CAPABILITY)
+    result = trained(context)
     own = {"choosing_seconds": 0.0, "adapter": "", "run": ""}  # what each round has to itself
     assert result.model_copy(update=own) == whole.model_copy(update=own)
     for purpose in ("training", "evaluation"):
@@ -215,7 +220,7 @@ def dying(real: Any, last: int) -> Any:
 def test_a_training_from_a_champion_is_compared_with_the_champion(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = stage_file.train_from(context, CAPABILITY)
+    first = trained(context)
     output, champion = context.folder / "training" / CAPABILITY, context.folder / "champion"
     (output / "final").rename(champion)
     output.rename(context.folder / "earlier")
@@ -227,7 +232,7 @@ def test_a_training_from_a_champion_is_compared_with_the_champion(
         return real(engine, ground, tasks, seed, adapter)
 
     monkeypatch.setattr(stage_file, "play_checkpoint", watched)
-    second = stage_file.train_from(context, CAPABILITY, champion)
+    second = trained(context, champion)
     assert second.start == first.sha256 == adapter_digest(champion)
     weights = output / "weights"
     assert digests == [first.sha256, *(adapter_digest(weights / f"step-{c.step}") for c in second.choice[1:])]
@@ -236,7 +241,7 @@ def test_a_training_from_a_champion_is_compared_with_the_champion(
 def test_what_has_no_alternative_is_not_played(context: Context) -> None:
     one = context.settings.model_copy(update={"train": context.settings.train.model_copy(update={"candidates": 1})})
     context.settings = one
-    result = stage_file.train_from(context, CAPABILITY)
+    result = trained(context)
     assert (result.chosen, result.choice) == (3, [])
     assert played(context, "evaluation") == []
 

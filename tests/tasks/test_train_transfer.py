@@ -16,7 +16,7 @@ from tasks import train as stage_file
 from tasks.round.context import Context
 from tasks.round.results import TransferFigures
 from tasks.round.stage import forget
-from tests.tasks.test_train import CAPABILITY, Died, World, dying, opened, played
+from tests.tasks.test_train import CAPABILITY, Died, World, dying, opened, played, trained
 
 TASKS = [TargetTask(f"failed-{i}", "diagnosis", "own", i) for i in range(4)]
 
@@ -40,7 +40,7 @@ def test_nothing_that_carries_over_ends_the_training(
 ) -> None:
     why = "does-not-transfer: as given"
     context = next(checked(settings_folder / "home", tiny_model, monkeypatch, why))
-    result = stage_file.train_from(context, CAPABILITY)
+    result = trained(context)
     assert (result.steps, result.ending, result.verdict, result.chosen) == (1, "does-not-transfer", why, 1)
     assert result.goes_back
     found = result.transfer
@@ -57,7 +57,7 @@ def test_nothing_that_carries_over_ends_the_training(
     assert result.sha256 == adapter_digest(weights)
     # The same once more: nothing is played, nothing is trained.
     before = {r.id for r in context.store.trajectories(context.round.id)}
-    again = stage_file.train_from(context, CAPABILITY)
+    again = trained(context)
     assert again.model_copy(update={"choosing_seconds": 0}) == result.model_copy(update={"choosing_seconds": 0})
     assert {r.id for r in context.store.trajectories(context.round.id)} == before
     assert context.policy.adapters == ()
@@ -70,7 +70,7 @@ def test_a_training_that_was_looked_at_is_the_one_that_was_not(
     """Also where a process died in the check, and one after it."""
     with pytest.MonkeyPatch.context() as patch:
         other = next(opened(settings_folder / "plain", tiny_model, patch))
-        plain = stage_file.train_from(other, CAPABILITY)
+        plain = trained(other)
         assert plain.transfer is None
         forget(other.round.id)
     context = next(checked(settings_folder / "home", tiny_model, monkeypatch))
@@ -78,9 +78,9 @@ def test_a_training_that_was_looked_at_is_the_one_that_was_not(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
             with pytest.raises(Died):
-                stage_file.train_from(context, CAPABILITY)
+                trained(context)
         assert len(context.store.rows(TrainingStepRow)) == steps
-    looked = stage_file.train_from(context, CAPABILITY)
+    looked = trained(context)
     assert (looked.sha256, looked.steps, looked.ending) == (plain.sha256, plain.steps, plain.ending)
     assert looked.choice == plain.choice
     assert looked.transfer is not None
