@@ -33,6 +33,8 @@ SILENT = timedelta(seconds=75)
 UNBEGUN = "trace: runs that never began"
 # What a run takes from a worker's hands to its first line: a process imports, elsewhere an image may be pulled first.
 BEGINS = {"process": timedelta(seconds=90), "docker": timedelta(minutes=15), "kubernetes": timedelta(minutes=30)}
+# What the deployments of prefect.yaml are tagged with, and so their runs.
+TAG = "prefect.tag.trace"
 BEAT = "prefect.flow-run.heartbeat"
 ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
 # The checkout inside the image (docker/Dockerfile).
@@ -99,9 +101,10 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
 
 def automations(begins: timedelta) -> tuple[Automation, Automation]:
     """Those that call a run crashed, so that its slot is free again: one that stopped sending its heartbeat, and one
-    that was handed to a process and after `begins` has not sent the first."""
-    handed = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting", "Running")}
-    put_off = {f"prefect.flow-run.{state}" for state in ("Scheduled", "AwaitingConcurrencySlot", "Paused")}
+    that was handed to a worker and after `begins` does not run. Whatever else the server runs is let alone: it may send
+    no heartbeat, or wait for longer."""
+    handed = {f"prefect.flow-run.{state}" for state in ("Pending", "Submitting")}
+    went_on = {f"prefect.flow-run.{state}" for state in ("Running", "Scheduled", "AwaitingConcurrencySlot", "Paused")}
     return (
         _crashing(
             ZOMBIES,
@@ -115,7 +118,7 @@ def automations(begins: timedelta) -> tuple[Automation, Automation]:
             UNBEGUN,
             "A run whose worker was killed before it began stays in state Pending for ever.",
             handed,
-            {BEAT} | put_off,
+            went_on,
             begins,
             f"it was handed to a worker, and did not begin within {begins.seconds} s",
         ),
@@ -131,6 +134,7 @@ def _crashing(name: str, why: str, after: set[str], expect: set[str], within: ti
             after=after,
             expect={*expect, *ENDS},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},  # type: ignore[arg-type]
+            match_related={"prefect.resource.role": ["tag"], "prefect.resource.id": [TAG]},  # type: ignore[arg-type]
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,

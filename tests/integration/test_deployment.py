@@ -197,16 +197,24 @@ def test_a_run_whose_process_died_is_called_crashed(deployed: Deployed) -> None:
     assert made[ZOMBIES]["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
 
 
-def test_a_run_whose_worker_died_before_it_began_is_called_crashed(deployed: Deployed) -> None:
+def test_a_run_whose_worker_died_before_it_began_is_called_crashed_and_no_other(deployed: Deployed) -> None:
+    """One that is not of these deployments waits for as long as it likes, and one that runs needs no heartbeat here."""
     with temporary_settings({PREFECT_API_URL: deployed.api}):
         shorter = automations(timedelta(seconds=10))[1].model_copy(update={"name": "for this test"})
         shorter.create()
         flow = deployed.post("/flows/", {"name": "improve"})
-        run = deployed.post("/flow_runs/", {"flow_id": flow["id"], "state": {"type": "SCHEDULED"}})
-        deployed.post(f"/flow_runs/{run['id']}/set_state", {"state": {"type": "PENDING", "name": "Submitting"}})
+        about = {"flow_id": flow["id"], "state": {"type": "SCHEDULED"}}
+        run, running_, foreign = (
+            deployed.post("/flow_runs/", {**about, "tags": t}) for t in (["trace"], ["trace"], [])
+        )
+        for handed in (run, running_, foreign):
+            deployed.post(f"/flow_runs/{handed['id']}/set_state", {"state": {"type": "PENDING", "name": "Submitting"}})
+        deployed.post(f"/flow_runs/{running_['id']}/set_state", {"state": {"type": "RUNNING"}})
         ended = end_of(deployed, run)
+        left = [deployed.get(f"/flow_runs/{one['id']}")["state"]["type"] for one in (running_, foreign)]
         shorter.delete()
     assert (ended["type"], "did not begin within 10 s" in ended["message"]) == ("CRASHED", True)
+    assert left == ["RUNNING", "PENDING"]
 
 
 def test_the_schedule_is_on_the_server(deployed: Deployed) -> None:
