@@ -121,6 +121,8 @@ class Services:
         return kept | {
             "PREFECT_API_URL": f"http://{HOST}:{self.ports.prefect}/api",
             "PREFECT_HOME": str(self.settings.folder / "prefect"),
+            # As in prefect.yaml, for what the worker itself tells the server.
+            "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
             "PREFECT_SERVER_API_PORT": str(self.ports.prefect),
             "PREFECT_UI_API_URL": "/api",
             "PREFECT_WORKER_WEBSERVER_HOST": HOST,

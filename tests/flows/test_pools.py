@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from prefect.client.base import PrefectHttpxSyncClient
+from prefect.settings import PREFECT_CLIENT_RETRY_EXTRA_CODES, temporary_settings
 from prefect.utilities.templating import apply_values
 
 from flows.deploy import KINDS, POOLS
@@ -75,3 +78,16 @@ def test_a_wrong_job_is_found() -> None:
     job["spec"]["template"]["spec"]["parallelism"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(job, VERSIONS[-1], strict=True)
+
+
+def test_a_server_whose_disk_is_full_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers 500, which Prefect's client takes for the last word: the run would be one that runs for ever."""
+    answers = iter([500, 200])
+    waits = list[float]()
+    monkeypatch.setattr("prefect.client.base.time.sleep", waits.append)
+    codes = template("process")["variables"]["properties"]["env"]["default"]["PREFECT_CLIENT_RETRY_EXTRA_CODES"]
+    with temporary_settings({PREFECT_CLIENT_RETRY_EXTRA_CODES: codes}):
+        transport = httpx.MockTransport(lambda request: httpx.Response(next(answers), request=request))
+        client = PrefectHttpxSyncClient(transport=transport, base_url="http://prefect")
+        assert client.get("/").status_code == 200
+    assert len(waits) == 1
