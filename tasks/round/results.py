@@ -159,8 +159,8 @@ class TransferFigures(BaseModel):
 class StartFigures(BaseModel):
     """Weights that a training could begin from (`tasks.synthesis.starting`): the capability whose `adapter` (id) they
     are, both "" for the base, and success on fresh own and retention scenarios together, success on each kind (None
-    without any), and mean reward; `forgets` when success on retention is significantly below the base's. `chosen` is
-    what training began from."""
+    without any), and mean reward; `forgets` when success on retention is significantly below the base's, `worse` when
+    success on all of them is. `chosen` is what training began from."""
 
     capability: str = ""
     adapter: str = ""
@@ -169,6 +169,7 @@ class StartFigures(BaseModel):
     retention: float | None = None
     reward: float
     forgets: bool = False
+    worse: bool = False
     chosen: bool = False
 
 

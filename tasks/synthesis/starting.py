@@ -124,8 +124,8 @@ def keeping(context: Context, environment: TrainingEnvironment, families: Sequen
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
     """The adapters that the training for `capability` may begin from, in the order in which equals are taken: its
-    champion, this round's in order of selection, other members of the live release by name. At most MOST; what is left
-    out is logged with the reason."""
+    champion, this round's from the latest to the first, other members of the live release by name. At most MOST; what
+    is left out is logged with the reason."""
     found = [champion] if champion else []
     members = {name: identity for name, identity in members_of(context.parent).items() if name != capability}
     for other, identity in (*_trained_before(context, capability), *sorted(members.items())):
@@ -152,10 +152,11 @@ def training_order(context: Context, capabilities: Sequence[str]) -> list[str]:
 def _trained_before(context: Context, capability: str) -> Iterator[tuple[str, str]]:
     """Capability and adapter id of the round's other trainings that are done and have something to show. An adapter
     that is no better than what it began from is not among them."""
-    for other in context.result(SelectResult).selected:
-        trained = context.found(TrainResult, other) if other != capability else None
-        if trained is not None and trained.goes_on:
-            yield other, trained.adapter
+    selected = context.result(SelectResult).selected
+    trained = {c: found for c in selected if c != capability and (found := context.found(TrainResult, c)) is not None}
+    for other in reversed(training_order(context, list(trained))):
+        if trained[other].goes_on:
+            yield other, trained[other].adapter
 
 
 def _usable(context: Context, other: str, identity: str, wanted: TrainingSettings) -> tuple[str, Start | None]:
@@ -210,13 +211,19 @@ def figures_of(start: Start | None, frame: pd.DataFrame, base: pd.DataFrame, own
         retention=float(others["success"].mean()) if len(others) else None,
         reward=float(frame["reward"].mean()),
         forgets=start is not None and falls(part_of(base, own, False), others),
+        worse=start is not None and falls(base, frame),
     )
 
 
 def choose(figures: Sequence[StartFigures]) -> list[StartFigures]:
-    """The figures, the base's first, with what is begun from marked: of those that do not forget what the base can do
-    (the rule for checkpoints, too) the best on all scenarios by success, then by reward, then the earlier one."""
-    best = max((f for f in figures if not f.forgets), key=lambda f: (f.success, f.reward))
+    """The figures, the base's first, with what is begun from marked: of the adapters the best on all scenarios by
+    success, then by reward, then the earlier one. Those that forget what the base can do (the rule for checkpoints,
+    too) or are significantly worse than it count for nothing, and without any other the base is begun from: a few
+    scenarios hardly tell an adapter from the base, and what an adapter has learnt of the target is lost with it."""
+    base, *adapters = figures
+    best = max(
+        (f for f in adapters if not f.forgets and not f.worse), key=lambda f: (f.success, f.reward), default=base
+    )
     return [f.model_copy(update={"chosen": f is best}) for f in figures]
 
 

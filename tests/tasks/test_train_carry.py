@@ -21,6 +21,7 @@ from tests.adapters_made import make_adapter
 from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played
 
 FIRST = "ask_it"
+FIGURES = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)
 SHAPE = {"rank": 4, "alpha": 8, "upper_layers": 2}
 
 
@@ -52,6 +53,7 @@ def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPa
         context.store.put([made])
         select(context)
         synthesized(context)
+        calibrated(context)
         yield context
 
 
@@ -69,6 +71,19 @@ def synthesized(context: Context) -> None:
         return SynthesizeResult(accepted=True, environment="first")
 
     made.do(context, FIRST)
+
+
+def calibrated(context: Context) -> None:
+    """FIRST is the easiest, and so trained before the others."""
+
+    rates = {FIRST: 0.3, CAPABILITY: 0.1, "later": 0.2}
+
+    @stage("calibrate")
+    def made(context: Context, capability: str) -> CalibrateResult:
+        return CalibrateResult(accepted=True, reason="", success_rate=rates[capability], **FIGURES)
+
+    for capability in rates:
+        made.do(context, capability)
 
 
 def last(figures: Sequence[StartFigures]) -> list[StartFigures]:
@@ -169,7 +184,7 @@ def test_what_may_be_begun_from(
     def trained(context: Context, capability: str, chosen: int) -> TrainResult:
         return TrainResult(adapter=f"{capability}-id", sha256="", steps=3, run="", ending="steps", chosen=chosen)
 
-    names = ("fits", "wide", "changed", "gone", FIRST, "zeta")
+    names = ("fits", "wide", "changed", "gone", FIRST, "later", "zeta")
     rows = {
         name: stored(context, name, context.folder / name, **({"rank": 8} if name == "wide" else {})) for name in names
     }
@@ -177,19 +192,24 @@ def test_what_may_be_begun_from(
     (context.folder / "gone").rename(context.folder / "elsewhere")
     members = {name: {"adapter_id": rows[name].id} for name in ("zeta", "wide", "gone", "fits", "changed")}
     context.__dict__["parent"] = SimpleNamespace(members=members | {CAPABILITY: {"adapter_id": "champion"}})
-    before = {FIRST: trained._work(context, FIRST, 2), CAPABILITY: trained._work(context, CAPABILITY, 2)}
-    monkeypatch.setattr(Context, "found", lambda self, kind, *of: before.get(*of))
+    before = {name: trained._work(context, name, 2) for name in (FIRST, CAPABILITY, "later")}
+    found_as_stored = Context.found
+
+    def found_of(self: Context, kind: Any, *of: str) -> Any:
+        return before.get(*of) if kind is TrainResult else found_as_stored(self, kind, *of)
+
+    monkeypatch.setattr(Context, "found", found_of)
     champion = starting.Start(CAPABILITY, "champion", context.folder)
     wanted = stage_file.training_settings(context.settings)
     with caplog.at_level("INFO", "trace"):
         found = starting.starts_for(context, CAPABILITY, wanted, champion)
-    assert [start.adapter for start in found] == ["champion", f"{FIRST}-id", "fits-id", "zeta-id"]
+    assert [start.adapter for start in found] == ["champion", "later-id", f"{FIRST}-id", "fits-id", "zeta-id"]
     said = caplog.text
     assert "from the adapter for wide: it has rank 8, train.rank is 4" in said
     assert "its files were changed" in said
     assert "which is gone" in said
     # An adapter that is no better than its start is nothing to begin from; more than a few are not compared.
-    before[FIRST] = trained._work(context, FIRST, 0)
+    before = {FIRST: trained._work(context, FIRST, 0)}
     monkeypatch.setattr(starting, "MOST", 2)
     with caplog.at_level("INFO", "trace"):
         found = starting.starts_for(context, CAPABILITY, wanted, None)
@@ -199,10 +219,9 @@ def test_what_may_be_begun_from(
 
 
 def test_with_carry_the_easiest_is_trained_first(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)
     rates = {"never": (0.0, 0.06), "often": (0.4, None), "advised": (0.0, 0.3), "rarely": (0.1, None)}
     found = {
-        name: CalibrateResult(accepted=True, reason="", success_rate=rate, hinted=hinted, **figures)
+        name: CalibrateResult(accepted=True, reason="", success_rate=rate, hinted=hinted, **FIGURES)
         for name, (rate, hinted) in rates.items()
     }
     monkeypatch.setattr(Context, "result", lambda self, kind, *of: found[of[0]])

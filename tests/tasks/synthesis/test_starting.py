@@ -34,17 +34,22 @@ def chosen(*frames: pd.DataFrame) -> int:
     return next(i for i, f in enumerate(found) if f.chosen)
 
 
-def test_the_most_success_on_own_and_retention_together_wins() -> None:
+def test_of_the_adapters_the_one_with_the_most_success_on_own_and_retention_together_wins() -> None:
     assert chosen(outcomes(2, 8), outcomes(5, 7), outcomes(5, 8)) == 2
-    assert chosen(outcomes(4, 8), outcomes(6, 5)) == 0
-    # Of equals the better rewarded, then the base, then the champion.
+    # Of equals the better rewarded, then the champion.
     assert chosen(outcomes(2, 8), outcomes(4, 6, 0.2), outcomes(3, 7, 0.3)) == 2
-    assert chosen(outcomes(2, 8), outcomes(4, 6), outcomes(3, 7)) == 0
     assert chosen(outcomes(0, 4), outcomes(4, 4), outcomes(4, 4)) == 1
+
+
+def test_the_base_is_begun_from_only_where_it_is_significantly_better() -> None:
+    assert chosen(outcomes(4, 8), outcomes(6, 5)) == 1
+    assert chosen(outcomes(8, 8), outcomes(2, 7)) == 0
+    assert chosen(outcomes(8, 8), outcomes(2, 7), outcomes(7, 7)) == 2
 
 
 def test_what_forgets_is_not_begun_from_whatever_it_wins() -> None:
     assert chosen(outcomes(0, 8), outcomes(8, 3), outcomes(1, 8)) == 2
+    assert chosen(outcomes(0, 8), outcomes(8, 3)) == 0
 
 
 def test_what_was_lost_counts_for_nothing_and_all_lost_is_an_error() -> None:
