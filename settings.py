@@ -106,10 +106,10 @@ class Settings(MachineSettings):
     home: Path = Path("runs")
     database: str = ""
     tracking: str = ""
-    runner: Literal["process", "dask"] = Field(
+    runner: Literal["process", "dask", "ray"] = Field(
         "process", description="where shards of a stage's episodes are played (docs/10-scale.md)"
     )
-    runner_address: str = Field("", description="of the Dask scheduler; empty: a cluster on this machine")
+    runner_address: str = Field("", description="of the Dask scheduler or Ray head; empty: a cluster on this machine")
     runner_workers: int = Field(2, ge=1, le=1024, description="worker processes of a cluster on this machine")
     traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
     router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
@@ -237,7 +237,7 @@ def load_settings(**given: Any) -> Settings:
     if settings.runner == "process" and settings.runner_address:
         raise ConfigurationError(
             f"runner_address = {settings.runner_address!r} with runner = 'process', which needs none; set runner "
-            "to dask, or leave the address out"
+            "to dask or ray, or leave the address out"
         )
     settings.training_steps()
     return settings

@@ -1,4 +1,4 @@
-"""Where shards are worked on: Prefect's task runner of a Dask cluster, opened once a round.
+"""Where shards are worked on: Prefect's task runner of a Dask or a Ray cluster, opened once a round.
 
 The cluster is one that runs already, by its address, or processes on this machine that end with the round. Workers of
 a cluster elsewhere are given the database and the servers by their own environment (docs/10-scale.md): no address with
@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from settings import Settings
 from tasks.shards.worker import check_same, code_fingerprint
 
 CONNECT_SECONDS = 5.0
-PACKAGES = {"dask": "prefect_dask"}
+PACKAGES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 
 
 class Cluster(Protocol):
@@ -49,15 +50,16 @@ def check_runner(settings: Settings) -> None:
     address = settings.runner_address
     if not address:
         return
+    scheme = "tcp" if settings.runner == "dask" else "ray"
     try:
-        parts = urlsplit(address if "://" in address else f"tcp://{address}")
+        parts = urlsplit(address if "://" in address else f"{scheme}://{address}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or not port:
         raise ConfigurationError(
-            f"runner_address = {address!r} is no address; give one such as tcp://127.0.0.1:8786, "
-            "or leave it empty for a cluster on this machine"
+            f"runner_address = {address!r} is no address; give one such as {scheme}://127.0.0.1:"
+            f"{8786 if settings.runner == 'dask' else 10001}, or leave it empty for a cluster on this machine"
         )
     try:
         socket.create_connection((host, port), CONNECT_SECONDS).close()
@@ -70,7 +72,7 @@ def check_runner(settings: Settings) -> None:
 
 def open_cluster(settings: Settings, code: str) -> Cluster:
     """The cluster that the settings name, every worker of it proven to run this code. Raises `ConfigurationError`."""
-    cluster = DaskCluster(settings)
+    cluster: DaskCluster | RayCluster = (DaskCluster if settings.runner == "dask" else RayCluster)(settings)
     try:
         for where, theirs in cluster.versions().items():
             check_same(theirs, f"the worker at {where}")
@@ -144,6 +146,77 @@ class DaskCluster:
     def close(self) -> object:
         self.runner.__exit__(None, None, None)
         return None
+
+
+class RayCluster:
+    """`prefect-ray`: a head by its address, or a Ray of so many processors on this machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        import ray
+        from prefect_ray import RayTaskRunner
+
+        self.ray = ray
+        how: dict[str, Any] = {"configure_logging": False}
+        # Workers inherit this: as Ray's own `runtime_env` it would stand in Ray's logs, passwords included.
+        places = {} if settings.runner_address else worker_environment(settings)
+        if not settings.runner_address:
+            how |= {"num_cpus": settings.runner_workers, "include_dashboard": False}
+        self.runner = RayTaskRunner(address=settings.runner_address or None, init_kwargs=how)
+        try:
+            with _environment(places):
+                self.runner.__enter__()
+        except Exception as problem:
+            where = settings.runner_address or "this machine"
+            raise ConfigurationError(f"runner = 'ray': Ray at {where} cannot be used: {problem}") from problem
+        self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def versions(self) -> dict[str, str]:
+        """The code that each node's workers run, by node."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        def code() -> str:  # Ray takes no function with a cache around it
+            return code_fingerprint()
+
+        asked = self.ray.remote(num_cpus=0)(code)
+        nodes = [node["NodeID"] for node in self.ray.nodes() if node["Alive"]]
+
+        def ask() -> dict[str, str]:
+            at = [asked.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n, soft=False)) for n in nodes]
+            return dict(zip(nodes, self.ray.get([a.remote() for a in at], timeout=120), strict=True))
+
+        return _told(ask)
+
+    def submit(self, task: Any, given: Mapping[str, Any]) -> Any:
+        return self.runner.submit(task, dict(given))
+
+    def done(self, future: Any) -> bool:
+        return bool(self.ray.wait([future.wrapped_future], timeout=0)[0])
+
+    def wait(self, future: Any) -> None:
+        self.ray.wait([future.wrapped_future], timeout=60)
+
+    def result(self, future: Any) -> Any:
+        return future.result(timeout=60)
+
+    def close(self) -> object:
+        with suppress(Exception):  # a cluster that is gone needs no goodbye
+            self.runner.__exit__(None, None, None)
+        return None
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within, this process's environment has these values: for processes that are started."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _told(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Playing what a stage owes with others: this process, those that find the stage held, and workers of a Dask
+"""Playing what a stage owes with others: this process, those that find the stage held, and workers of a Dask or Ray
 cluster. `RoundEngine` asks here first; where episodes are played changes no trajectory, nor its id."""
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def test_the_process_needs_nothing(settings_folder: Path, monkeypatch: pytest.Mo
     check_runner(load_settings())
 
 
-@pytest.mark.parametrize("runner", ["dask"])
+@pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_a_package_that_is_not_installed(runner: str, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, f"prefect_{runner}", None)
     with pytest.raises(ConfigurationError, match=rf"runner = '{runner}' needs the package .*'trace-agent\[{runner}\]'"):
@@ -89,7 +90,7 @@ def test_workers_on_this_machine_find_the_round_and_inherit_no_more(
     assert told["TRACE_DATABASE"] == "sqlite:////tmp/x.db"
     assert (told["TRACE_POLICY__URL"], told["TRACE_POLICY__CONCURRENCY"]) == ("http://a:1,http://b:2", "5")
     assert told["KEY_OF_SERVERS"] == "secret"
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    there = load_settings()
+    with runners._environment(told):
+        there = load_settings()
     assert (there.folder, there.policy, there.database_url) == (settings.folder, settings.policy, settings.database_url)
+    assert "TRACE_HOME" not in os.environ

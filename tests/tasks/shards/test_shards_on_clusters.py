@@ -1,4 +1,4 @@
-"""A stage's episodes on a real Dask cluster of two workers, one of which is killed in the middle."""
+"""A stage's episodes on a real Dask cluster and a real Ray of two workers, one of which is killed in the middle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kill_one(context: Context, killed: list[int]) -> None:
             os.kill(killed[0], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("runner", ["dask"])
+@pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_a_killed_worker_loses_and_doubles_nothing(
     runner: str, settings_folder: Path, base: Path, stub: Stub, prefect: None
 ) -> None:
