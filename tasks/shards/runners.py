@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -159,13 +161,18 @@ class RayCluster:
         how: dict[str, Any] = {"configure_logging": False}
         # Workers inherit this: as Ray's own `runtime_env` it would stand in Ray's logs, passwords included.
         places = {} if settings.runner_address else worker_environment(settings)
+        self.folder = ""
         if not settings.runner_address:
-            how |= {"num_cpus": settings.runner_workers, "include_dashboard": False}
+            # Ray's own folder of sessions grows by one a round.
+            self.folder = tempfile.mkdtemp(prefix="trace-ray-")
+            how |= {"num_cpus": settings.runner_workers, "include_dashboard": False, "_temp_dir": self.folder}
+            places["RAY_USAGE_STATS_ENABLED"] = "0"
         self.runner = RayTaskRunner(address=settings.runner_address or None, init_kwargs=how)
         try:
             with _environment(places):
                 self.runner.__enter__()
         except Exception as problem:
+            self._forget()
             where = settings.runner_address or "this machine"
             raise ConfigurationError(f"runner = 'ray': Ray at {where} cannot be used: {problem}") from problem
         self.workers = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -201,7 +208,12 @@ class RayCluster:
     def close(self) -> object:
         with suppress(Exception):  # a cluster that is gone needs no goodbye
             self.runner.__exit__(None, None, None)
+        self._forget()
         return None
+
+    def _forget(self) -> None:
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager

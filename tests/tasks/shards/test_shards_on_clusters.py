@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -75,3 +76,4 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     assert str(killed[0]) not in owners or len(owners) >= 2
     for opened_round in (alone, context):
         forget(opened_round.round.id)
+    assert not list(Path(tempfile.gettempdir()).glob("trace-ray-*"))  # the cluster is gone, and what it wrote
