@@ -19,7 +19,7 @@ def compare_methods(
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds; base, examples, grpo-target, trace.")] = False,
     curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Only draw table and page, from the files alone.")] = False,
-    profile: Annotated[str | None, typer.Option(help="laptop, gpu-small, gpu, cluster or smoke.")] = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, night, gpu-small, gpu, cluster or smoke.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
     home: Annotated[Path | None, typer.Option(help="Folder in which the seeds' homes lie.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the seeds' files, of table and page.")] = RESULTS,
