@@ -152,11 +152,11 @@ class Deployment:
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> int:
-        """Ctrl-C; its exit status."""
+        """As Ctrl-C does, which a shell has its background jobs ignore; its exit status."""
         if self._process is None:
             return 0
         with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)
         try:
             return self._process.wait(120)
         except subprocess.TimeoutExpired:
