@@ -22,11 +22,48 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
 
+# Files that take ten seconds or more: they train, attack modules, kill processes or wait for leases.
+SLOW = (
+    "db/test_stage_ledger.py",
+    "db/test_store_processes.py",
+    "environments/sandbox/test_sandbox.py",
+    "environments/synthesized/test_modules.py",
+    "environments/synthesized/test_weakenings.py",
+    "environments/targets/test_shop_draws.py",
+    "flows/test_approval.py",
+    "flows/test_services.py",
+    "models/adapters/test_registry.py",
+    "models/serving/test_fleet.py",
+    "models/training/test_endings.py",
+    "models/training/test_grpo.py",
+    "models/training/test_job.py",
+    "models/training/test_shapes_trained.py",
+    "models/training/test_training_levels.py",
+    "models/vllm_backend/test_replicas.py",
+    "tasks/housekeeping/test_backup_restore.py",
+    "tasks/housekeeping/test_retention.py",
+    "tasks/measuring/test_evaluation.py",
+    "tasks/methods/test_methods_whole.py",
+    "tasks/round/test_traffic.py",
+    "tasks/serving/test_serving.py",
+    "tasks/shards/test_sharing.py",
+    "tasks/synthesis/test_bank.py",
+    "tasks/synthesis/test_module_writer.py",
+    "tasks/synthesis/test_recorded_author.py",
+    "tasks/synthesis/test_sound_modules.py",
+    "tasks/test_train.py",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs neither servers nor the language model as quick: `make test ARGS="-m quick"`."""
+    """Mark what is not slow and needs neither servers nor the language model as quick: `make test ARGS="-m quick"`."""
+    here = Path(__file__).parent
+    slow = {here / name for name in SLOW}
+    if gone := sorted(str(path) for path in slow if not path.is_file()):
+        raise pytest.UsageError(f"SLOW in {__file__} names what is no file: {', '.join(gone)}")
     for item in items:
-        if not any(item.get_closest_marker(name) for name in ("integration", "model")):
+        if item.path not in slow and not any(item.get_closest_marker(name) for name in ("integration", "model")):
             item.add_marker("quick")
 
 
