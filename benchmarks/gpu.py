@@ -84,7 +84,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     policy = policy_of(model, given.rows)
     settings = TrainingSettings(rank=16, upper_layers=given.layers, recompute=given.recompute)
     torch.manual_seed(0)
-    peft = get_peft_model(model, lora_config(settings, model.config.num_hidden_layers))
+    peft = get_peft_model(model, lora_config(settings, model))
     peft.train()
     if given.samples:  # a process that samples, too, holds its weights arranged, and the adapter as whole matrices
         policy.load_deltas("training", "0", lora_deltas(peft))
@@ -130,9 +130,7 @@ def sample(given: argparse.Namespace) -> list[dict[str, Any]]:
 
     model = model_of(given.shape, given.dtype)
     policy = policy_of(model, given.turns)
-    peft = get_peft_model(
-        model, lora_config(TrainingSettings(upper_layers=given.layers), model.config.num_hidden_layers)
-    )
+    peft = get_peft_model(model, lora_config(TrainingSettings(upper_layers=given.layers), model))
     for parameter in peft.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.01)

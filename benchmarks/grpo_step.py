@@ -105,7 +105,7 @@ def step(side: str, rows: dict[str, Any], size: int, dtype: str, clock_name: str
             source.advantages_R = (
                 (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
             ).flatten()
-            source.shared = rows["shared"]
+            source.shared, source.hinted_R = rows["shared"], torch.zeros(count, dtype=torch.bool)
             source.rollout = hand_out  # type: ignore[method-assign, assignment]
             trainer = EpisodeGRPO(source=source, **common)
             learner = make_learner(peft.get_base_model(), base.policy.decoder)

@@ -22,8 +22,6 @@ from models.local.packed import arrange, can_arrange
 from models.local.shapes import why_not_played
 
 NAME = "trace_shared_prefix"
-# Numbers of attention weights of one layer that a training pass may hold at once on a CPU: 1 GiB in fp32.
-MOST_WEIGHTS = 2**28
 # Queries at once where no kernel knows the causal mask by itself: then the mask is held.
 QUERIES = 1024
 
@@ -101,12 +99,6 @@ def attend_padded(
     out = torch.matmul(rest, values)
     shared = torch.matmul(seen.transpose(0, 1).reshape(groups, -1, pk.shape[1]), pv)
     return (out + shared.view(groups, rows, -1, dim).transpose(0, 1)).reshape(rows, heads, length, dim)
-
-
-def holds_weights(rows: int, heads: int, length: int, keys: int, device: torch.device) -> bool:
-    """Whether a training pass holds all attention weights of a layer (`attend_padded`). On a CPU that is the faster way
-    while they are small; a GPU has kernels that never hold them, and a long conversation's fit nowhere."""
-    return device.type == "cpu" and rows * heads * length * keys <= MOST_WEIGHTS
 
 
 def attend_causal(

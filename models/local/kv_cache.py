@@ -11,8 +11,11 @@ import numpy as np
 import torch
 
 from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
+from models.local.blocks import Own, attend_seen
 from models.policy import Request
 
+# New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
+ROW_BY_ROW = 16
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
 OUT_OF_SIGHT = float("-inf")
@@ -69,6 +72,8 @@ class PrefixPass:
         q, k, v = (t.transpose(0, 1).contiguous() for t in (q, k, v))
         self.layers.append(PrefixWeights(k, v))
         n, parts = q.shape[1], []
+        if extras is None and q.device.type == "cpu":
+            return attend_seen(q, [Own(0, n, k, v)], None).transpose(0, 1)
         # In blocks of queries: the scores of a prefix of 6,000 tokens at once would take gigabytes.
         for start in range(0, n, QUERIES_AT_ONCE):
             end = min(n, start + QUERIES_AT_ONCE)
@@ -102,6 +107,9 @@ class _Rows:
         within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
         place = slots - low if self.span else np.arange(len(slots))
         at = place[row] * self.width + within  # where a token lies among the padded rows
+        ends = np.cumsum(counts)
+        places = (slots, ends - counts, ends, starts + counts)  # of each row: slot, its tokens here, tokens when stored
+        self.rows = list(zip(*(x.tolist() for x in places), strict=True))
         self.whole = len(at) == self.padded * self.width and bool((at == np.arange(len(at))).all())
         self.at = torch.from_numpy(at).to(device)
         self.tokens = torch.from_numpy(tokens).to(device)
@@ -123,6 +131,10 @@ class _Rows:
         extras: Extras | None = None,
     ) -> torch.Tensor:
         """q (n, H, D) of these rows' tokens, keys and values (slots, Hkv, T, D) of all -> (n, H, D)."""
+        if extras is None and self.width >= ROW_BY_ROW and q.device.type == "cpu":
+            rows = [Own(a, b, keys[slot, :, :end], values[slot, :, :end]) for slot, a, b, end in self.rows]
+            before = (prefix.k, prefix.v) if prefix is not None else None
+            return attend_seen(q.transpose(0, 1), rows, before).transpose(0, 1)
         keys, values = keys[:, :, : self.total], values[:, :, : self.total]
         if self.span is not None:
             keys, values = keys[self.span], values[self.span]

@@ -6,13 +6,40 @@ Shape suffixes: `models/training/grpo.py`. Here `_T` counts the tokens of a row 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from models.local.attention import Extras, attend_causal, attend_padded, attend_with_extras, holds_weights
+from models.local.attention import Extras, attend_causal, attend_with_extras
+from models.local.blocks import attend_rows
 from models.training.learner import Learner, PlainLearner
+
+
+def attend_plain(
+    q_HND: torch.Tensor,
+    k_HND: torch.Tensor,
+    v_HND: torch.Tensor,
+    counts_R: Sequence[int],
+    prefix: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Attention of rows of `counts_R` tokens, one after the other, behind a prefix, without holding a layer's weights:
+    block by block on a CPU, by torch's kernels elsewhere."""
+    attend = attend_rows if q_HND.device.type == "cpu" else attend_by_kernels
+    return attend(q_HND, k_HND, v_HND, counts_R, prefix)
+
+
+def attend_by_kernels(
+    q_HND: torch.Tensor,
+    k_HND: torch.Tensor,
+    v_HND: torch.Tensor,
+    counts_R: Sequence[int],
+    prefix: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """`attend_plain` by torch's kernels, a row at a time."""
+    rows = zip(*(x_HND.split(list(counts_R), dim=1) for x_HND in (q_HND, k_HND, v_HND)), strict=True)
+    return torch.cat([attend_causal(q, k, v, prefix) for q, k, v in rows], dim=1)
 
 
 class _Suffixes:
@@ -48,18 +75,12 @@ class _Suffixes:
         extras: Extras | None = None,
     ) -> torch.Tensor:
         prefix = (self.prefix.k_HPD[layer], self.prefix.v_HPD[layer]) if self.prefix else None
-        keys = self.width + (prefix[0].shape[1] if prefix else 0)
-        if extras is None and not holds_weights(self.rows, q_NHD.shape[1], self.width, keys, q_NHD.device):
-            rows = zip(
-                *(x_NHD.transpose(0, 1).split(self.counts, dim=1) for x_NHD in (q_NHD, k_NHD, v_NHD)), strict=True
-            )
-            return torch.cat([attend_causal(q, k, v, prefix) for q, k, v in rows], dim=1).transpose(0, 1)
-        q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
         if extras is None:
-            out_RHTD = attend_padded(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix)
-        else:
-            places_1T = torch.arange(self.width, device=q_NHD.device)[None]
-            out_RHTD = attend_with_extras(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, places_1T, extras)
+            q_HND, k_HND, v_HND = (x_NHD.transpose(0, 1) for x_NHD in (q_NHD, k_NHD, v_NHD))
+            return attend_plain(q_HND, k_HND, v_HND, self.counts, prefix).transpose(0, 1)
+        q_RHTD, k_RHTD, v_RHTD = (self._padded(x_NHD) for x_NHD in (q_NHD, k_NHD, v_NHD))
+        places_1T = torch.arange(self.width, device=q_NHD.device)[None]
+        out_RHTD = attend_with_extras(q_RHTD, k_RHTD, v_RHTD, self.hidden_RTT, prefix, places_1T, extras)
         _, heads, dim = q_NHD.shape
         return out_RHTD.transpose(1, 2).reshape(self.rows * self.width, heads, dim)[self.place_N]
 
@@ -72,6 +93,12 @@ class Prefix:
         self.k_HPD: list[torch.Tensor] = []
         self.v_HPD: list[torch.Tensor] = []
         learner.run(torch.tensor(list(ids), device=learner.device), torch.arange(len(ids), device=learner.device), self)
+
+    def first(self, count: int) -> Prefix:
+        """The pass over its first `count` tokens: no token sees a later one."""
+        part = copy(self)
+        part.k_HPD, part.v_HPD = ([x_HPD[:, :count] for x_HPD in made] for made in (self.k_HPD, self.v_HPD))
+        return part
 
     def attend(
         self,
@@ -86,12 +113,10 @@ class Prefix:
             self.k_HPD.append(k_HPD)
             self.v_HPD.append(v_HPD)
         count = q_HPD.shape[1]
-        if extras is None and not holds_weights(1, len(q_HPD), count, count, q_HPD.device):
-            return attend_causal(q_HPD, k_HPD, v_HPD).transpose(0, 1)
+        if extras is None:
+            return attend_plain(q_HPD, k_HPD, v_HPD, [count], None).transpose(0, 1)
         hidden_1PP = q_HPD.new_full((1, count, count), float("-inf")).triu(1)
         whole = q_HPD[None], k_HPD[None], v_HPD[None], hidden_1PP, None
-        if extras is None:
-            return attend_padded(*whole)[0].transpose(0, 1)
         return attend_with_extras(*whole, torch.arange(count, device=q_HPD.device)[None], extras)[0].transpose(0, 1)
 
 

@@ -20,8 +20,6 @@ GIB = 2**30
 LIBRARIES = {"cpu": int(0.8 * GIB), "cuda": int(0.6 * GIB)}
 # Rows of the head at once (`learner.HEAD_ROWS`), each a row of logits, their chances and their slopes in fp32.
 HEAD_ROWS, HEAD = 64, 64 * 3 * 4
-# Weights of attention that a layer may hold on a CPU (`attention.MOST_WEIGHTS`). This file imports no torch.
-HELD = 2**28
 # Bytes of a weight of the adapter: itself, its gradient and Adam's two moments, in fp32.
 LEARNT = 16
 
@@ -120,16 +118,8 @@ def expected_peak(
     """The peak of a training process. `width` is bytes of a number, `device` "cpu" or "cuda"; `sampling`: the process
     samples, too."""
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
-    held = device == "cpu" and batch.rows * shape.heads * batch.longest * (batch.prefix + batch.longest) <= HELD
-    kept = sum(
-        _of_layer(shape, settings.rank, width, tokens)
-        + (2 * rows * shape.heads * longest * keys * width if held else 0)
-        for rows, tokens, longest, keys in (
-            (batch.rows, batch.tokens, batch.longest, batch.prefix + batch.longest),
-            (1, batch.prefix, batch.prefix, batch.prefix),
-        )
-    )
     tokens = batch.tokens + batch.prefix
+    kept = _of_layer(shape, settings.rank, width, tokens)
     # Recomputed, a layer keeps the stream that it was given, and only one has more at a time.
     activations = tokens * shape.hidden * width * learning + kept if settings.recompute else kept * learning
     logits = HEAD * shape.vocabulary + batch.tokens * shape.hidden * (4 + width)
@@ -143,7 +133,7 @@ def expected_peak(
 
 
 def _of_layer(shape: Shape, rank: int, width: int, tokens: int) -> int:
-    """Bytes that a layer keeps for its backward pass, attention's weights apart."""
+    """Bytes that a layer keeps for its backward pass; attention's weights are made again in it."""
     queries, keys = shape.heads * shape.dim, shape.groups * shape.dim
     if shape.fused:
         # Stream and its norm, twice; q, k and v as they come, turned, and padded by row; what attention saw; the gated

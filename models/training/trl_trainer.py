@@ -12,11 +12,13 @@ import torch
 from trl import GRPOTrainer
 
 from errors import TrainingError
-from models.training.forward import StepPrefix, by_tokens, token_logprobs
+from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
+# At most so many of a prefix's last tokens are passed through with each row, rather than the whole prefix anew.
+LEFT_OVER = 64
 # Figures of a step that several processes put together: means over the micro-batches of all.
 FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "logprob_gap", "sampler_ratio")
 
@@ -64,6 +66,8 @@ class EpisodeGRPO(GRPOTrainer):
         self._problem = ""
         self._kl_step = -1
         self._prefix: StepPrefix | None = None
+        self._bare = False  # while the base is asked, without its adapter
+        self._base_prefix: tuple[list[int], Prefix] | None = None
         self._learner: Learner | None = None
         kwargs["rollout_func"] = source.rollout
         super().__init__(*args, **kwargs)
@@ -178,12 +182,27 @@ class EpisodeGRPO(GRPOTrainer):
         ids_RT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
         seen_RT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
         completion = inputs["completion_ids"].shape[1]
+        self._bare = True
         with self.accelerator.unwrap_model(model).disable_adapter():
             base_RT, _, _ = self._get_per_token_logps_and_entropies(model, ids_RT, seen_RT, completion)
+        self._bare = False
         gap_RT = (base_RT - policy_RT).clamp(-20, 20)
         kl = ((gap_RT.exp() - gap_RT - 1) * self._mask_RT).sum() / self._mask_RT.sum().clamp(min=1)
         self._mask_RT = mask_RT
         return float(kl)
+
+    @torch.no_grad()
+    def _prefix_of_base(self, learner: Learner, ids: list[int]) -> tuple[int, Prefix | None]:
+        """How many of `ids` the bare base passed through before, and that pass: the base stays as it is, so on a CPU
+        an earlier step's is kept."""
+        if not ids or learner.device.type != "cpu":  # a GPU has the memory for other things
+            return len(ids), None
+        before, prefix = self._base_prefix or ([], None)
+        same = common_prefix([ids, before])
+        if prefix is None or same < len(ids) - LEFT_OVER:
+            same, prefix = len(ids), Prefix(learner, ids)
+            self._base_prefix = ids, prefix
+        return same, prefix.first(same)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -204,9 +223,12 @@ class EpisodeGRPO(GRPOTrainer):
             ids_RT.append(ids_T[start:end].tolist())
             wanted_RS.append([prompt - start + j for j in mask_T.nonzero()[:, 0].tolist()])
         learner, shared = self._learner_of(model), self.source.shared
-        if shared and torch.is_grad_enabled() and self._prefix is None:
-            self._prefix = StepPrefix(learner, ids_RT[0][:shared])
-        prefix = self._prefix if torch.is_grad_enabled() else None
+        if self._bare:
+            shared, prefix = self._prefix_of_base(learner, ids_RT[0][:shared])
+        else:
+            if shared and torch.is_grad_enabled() and self._prefix is None:
+                self._prefix = StepPrefix(learner, ids_RT[0][:shared])
+            prefix = self._prefix if torch.is_grad_enabled() else None
         scored = token_logprobs(learner, ids_RT, shared, wanted_RS, self.temperature, prefix)
         logprobs_RT = torch.zeros(self._mask_RT.shape, device=input_ids.device)
         entropies_RT = torch.zeros_like(logprobs_RT)

@@ -16,6 +16,7 @@ from errors import TrainingError
 from flows.train_apart import command_of
 from models.adapters.deltas import folder_deltas
 from models.local import attention
+from models.training import forward, trl_trainer
 from models.training.actors import LocalActor
 from models.training.forward import StepPrefix, by_tokens, token_logprobs
 from models.training.grpo import StepsOwed, _config, train_adapter
@@ -111,12 +112,32 @@ def test_micro_batches_by_tokens_have_the_gradient_of_those_by_rows(tiny_model: 
         assert torch.allclose(delta, expected[name], atol=1e-2 * float(expected[name].abs().max())), name
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(("weights", "recompute"), [(0, False), (2**28, True), (0, True)])
-def test_kernels_without_weights_and_recomputing_change_no_gradient(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool, weights: int, recompute: bool
+def test_the_bases_prefix_is_passed_through_once_a_training(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention by torch's kernels, in several blocks of queries, behind a shared prefix."""
+    """And the distance to the base is what it is with a new pass in every step."""
+    policy, renderer = tiny_model
+    passes, found = [], []
+    made = trl_trainer.Prefix
+    monkeypatch.setattr(trl_trainer, "Prefix", lambda *given: passes.append(given) or made(*given))
+    for left in (trl_trainer.LEFT_OVER, -1):
+        monkeypatch.setattr(trl_trainer, "LEFT_OVER", left)
+        records: list[StepRecord] = []
+        settings = replace(SMALL, steps=3, **WIDE)
+        train_adapter(Source(Half), LocalActor(policy), renderer, settings, tmp_path / str(left), records.append)
+        found.append(([record.kl for record in records], len(passes)))
+    (kept, once), (anew, all_passes) = found
+    assert (once, all_passes - once) == (1, 3)
+    assert kept == pytest.approx(anew, rel=1e-3)
+    assert min(kept[1:]) > 1e-6
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("kernels", "recompute"), [(True, False), (False, True), (True, True)])
+def test_kernels_and_recomputing_change_no_gradient(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, fused: bool, kernels: bool, recompute: bool
+) -> None:
+    """Attention by torch's kernels, as a GPU has them, in several blocks of queries, behind a shared prefix."""
     policy, _ = tiny_model
     peft = lora(policy)
     peft.train()
@@ -135,8 +156,9 @@ def test_kernels_without_weights_and_recomputing_change_no_gradient(
         return {n: p.grad.clone() for n, p in peft.named_parameters() if p.grad is not None}
 
     expected = gradients(False)
-    monkeypatch.setattr(attention, "MOST_WEIGHTS", weights)
-    monkeypatch.setattr(attention, "QUERIES", 4)
+    if kernels:
+        monkeypatch.setattr(forward, "attend_plain", forward.attend_by_kernels)
+        monkeypatch.setattr(attention, "QUERIES", 4)
     found = gradients(recompute)
     assert found.keys() == expected.keys()
     assert sum(float(g.abs().max()) > 1e-2 for g in found.values()) > 10

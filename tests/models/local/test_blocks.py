@@ -1,0 +1,80 @@
+"""Attention by blocks: against the whole score matrix in double precision, forward and back."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from models.local import blocks
+from models.local.blocks import Own, attend_rows, attend_seen
+
+HEADS, GROUPS, DIM = 6, 2, 8
+COUNTS = (1, 40, 7)
+
+
+def numbers(*shape: int, kind: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(shape, dtype=kind)
+
+
+def whole(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, counts: tuple[int, ...], pk: torch.Tensor, pv: torch.Tensor
+) -> torch.Tensor:
+    """The definition: one matrix of scores a row and head."""
+    ends = [0, *torch.tensor(counts).cumsum(0).tolist()]
+    rows = []
+    for first, last in pairwise(ends):
+        heads = []
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)
+            keys, values = torch.cat([pk[group], k[group, first:last]]), torch.cat([pv[group], v[group, first:last]])
+            later = torch.ones(last - first, len(keys)).triu(1 + pk.shape[1]).bool()
+            scores = (q[head, first:last] @ keys.t()).masked_fill(later, float("-inf"))
+            heads.append(scores.softmax(-1) @ values)
+        rows.append(torch.stack(heads))
+    return torch.cat(rows, dim=1)
+
+
+@pytest.mark.parametrize("block", [1, 2**9, blocks.BLOCK])
+@pytest.mark.parametrize("before", [0, 11])
+def test_blocks_give_what_whole_scores_give_and_its_gradient(
+    monkeypatch: pytest.MonkeyPatch, block: int, before: int
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    torch.manual_seed(0)
+    tokens = sum(COUNTS)
+    given = [numbers(HEADS, tokens, DIM), *(numbers(GROUPS, n, DIM) for n in (tokens, tokens, before, before))]
+    sent = numbers(HEADS, tokens, DIM)
+    found = []
+    for attend in (
+        lambda q, k, v, pk, pv: whole(q, k, v, COUNTS, pk, pv),
+        lambda q, k, v, pk, pv: attend_rows(q, k, v, COUNTS, (pk, pv) if before else None),
+    ):
+        leaves = [x.clone().requires_grad_() for x in given]
+        out = attend(*leaves)
+        out.backward(sent)
+        found.append([out.detach(), *(x.grad for x in leaves[: 5 if before else 3])])
+    for expected, blocked in zip(*found, strict=True):
+        assert float(expected.abs().max()) > 1e-3
+        # Sums over blocks are in fp32, whatever the numbers are.
+        assert torch.allclose(blocked, expected, atol=1e-5)
+
+
+def test_queries_see_what_their_row_had_before_them() -> None:
+    torch.manual_seed(0)
+    q, k, v = numbers(HEADS, 30, DIM), numbers(GROUPS, 30, DIM), numbers(GROUPS, 30, DIM)
+    prefix = numbers(GROUPS, 5, DIM), numbers(GROUPS, 5, DIM)
+    expected = whole(q, k, v, (30,), *prefix)[:, 9:]
+    assert torch.allclose(attend_seen(q[:, 9:], [Own(0, 21, k, v)], prefix), expected)
+
+
+def test_in_half_precision_many_rows_keep_what_each_adds_to_the_prefix() -> None:
+    """400 rows send a thousandth of the sum each: added up in bf16 most of it would be lost."""
+    torch.manual_seed(0)
+    q, k, v = (torch.full((n, 400, DIM), 0.1, dtype=torch.bfloat16) for n in (HEADS, GROUPS, GROUPS))
+    prefix = [torch.full((GROUPS, 1, DIM), 0.1, dtype=torch.bfloat16).requires_grad_() for _ in range(2)]
+    attend_rows(q, k, v, [1] * 400, (prefix[0], prefix[1])).backward(torch.ones_like(q))
+    # Each of three heads sends half of its gradient to the prefix's value, half to the row's own.
+    assert prefix[1].grad is not None
+    assert prefix[1].grad.float().mean() == pytest.approx(400 * 3 / 2, rel=0.01)
