@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from errors import ConfigurationError
-from settings import SCRIPTED_USER, Settings
+from settings import Settings
 
 # Profiles whose trainings take weeks on a processor.
 ON_GPUS = ("gpu-small", "gpu", "cluster")
@@ -54,35 +54,6 @@ def shares(settings: Settings) -> list[dict[str, str]]:
 
     threads = max(1, torch.get_num_threads() // (many * training_processes(settings)))
     return [{"OMP_NUM_THREADS": str(threads)}] * many
-
-
-def check_trainings(settings: Settings) -> None:
-    """Raise `ConfigurationError` where several trainings at once would wait for one another, or be in their way."""
-    many, a = settings.devices.trainings, settings.analyst
-    if many == 1:
-        return
-    said = f"devices.trainings = {many}, and "
-    if settings.train.carry:
-        raise ConfigurationError(
-            f"{said}with train.carry = true a training begins from the round's earlier ones, so that they come one "
-            "after another; set devices.trainings = 1 or train.carry = false"
-        )
-    if settings.devices.sleep:
-        raise ConfigurationError(
-            f"{said}with devices.sleep = true the servers that sleep for one training answer no other; set "
-            "devices.trainings = 1, or give the servers GPUs of their own and set devices.sleep = false"
-        )
-    if many > settings.selection.most:
-        raise ConfigurationError(
-            f"{said}a round trains selection.most = {settings.selection.most} capabilities at most; lower the one or "
-            "raise the other"
-        )
-    if settings.target_user != SCRIPTED_USER and (a.max_calls or a.max_total_tokens or a.max_dollars):
-        raise ConfigurationError(
-            f"{said}each would spend what is left of the caps in analyst.max_... on its simulated user "
-            f"{settings.target_user!r}: what they have spent is known when they end; set devices.trainings = 1, or the "
-            "three caps to 0"
-        )
 
 
 def check_processes(settings: Settings) -> None:

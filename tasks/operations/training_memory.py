@@ -18,7 +18,8 @@ from models.local.model_files import EMBEDDED
 from models.training.memory import Batch, Peak, Shape, expected_peak, memory_there
 from models.training.records import TrainingSettings
 from settings import Settings
-from tasks.operations.devices import check_processes, check_trainings, training_processes
+from tasks.operations.devices import check_processes, training_processes
+from tasks.round.preflight import check_trainings
 from tasks.round.target_prompt import first_opening
 
 # The embedded model's configuration, which is read before its file is converted.

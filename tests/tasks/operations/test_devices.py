@@ -9,8 +9,9 @@ import pytest
 
 from errors import ConfigurationError
 from settings import load_settings
-from tasks.operations.devices import check_processes, check_trainings, shares, training_processes, visible_gpus
+from tasks.operations.devices import check_processes, shares, training_processes, visible_gpus
 from tasks.operations.training_memory import check_training
+from tasks.round.preflight import check_trainings
 
 
 @pytest.fixture
