@@ -201,6 +201,9 @@ class DeviceSettings(Part):
     """What trains, and what it may take (docs/10-scale.md). It decides no figure beyond rounding."""
 
     processes: int = Field(0, ge=0, description="processes that train together; 0: one for each visible GPU")
+    trainings: int = Field(
+        1, ge=1, description="capabilities that are trained at once, each in processes of its own on its share"
+    )
     cpu: bool = Field(False, description="a profile for GPUs trains on the processor, where there is none")
     recompute: bool = Field(False, description="gradient checkpointing: less memory for a third more time")
     sleep: bool = Field(False, description="vLLM servers sleep in backward passes: they share a GPU with the training")

@@ -6,6 +6,7 @@ kill costs at most what was being played.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +27,7 @@ from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
 from tasks.round.registry import open_registry
 
+logger = logging.getLogger("trace")
 __all__ = ["QUICK", "CompareParameters", "check", "compare_methods"]
 
 
@@ -60,6 +62,12 @@ def check(params: CompareParameters) -> Settings:
 def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
     settings, names = check(params), chosen(params.methods)
+    if settings.devices.trainings > 1:
+        logger.info(
+            "devices.trainings = %d does not hold for a comparison: trainings come one after another, as what one may "
+            "play follows from what those before it have played",
+            settings.devices.trainings,
+        )
     registry = open_registry(settings, settings.target)
     written = []
     for seed in params.seeds:

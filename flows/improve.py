@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from errors import (
 from flows.approval import ask_approval
 from flows.code_version import code_version
 from flows.one_at_a_time import alone_on, deaths_before
-from flows.train_apart import apart, train_apart
+from flows.train_apart import apart, at_once, train_apart, train_together
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
@@ -255,9 +255,11 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
         for practice in PRACTISE:
             if practice.name == train.name:
                 batch = training_order(context, batch)
-            results: dict[str, StageResult] = {c: _paid_for(practice, context, c) for c in batch}
+            results = _practised(practice, context, batch)
             if practice.name == train.name:
-                results = {c: _trained_at_last(context, c, result) for c, result in results.items()}
+                alone = at_once(context) == 1
+                for capabilities in [[c] for c in batch] if alone else [batch]:
+                    results |= _trained_at_last(context, {c: results[c] for c in capabilities})
             yield practice.name, results
             if practice.name == last and results:
                 return
@@ -273,6 +275,13 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
             return
 
 
+def _practised(practice: Stage[[str], Any], context: Context, capabilities: Sequence[str]) -> dict[str, StageResult]:
+    """Results of a stage of these capabilities, one after another; trainings at once, as many as are asked for."""
+    if practice.name == train.name and capabilities and at_once(context) > 1:
+        return dict(train_together(context, capabilities))
+    return {capability: _paid_for(practice, context, capability) for capability in capabilities}
+
+
 def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
     """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training that is a
     job of its own is done by that first, and its result is read here."""
@@ -285,13 +294,18 @@ def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) ->
     return result
 
 
-def _trained_at_last(context: Context, capability: str, result: StageResult) -> StageResult:
-    """The last result of a capability's training, of which `result` is the first. An environment that taught the wrong
-    thing, or nothing that carries over, goes back for another version, which is checked, calibrated and trained on in
-    its turn (method, section 4)."""
-    while isinstance(result, TrainResult) and result.goes_back and withdraw(context, capability, result.verdict):
+def _trained_at_last(context: Context, results: Mapping[str, StageResult]) -> dict[str, StageResult]:
+    """The last results of capabilities' trainings, of which `results` are the first. An environment that taught the
+    wrong thing, or nothing that carries over, goes back for another version, which is checked, calibrated and trained
+    on in its turn (method, section 4)."""
+    last, back = dict(results), list(results)
+    while back := [c for c in back if _goes_back(context, c, last[c])]:
+        going = back
         for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
-            result = _paid_for(practice, context, capability)
-            if not result.goes_on:
-                break
-    return result
+            last |= _practised(practice, context, going)
+            going = [c for c in going if last[c].goes_on]
+    return last
+
+
+def _goes_back(context: Context, capability: str, result: StageResult) -> bool:
+    return isinstance(result, TrainResult) and result.goes_back and withdraw(context, capability, result.verdict)

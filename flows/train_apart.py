@@ -2,6 +2,7 @@
 
     limits.training_minutes = 90        # how long one may take; 0, the default: without a limit
     devices.processes = 4               # processes that train together; 0, the default: one for each visible GPU
+    devices.trainings = 2               # capabilities that are trained at once, each on its share of the machine
 
 A call that hangs in C takes no exception, a process can be killed. What it had stored stays, and it goes on from its
 last whole checkpoint. The job loads the base once more (time and memory), so with one process and no limit a training
@@ -17,19 +18,30 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Cancelled
+from prefect.task_runners import ThreadPoolTaskRunner
 
 import errors
 from db import open_store
-from errors import TraceError, TrainingStuck
+from errors import BudgetExceeded, TraceError, TrainingStuck
 from models.deadline import end_with_parent
-from models.telemetry.logs import configure
 from settings import MachineSettings, load_settings
-from tasks.operations.devices import training_processes
+from tasks.operations.devices import shares, training_processes
 from tasks.round.context import Context
+from tasks.round.progress import Meter
+from tasks.round.registry import mlflow_failures
 from tasks.round.results import TrainResult
+from tasks.round.retries import RETRIES
 from tasks.round.stage import adopt, forget
 from tasks.train import train
 from tasks.unattended.stalls import pulse, watched
@@ -42,11 +54,78 @@ PATIENCE = 10.0
 JOB = ("-m", "models.training.job")
 
 
+class Stopped(Exception):
+    """The round ends, and its trainings with it."""
+
+
 def apart(context: Context) -> bool:
     """Whether trainings of the round are jobs. Where methods compete they are not: this process holds the account that
     they are paid from."""
-    limited = bool(context.settings.limits.training_minutes)
-    return context.budget is None and (limited or training_processes(context.settings) > 1)
+    s = context.settings
+    return context.budget is None and (
+        bool(s.limits.training_minutes) or s.devices.trainings > 1 or training_processes(s) > 1
+    )
+
+
+def at_once(context: Context) -> int:
+    """How many capabilities the round trains at once. Where methods compete it is one: what a training may play follows
+    from what those before it have played."""
+    return context.settings.devices.trainings if context.budget is None else 1
+
+
+def train_together(context: Context, capabilities: Sequence[str]) -> dict[str, TrainResult]:
+    """Do the stage `train` of these capabilities, each as a job and a Prefect task of its own, `devices.trainings` at a
+    time. Their results, in this order.
+
+    One that fails stops no other; raises the first's error when all are over. What the round may not take is begun by
+    none. Where this process is stopped its jobs are ended.
+    """
+    places, stop, spent = SimpleQueue[Mapping[str, str]](), threading.Event(), list[BudgetExceeded]()
+    for share in shares(context.settings):
+        places.put(share)
+    with mlflow_failures(context.settings, "trainings were begun"):
+        _ = context.run  # jobs that look for it at the same time would begin one each
+
+    def job(round_id: str, capability: str) -> Any:
+        share = places.get()
+        try:
+            if spent:
+                raise spent[0]
+            train_apart(context, capability, share=share, stop=stop)
+        except BudgetExceeded as problem:
+            spent.append(problem)
+            raise
+        except Stopped as problem:
+            return Cancelled(message=str(problem))
+        finally:
+            places.put(share)
+        return context.result(TrainResult, capability)
+
+    one: Any = task(name=train.name, task_run_name="train {capability}", cache_policy=NO_CACHE, **RETRIES)(job)
+    threads: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=context.settings.devices.trainings)
+    with threads as runner:
+        try:
+            futures = {c: runner.submit(one, {"round_id": context.round.id, "capability": c}) for c in capabilities}
+            wait([future.wrapped_future for future in futures.values()])
+        except BaseException:
+            stop.set()
+            raise
+    return _results(futures)
+
+
+def _results(futures: Mapping[str, Any]) -> dict[str, TrainResult]:
+    """What the tasks returned; raises the error of the first that failed, and tells those of the others."""
+    results, problems = dict[str, TrainResult](), list[Exception]()
+    for capability, future in futures.items():
+        try:
+            results[capability] = future.result()
+        except Exception as problem:
+            if problems:
+                logger.error("the training of %s failed, too: %s: %s", capability, type(problem).__name__, problem)
+            problems.append(problem)
+    if problems:
+        raise problems[0]
+    return results
 
 
 def command_of(processes: int) -> tuple[str, ...]:
@@ -59,11 +138,18 @@ def command_of(processes: int) -> tuple[str, ...]:
     return (sys.executable, "-m", "accelerate.commands.launch", *several, "--main_process_port", "0", *JOB)
 
 
-def train_apart(context: Context, capability: str, command: tuple[str, ...] = ()) -> None:
+def train_apart(
+    context: Context,
+    capability: str,
+    command: tuple[str, ...] = (),
+    share: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
     """Do the stage `train` of a capability in another process, or several, unless it is done. Its result is in the
-    store.
+    store. `share` are variables of its environment, `stop` ends it.
 
-    Raises `TrainingStuck` when it took longer than `limits.training_minutes` twice, and what the stage raised.
+    Raises `TrainingStuck` when it took longer than `limits.training_minutes` twice, `Stopped`, and what the stage
+    raised.
     """
     if context.found(TrainResult, capability) is not None:
         return
@@ -74,7 +160,7 @@ def train_apart(context: Context, capability: str, command: tuple[str, ...] = ()
         with tempfile.TemporaryDirectory(prefix="training-") as folder:
             spec = Path(folder) / "spec.json"
             spec.write_text(json.dumps(spec_of(context, capability)), encoding="utf-8")
-            done = _run((*command, str(spec)), 60 * minutes or float("inf"))
+            done = _run((*command, str(spec)), 60 * minutes or float("inf"), share or {}, stop or threading.Event())
         if done is not None:
             _check(done, capability)
             return
@@ -89,9 +175,11 @@ def train_apart(context: Context, capability: str, command: tuple[str, ...] = ()
 
 
 def spec_of(context: Context, capability: str) -> dict[str, Any]:
-    """The job as `models/training/job.py` takes it."""
+    """The job as `models/training/job.py` takes it. Trainings at once share the turns in flight on servers."""
     s = context.settings
-    order = {"settings": _settings_of(context), "round": context.round.id, "capability": capability}
+    settings = _settings_of(context)
+    settings["policy"]["concurrency"] = max(1, s.policy.concurrency // s.devices.trainings)
+    order = {"settings": settings, "round": context.round.id, "capability": capability}
     base = {"name": s.base_model, "dtype": s.dtype, "calls": s.calls, "rows": s.rollout.rows}
     return {"lead": "flows.train_apart:lead", "order": order, "base": base}
 
@@ -101,11 +189,15 @@ def _settings_of(context: Context) -> dict[str, Any]:
     return context.settings.model_dump(mode="json", exclude=set(MachineSettings.model_fields))
 
 
-def _run(command: tuple[str, ...], seconds: float) -> tuple[int, str] | None:
+def _run(
+    command: tuple[str, ...], seconds: float, share: Mapping[str, str], stop: threading.Event
+) -> tuple[int, str] | None:
     """Exit status and standard output of the process; None when it was ended after `seconds`. It is ended with this
     process, too: its standard input is a pipe that stays open, and it ends when the pipe does."""
+    if stop.is_set():
+        raise Stopped("ended with the round")
     # Its lines are this process's: Prefect would send them for a run that it does not know.
-    environment, pipe = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": ""}, subprocess.PIPE
+    environment, pipe = {**os.environ, **share, "PREFECT_LOGGING_EXTRA_LOGGERS": ""}, subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
     deadline = time.monotonic() + seconds
     try:
@@ -113,7 +205,8 @@ def _run(command: tuple[str, ...], seconds: float) -> tuple[int, str] | None:
             if time.monotonic() > deadline:
                 return None
             pulse()  # the other process has a watch of its own
-            time.sleep(POLL_SECONDS)
+            if stop.wait(POLL_SECONDS):
+                raise Stopped("ended with the round")
         assert process.stdout is not None
         return process.returncode, process.stdout.read()
     finally:
@@ -150,23 +243,27 @@ def _check(done: tuple[int, str], capability: str) -> None:
             continue
         kind = getattr(errors, str(problem.get("error")), None) if isinstance(problem, dict) else None
         if isinstance(kind, type) and issubclass(kind, TraceError):
-            raise kind(problem["message"])
+            raised = kind(problem["message"])
+            raised.transient = bool(problem.get("transient", raised.transient))
+            raise raised
     raise RuntimeError(f"the process that trained {capability!r} ended with status {status}; its log says why")
 
 
 def lead(order: dict[str, Any]) -> int:
     """The other process, the first of several: do the stage, or say what went wrong in a line of JSON."""
-    configure()
     end_with_parent()
     settings = load_settings(**order["settings"])
+    Meter.bars = settings.devices.trainings == 1
     with open_store(settings.database_url) as store:
         context = adopt(settings, store, store.round(order["round"]))
         Path(context.folder).mkdir(exist_ok=True)
         try:
-            with watched(settings.limits.idle_minutes, context.folder):
+            with watched(settings.limits.idle_minutes, context.folder, shared=True):
                 train.do(context, order["capability"])
         except TraceError as problem:
-            print(json.dumps({"error": type(problem).__name__, "message": str(problem)}), flush=True)
+            kind = next(k.__name__ for k in type(problem).__mro__ if getattr(errors, k.__name__, None) is k)
+            said = {"error": kind, "message": str(problem), "transient": problem.transient}
+            print(json.dumps(said), flush=True)
             return 1
         finally:
             forget(context.round.id)

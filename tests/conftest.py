@@ -32,6 +32,7 @@ SLOW = (
     "environments/targets/test_shop_draws.py",
     "flows/test_approval.py",
     "flows/test_services.py",
+    "flows/trainings/test_trained_at_once.py",
     "models/adapters/test_registry.py",
     "models/serving/test_fleet.py",
     "models/training/test_endings.py",

@@ -96,6 +96,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train": {"upper_layers": -1}}, "train.upper_layers = -1"),
     ({"train": {"micro_batch_tokens": 0}}, "train.micro_batch_tokens = 0"),
     ({"devices": {"processes": -1}}, "devices.processes = -1"),
+    ({"devices": {"trainings": 0}}, "devices.trainings = 0"),
+    ({"devices": {"trainings": -2}}, "devices.trainings = -2"),
 ]
 
 

@@ -108,7 +108,7 @@ def slow_because() -> list[str]:
     """Why this machine is slower at a round than two cores with AVX-512 are, one sentence each."""
     if torch.cuda.is_available():
         return []
-    cores, threads = _cores(), torch.get_num_threads()
+    cores, threads = cores_here(), torch.get_num_threads()
     found = []
     if cores == 1:
         found.append("this process may use one core: everything that runs side by side takes turns on it")
@@ -119,7 +119,7 @@ def slow_because() -> list[str]:
     return found
 
 
-def _cores() -> int:
+def cores_here() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -25,6 +25,7 @@ from transformers import TrainerCallback
 from errors import TraceError
 from models.deadline import end_with_parent
 from models.local.base import load_base
+from models.telemetry.logs import configure
 from models.training.grpo import StepsOwed, make_steps
 from models.training.ranks import DealtRollouts, LeaderOver, Ranks, close_ranks, open_ranks
 
@@ -71,6 +72,7 @@ def lead(here: Ranks, name: str, order: Any) -> int:
 
 def main(arguments: list[str]) -> int:
     """One process of the job."""
+    configure()  # before libraries that set logging up themselves are imported
     spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     here = open_ranks()
     if here.leads:

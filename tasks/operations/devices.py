@@ -1,6 +1,8 @@
-"""What trains: a GPU or none, how many processes, and whether the settings fit them."""
+"""What trains: a GPU or none, how many processes, how many trainings at once, and whether the settings fit them."""
 
 from __future__ import annotations
+
+import os
 
 from errors import ConfigurationError
 from settings import Settings
@@ -24,21 +26,66 @@ def check_gpu(settings: Settings) -> None:
         )
 
 
-def training_processes(settings: Settings) -> int:
-    """How many processes train together: `devices.processes`, or one for each GPU that this process sees, at least
-    one."""
-    if settings.devices.processes:
-        return settings.devices.processes
+def visible_gpus() -> list[str]:
+    """The GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
     import torch
 
-    return max(1, torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(number) for number in range(count)]
+
+
+def training_processes(settings: Settings) -> int:
+    """How many processes make a training together: `devices.processes`, or one for each GPU of its share, at least
+    one."""
+    return settings.devices.processes or max(1, len(visible_gpus()) // settings.devices.trainings)
+
+
+def shares(settings: Settings) -> list[dict[str, str]]:
+    """What each of the trainings at once has of this machine, as variables of its processes' environment: as many GPUs
+    as every other, or as many threads. A training that is alone has everything."""
+    many = settings.devices.trainings
+    if many == 1:
+        return [{}]
+    if gpus := visible_gpus():
+        each = len(gpus) // many
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[each * i : each * (i + 1)])} for i in range(many)]
+    import torch
+
+    threads = max(1, torch.get_num_threads() // (many * training_processes(settings)))
+    return [{"OMP_NUM_THREADS": str(threads)}] * many
 
 
 def check_processes(settings: Settings) -> None:
-    """Raise `ConfigurationError` where the processes of a training cannot share its rows."""
+    """Raise `ConfigurationError` where trainings cannot share this machine, or a training's processes its rows."""
+    _check_places(settings)
     processes, rows = training_processes(settings), settings.train.groups * settings.train.group_size
     if rows % processes:
         raise ConfigurationError(
             f"train.groups x train.group_size = {rows} rows cannot be shared by {processes} processes; set "
             "devices.processes to a divisor of it (or CUDA_VISIBLE_DEVICES to fewer GPUs), or change the batch"
+        )
+
+
+def _check_places(settings: Settings) -> None:
+    """Raise `ConfigurationError` where a process would be without a GPU, or a core, of its own."""
+    many, gpus, processes = settings.devices.trainings, len(visible_gpus()), training_processes(settings)
+    if gpus % many:
+        raise ConfigurationError(
+            f"devices.trainings = {many} cannot share {gpus} visible GPUs evenly; set it to a divisor of {gpus}, or "
+            "CUDA_VISIBLE_DEVICES to another number of them"
+        )
+    if gpus and processes > gpus // many:
+        raise ConfigurationError(
+            f"devices.processes = {processes} in each of devices.trainings = {many} need a GPU each, and {gpus} are "
+            "visible; lower one of the two"
+        )
+    if gpus or many == 1:
+        return
+    from models.local.base import cores_here
+
+    if many * processes > (cores := cores_here()):
+        raise ConfigurationError(
+            f"devices.trainings = {many} of {processes} processes each need a core for every process, and this one may "
+            f"use {cores}; set devices.trainings (or devices.processes) to fewer"
         )

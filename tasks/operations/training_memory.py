@@ -19,6 +19,7 @@ from models.training.memory import Batch, Peak, Shape, expected_peak, memory_the
 from models.training.records import TrainingSettings
 from settings import Settings
 from tasks.operations.devices import check_processes, training_processes
+from tasks.round.preflight import check_trainings
 from tasks.round.target_prompt import first_opening
 
 # The embedded model's configuration, which is read before its file is converted.
@@ -46,14 +47,17 @@ def config_of(name: str) -> Mapping[str, Any]:
 
 
 def check_training(settings: Settings) -> None:
-    """Raise `ConfigurationError` for a training that the machine can never make: rows that its processes cannot share,
-    or more memory than there is even with conversations of a single turn."""
+    """Raise `ConfigurationError` for a training that the machine can never make: at once with others that it has to
+    wait for, rows that its processes cannot share, or more memory than there is even with conversations of a single
+    turn."""
+    check_trainings(settings)
     check_processes(settings)
     turn = settings.rollout.max_tokens
     least, there = _peak(settings, turn, 0), _there(settings)
     if least.gib > there:
         raise ConfigurationError(
-            f"a training of {settings.base_model} takes at least {least.text()}, and {_device()} has {there:.1f} GiB; "
+            f"{_said(settings, f' of {settings.base_model}')} at least {least.text()}, and {_device()} has "
+            f"{there:.1f} GiB; {'set devices.trainings = 1, ' if _together(settings) > 1 else ''}"
             "take a smaller base_model, a smaller train.micro_batch_tokens (or train.micro_batch), "
             "devices.recompute = true or fewer train.upper_layers, or set devices.memory_gib to what there is if this "
             "is wrong"
@@ -61,7 +65,7 @@ def check_training(settings: Settings) -> None:
 
 
 def memory_text(settings: Settings, target: Target) -> str:
-    """What a training takes at most, in one sentence."""
+    """What a training takes at most, or those that are made at once and share the memory, in one sentence."""
     prompt, messages = first_opening(target)
     said = json.dumps([dict(t) for t in prompt.tools]) + prompt.instructions
     said += "".join(m.content for m in (*prompt.examples, *messages))
@@ -70,7 +74,7 @@ def memory_text(settings: Settings, target: Target) -> str:
     environment.close()
     answers = round(steps * settings.rollout.max_tokens * (1 + ANSWERED))
     peak, there = _peak(settings, answers, round(len(said) / CHARACTERS)), _there(settings)
-    text = f"a training takes at most about {peak.text()} of {there:.1f} on {_device()}"
+    text = f"{_said(settings)} at most about {peak.text()} of {there:.1f} on {_device()}"
     if peak.gib > there:
         text += "; long conversations may not fit: set train.micro_batch_tokens, or devices.recompute"
     return text
@@ -93,8 +97,18 @@ def _peak(settings: Settings, answers: int, opening: int) -> Peak:
     width = fast_dtype().itemsize if settings.dtype == "auto" else {"float32": 4, "bfloat16": 2}[settings.dtype]
     batch, local = Batch(rows, tokens, row, opening), settings.policy.backend == "local"
     peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local)
-    many = training_processes(settings) if _kind() == "cpu" else 1
+    many = _together(settings) * training_processes(settings) if _kind() == "cpu" else 1
     return Peak(*(many * size for size in (peak.weights, peak.adapter, peak.activations, peak.libraries)))
+
+
+def _together(settings: Settings) -> int:
+    """How many trainings at once share the memory; on GPUs each has its own."""
+    return settings.devices.trainings if _kind() == "cpu" else 1
+
+
+def _said(settings: Settings, of: str = "") -> str:
+    many = _together(settings)
+    return f"a training{of} takes" if many == 1 else f"{many} trainings{of} at once take"
 
 
 def _there(settings: Settings) -> float:

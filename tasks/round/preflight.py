@@ -20,7 +20,7 @@ from errors import ConfigurationError, ProviderError
 from models.local.model_files import check_base_config, check_base_files
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
-from settings import Settings, writable_folder
+from settings import SCRIPTED_USER, Settings, writable_folder
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
@@ -148,11 +148,13 @@ def preflight(settings: Settings) -> None:
 def check_without_loading(settings: Settings) -> None:
     """The first part of `preflight`: what needs no heavy library. A usual mistake is refused within a second or two.
 
-    The target's name is known, the home can be written, the store answers, the base model's files are whole, vLLM
-    servers are as needed, and a language model is configured where one is asked.
+    The target's name is known, trainings at once are not in each other's way, the home can be written, the store
+    answers, the base model's files are whole, vLLM servers are as needed, and a language model is configured where one
+    is asked.
     """
     if settings.target != TRAFFIC:
         check_target_name(settings.target)
+    check_trainings(settings)
     writable_folder(settings.folder)
     with open_store(settings.database_url):
         pass
@@ -162,6 +164,35 @@ def check_without_loading(settings: Settings) -> None:
     check_approval(settings)
     if settings.asks_a_model:
         _check_settings(settings)
+
+
+def check_trainings(settings: Settings) -> None:
+    """Raise `ConfigurationError` where several trainings at once would wait for one another, or be in their way."""
+    many, a = settings.devices.trainings, settings.analyst
+    if many == 1:
+        return
+    said = f"devices.trainings = {many}, and "
+    if settings.train.carry:
+        raise ConfigurationError(
+            f"{said}with train.carry = true a training begins from the round's earlier ones, so that they come one "
+            "after another; set devices.trainings = 1 or train.carry = false"
+        )
+    if settings.devices.sleep:
+        raise ConfigurationError(
+            f"{said}with devices.sleep = true the servers that sleep for one training answer no other; set "
+            "devices.trainings = 1, or give the servers GPUs of their own and set devices.sleep = false"
+        )
+    if many > settings.selection.most:
+        raise ConfigurationError(
+            f"{said}a round trains selection.most = {settings.selection.most} capabilities at most; lower the one or "
+            "raise the other"
+        )
+    if settings.target_user != SCRIPTED_USER and (a.max_calls or a.max_total_tokens or a.max_dollars):
+        raise ConfigurationError(
+            f"{said}each would spend what is left of the caps in analyst.max_... on its simulated user "
+            f"{settings.target_user!r}: what they have spent is known when they end; set devices.trainings = 1, or the "
+            "three caps to 0"
+        )
 
 
 def check_approval(settings: Settings) -> None:

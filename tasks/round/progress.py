@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from types import TracebackType
+from typing import ClassVar
 
 from tasks.unattended.stalls import pulse
 
@@ -18,7 +19,10 @@ EVERY_SECONDS = 15.0
 class Meter:
     """Shows, within `with`, how many of `total` are done; `advance` after each, `beat` in between. `done` says how many
     were before, as when a training is resumed: they do not count into the rate. Of `at_once` that run side by side the
-    first to end says nothing of the pace: rate and time left are shown from the `at_once`-th on."""
+    first to end says nothing of the pace: rate and time left are shown from the `at_once`-th on. `bars` is off in a
+    process that shares its terminal: lines say which stage and capability they are of, bars do not."""
+
+    bars: ClassVar[bool] = True
 
     def __init__(self, what: str, total: int, unit: str, done: int = 0, at_once: int = 1) -> None:
         self.what, self.total, self.unit, self.before, self.done = what, total, unit, done, done
@@ -26,7 +30,7 @@ class Meter:
 
     def __enter__(self) -> Meter:
         self._began = self._said = time.monotonic()
-        self._bar = _Bar(self) if sys.stderr.isatty() else None
+        self._bar = _Bar(self) if self.bars and sys.stderr.isatty() else None
         return self
 
     def __exit__(

@@ -28,9 +28,9 @@ class _Watch:
 
 
 @contextmanager
-def watched(minutes: float, folder: Path) -> Iterator[None]:
+def watched(minutes: float, folder: Path, shared: bool = False) -> Iterator[None]:
     """Within, the process ends when `pulse` was not called for `minutes` (0: never); `folder`/hung.txt has the
-    stacks."""
+    stacks. With `shared` the file is left where it is: processes that began before have it open."""
     if minutes <= 0:
         yield
         return
@@ -42,7 +42,8 @@ def watched(minutes: float, folder: Path) -> Iterator[None]:
         finally:
             _Watch.seconds, _Watch.file = 0.0, None
             faulthandler.cancel_dump_traceback_later()
-    _drop_empty(folder)
+    if not shared:
+        _drop_empty(folder)
 
 
 def pulse() -> None:

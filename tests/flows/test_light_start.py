@@ -42,6 +42,11 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
         (("improve",), {"TRACE_DATABASE": "postgresql+psycopg://127.0.0.1:1/x"}, "error (store)"),
         (("improve",), {"TRACE_ANALYST__KIND": "llm"}, "no model is configured"),
         (
+            ("improve", "--profile", "night"),
+            {"TRACE_DEVICES__TRAININGS": "2"},
+            "set devices.trainings = 1 or train.carry",
+        ),
+        (
             ("improve",),
             {"TRACE_POLICY__BACKEND": "vllm", "TRACE_POLICY__API_KEY_ENV": "NO_SUCH_KEY"},
             "NO_SUCH_KEY, which is not set",

@@ -120,6 +120,49 @@ def test_an_environment_is_not_sent_back_for_ever(
     assert calls("register", "a")[3:] == ["synthesize:a", "calibrate:a", "train:a"]
 
 
+def test_trainings_at_once_are_of_all_that_came_so_far(
+    calls: Callable[..., list[str]], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those whose environment goes back are trained again at once, too; one that cannot be made again falls out."""
+    bad = "reward-misspecified: reward rose"
+    verdicts = {"a": [bad, ""], "b": [bad, bad], "c": [bad], "d": [""]}
+    waves: list[list[str]] = []
+
+    def together(given: Context, capabilities: list[str]) -> dict[str, TrainResult]:
+        waves.append(list(capabilities))
+        made = {c: verdicts[c].pop(0) for c in capabilities}
+        return {
+            c: TrainResult(adapter="", sha256="", steps=4, run="", ending="", chosen=1, verdict=verdict)
+            for c, verdict in made.items()
+        }
+
+    asked: list[str] = []
+
+    def withdraw(given: Context, capability: str, why: str) -> bool:
+        asked.append(capability)
+        return capability != "b" or asked.count("b") < 2
+
+    def result(recorded: Recorded, round_id: str, capability: str = "") -> StageResult:
+        recorded.calls.append(f"{recorded.name}:{capability}".rstrip(":"))
+        again = recorded.calls.count(f"{recorded.name}:{capability}") > 1
+        return StageResult(skipped="no" if (recorded.name, capability, again) == ("calibrate", "c", True) else "")
+
+    settings = load_settings(
+        profile="smoke", home=context.settings.home, devices={"trainings": 2}, selection={"most": 3}
+    )
+    monkeypatch.setattr(context, "settings", settings)
+    monkeypatch.setattr(Recorded, "__call__", result)
+    monkeypatch.setattr(flow, "train_together", together)
+    monkeypatch.setattr(flow, "withdraw", withdraw)
+    made = calls("report", "a b c d")
+    assert waves == [["a", "b", "c"], ["a", "b"], ["d"]]
+    assert asked == ["a", "b", "c", "b"], "each is asked for once a version"
+    assert [c for c in made if c.startswith(("calibrate", "train", "register"))] == [
+        "calibrate:a", "calibrate:b", "calibrate:c", "calibrate:a", "calibrate:b", "calibrate:c", "register:a",
+        "calibrate:d", "register:d",
+    ]  # fmt: skip
+
+
 def test_a_capability_that_the_budget_does_not_pay_for_falls_out(
     calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

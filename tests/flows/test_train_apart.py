@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from errors import ConfigurationError, LimitReached, TrainingError, TrainingStuck
+from errors import ConfigurationError, LimitReached, ProviderError, StoreError, TraceError, TrainingError, TrainingStuck
 from flows import train_apart as apart
 from flows.train_apart import train_apart
 from settings import load_settings
@@ -49,9 +49,14 @@ def test_the_order_reaches_the_process_without_a_key(settings_folder: Path) -> N
 
 @pytest.mark.parametrize(
     ("given", "processes", "expected"),
-    [({}, 1, False), ({"limits": {"training_minutes": 1}}, 1, True), ({"devices": {"processes": 2}}, 2, True)],
+    [
+        ({}, 1, False),
+        ({"limits": {"training_minutes": 1}}, 1, True),
+        ({"devices": {"processes": 2}}, 2, True),
+        ({"devices": {"trainings": 2}}, 1, True),
+    ],
 )
-def test_a_limit_or_a_second_process_makes_a_training_a_job(
+def test_a_limit_or_a_second_process_or_training_makes_a_training_a_job(
     settings_folder: Path, given: dict[str, Any], processes: int, expected: bool
 ) -> None:
     settings = load_settings(home=settings_folder, **given)
@@ -102,11 +107,14 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-@pytest.mark.parametrize("kind", [TrainingError, LimitReached])
-def test_an_error_of_the_stage_comes_back_as_what_it_is(settings_folder: Path, kind: type[Exception]) -> None:
-    said = json.dumps({"error": kind.__name__, "message": "no group"})
-    with pytest.raises(kind, match="no group"):
+@pytest.mark.parametrize(("kind", "transient"), [(TrainingError, False), (LimitReached, False), (StoreError, True)])
+def test_an_error_of_the_stage_comes_back_as_what_it_is(
+    settings_folder: Path, kind: type[TraceError], transient: bool
+) -> None:
+    said = json.dumps({"error": kind.__name__, "message": "no group", "transient": transient})
+    with pytest.raises(kind, match="no group") as raised:
         train_apart(context(settings_folder), "refund", command(f"print({said!r}); print('[1]'); sys.exit(1)"))
+    assert raised.value.transient is transient, "by this it is tried again"
 
 
 @pytest.mark.parametrize("code", ["sys.exit(3)", "print('Traceback'); sys.exit(3)", "print('{}'); sys.exit(3)"])
@@ -115,12 +123,24 @@ def test_any_other_death_is_said_with_its_status(settings_folder: Path, code: st
         train_apart(context(settings_folder), "refund", command(code))
 
 
-@pytest.mark.parametrize("problem", [None, TrainingError("no group")])
+class Away(ProviderError):
+    """Stands for an error of another file, which only its base names."""
+
+
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (None, {}),
+        (TrainingError("no group"), {"error": "TrainingError", "message": "no group", "transient": False}),
+        (Away("no server", transient=True), {"error": "ProviderError", "message": "no server", "transient": True}),
+    ],
+)
 def test_the_other_process_does_the_stage_of_that_round(
     settings_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     problem: Exception | None,
+    told: dict[str, Any],
 ) -> None:
     opened = open_context(load_settings(profile="smoke", home=settings_folder / "home", seed=5))
     order = {"settings": apart._settings_of(opened), "round": opened.round.id, "capability": "refund"}
@@ -138,4 +158,4 @@ def test_the_other_process_does_the_stage_of_that_round(
     assert (given.round, given.settings, capability) == (opened.round, opened.settings, "refund")
     assert given.adopted, "it does not end the round's run in MLflow"
     said = capsys.readouterr().out
-    assert said == ('{"error": "TrainingError", "message": "no group"}\n' if problem else "")
+    assert said == (f"{json.dumps(told)}\n" if problem else "")

@@ -71,7 +71,7 @@ def test_what_makes_a_machine_slower_is_named(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], threads: int, capability: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    monkeypatch.setattr(base, "_cores", lambda: len(cores))
+    monkeypatch.setattr(base, "cores_here", lambda: len(cores))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

@@ -51,6 +51,30 @@ def test_what_cannot_fit_is_refused_with_the_value_and_what_to_do(settings_folde
         check_training(load_settings(devices={"processes": 5}))
 
 
+def test_trainings_at_once_take_their_memory_each(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told and refused; on GPUs each has a memory of its own."""
+    monkeypatch.setattr("models.local.base.cores_here", lambda: 8)
+
+    def peak(trainings: int, there: float = 64) -> str:
+        given = {"memory_gib": there, "trainings": trainings}
+        check_training(load_settings(devices=given, dtype="float32"))
+        return memory_text(load_settings(devices=given, dtype="float32"), target())
+
+    one, two = peak(1), peak(2)
+    assert two.startswith("2 trainings at once take at most about ")
+    sizes = [float(text.partition("about ")[2].partition(" GiB")[0]) for text in (one, two)]
+    assert sizes[1] == pytest.approx(2 * sizes[0], abs=0.11)
+    peak(1, 4)
+    with pytest.raises(
+        ConfigurationError, match=r"2 trainings of smollm2-135m at once take .*; set devices\.trainings = 1"
+    ):
+        peak(2, 4)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    peak(2, 4)
+    assert peak(2).startswith("a training takes ")
+
+
 def test_a_gpu_that_is_not_there_is_missed_before_anything_is_played(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

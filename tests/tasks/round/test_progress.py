@@ -57,6 +57,16 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "success 50 %" in terminal.getvalue()
 
 
+def test_a_terminal_that_is_shared_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Meter, "bars", False)
+    with caplog.at_level("INFO", "trace"), Meter("train refund", 2, "steps") as meter:
+        meter.advance("success 50 %", say=True)
+    assert caplog.messages[0].startswith("train refund: 1 of 2 steps")
+
+
 def test_pace_reads_well() -> None:
     assert pace(2.44, "episodes") == "2.4 episodes/s"
     assert pace(1 / 31, "steps") == "31 s each"

@@ -120,3 +120,11 @@ def test_a_process_ends_with_the_one_that_ordered_it() -> None:
     process.stdin.close()
     assert process.wait(30) < 0
     process.stdout.close()
+
+
+def test_a_process_that_watches_with_another_leaves_it_its_file(tmp_path: Path, clock: Interpreter) -> None:
+    with (tmp_path / stalls.FILE).open("a", encoding="utf-8") as file:  # the round's own process has it open
+        with watched(60, tmp_path, shared=True):
+            pass
+        file.write("stacks")
+    assert (tmp_path / stalls.FILE).read_text() == "stacks"
