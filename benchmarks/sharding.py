@@ -1,10 +1,11 @@
 """What overlapping environments gain and take, and what sharing a stage costs.
 
-    python -m benchmarks.sharding [--only overlap memory overhead] [--episodes 10000] [--turns 3]
+    python -m benchmarks.sharding [--only overlap memory overhead] [--episodes 10000]
 
 - overlap: 256 episodes of eight steps, each of which sleeps 50 ms, on a stub server: all at once against one after the
   other (8 of them, the seconds times 32). It must be at least 20 times faster.
-- memory: 10,000 episodes open at once on two stub servers, in this process: peak memory, which must be at most 2 GiB.
+- memory: 10,000 episodes of the shop open at once on two stub servers, in this process: peak memory, which must be at
+  most 2 GiB. What the stubs sample makes no sense, so that most of them end early.
 - overhead: a stage of 96 episodes of the shop on the embedded model, as shards against plain, in turns, in
   processor time: at most 5 % more.
 
@@ -14,47 +15,46 @@ The stub servers are processes of their own, and answer in 2 ms. Exits with 1 wh
 from __future__ import annotations
 
 import argparse
-import asyncio
-import multiprocessing
 import resource
-import socket
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from environments.contract import Action, Message, Observation, Score, TargetTask
+from environments.contract import Action, Environment, Message, Observation, Score, TargetTask
+from environments.targets.shop import target
+from environments.targets.shop.episode import ShopEnvironment
 from models.episodes import Episode, Player
 from models.local.base import load_renderer
 from models.policy import PolicyIdentity, Sampling
 from models.renderer import Renderer
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer
+from tests.models.vllm_backend.stub_processes import StubProcess, stub_processes
 
 STEPS, STEP_SECONDS, EPISODES, ALONE = 8, 0.05, 256, 8
 ANSWER_SECONDS = 0.002
+_COUNTING = threading.Lock()
 
 
 class Slow:
-    """Steps, each of which takes `seconds`."""
+    """Steps, each of which takes STEP_SECONDS."""
 
     tools: Sequence[Any] = ()
     instructions = "Answer."
     examples: Sequence[Message] = ()
     max_steps = STEPS
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
     def reset(self, task: TargetTask) -> Observation:
         return Observation((Message("user", f"Question {task.seed}."),))
 
     def step(self, action: Action) -> Observation:
-        time.sleep(self.seconds)
+        time.sleep(STEP_SECONDS)
         return Observation((Message("user", "And then?"),))
 
     def score(self) -> Score:
@@ -66,82 +66,50 @@ class Slow:
     def close(self) -> None: ...
 
 
-def serve(port: int) -> None:
-    """A stub of the part of vLLM's interface that is used; it samples by arithmetic."""
-    from aiohttp import web
+class CountedShop(ShopEnvironment):
+    """The shop. `open` of them are begun and not ended, at most `most` at any time."""
 
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "base", "parent": None, "max_model_len": 4096}]})
+    open = most = 0
 
-    async def complete(request: web.Request) -> web.Response:
-        body = await request.json()
-        await asyncio.sleep(ANSWER_SECONDS)
-        ids = [(sum(body["prompt"]) + i + body.get("seed", 0)) % 50 for i in range(body["max_tokens"])]
-        logprobs = {"token_logprobs": [-1.0] * len(ids), "top_logprobs": [{"a": -float(body["temperature"])}]}
-        choice = {"finish_reason": "length", "token_ids": ids, "logprobs": logprobs}
-        return web.json_response({"model": "base", "choices": [choice]})
+    def reset(self, task: TargetTask) -> Observation:
+        with _COUNTING:
+            CountedShop.open += 1
+            CountedShop.most = max(CountedShop.most, CountedShop.open)
+        return super().reset(task)
 
-    app = web.Application(client_max_size=2**24)
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/completions", complete)])
-    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+    def close(self) -> None:
+        with _COUNTING:
+            CountedShop.open -= 1
 
 
-@contextmanager
-def servers(count: int) -> Iterator[list[str]]:
-    """Addresses of running stub servers."""
-    context, urls, processes = multiprocessing.get_context("spawn"), [], []
-    for _ in range(count):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        processes.append(context.Process(target=serve, args=(port,), daemon=True))
-        processes[-1].start()
-        urls.append(f"http://127.0.0.1:{port}")
-    try:
-        for url in urls:
-            _wait_for(int(url.rpartition(":")[2]))
-        yield urls
-    finally:
-        for process in processes:
-            process.terminate()
-
-
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-
-
-def play(renderer: Renderer, urls: Sequence[str], count: int, window: int, seconds: float, turns: int) -> float:
-    """Seconds of `count` episodes, `window` of them open at once."""
+def play(
+    renderer: Renderer,
+    stubs: Sequence[StubProcess],
+    make: Callable[[], Environment],
+    tasks: Sequence[TargetTask],
+    window: int,
+) -> tuple[float, int]:
+    """Seconds and turns of an episode of each task, `window` of them open at once."""
     policy = VllmPolicy(
-        [VllmServer(u, "base", connections=64) for u in urls], PolicyIdentity("b", "1"), frozenset({0}), 64
+        [VllmServer(stub.url, "base", connections=64) for stub in stubs], PolicyIdentity("b", "1"), frozenset({0}), 64
     )
-    todo = [Episode(f"{i}", TargetTask(f"{i}", "test", "all", i)) for i in range(count)]
-
-    def make() -> Slow:
-        made = Slow(seconds)
-        made.max_steps = turns
-        return made
-
-    began = time.perf_counter()
-    played = sum(t.score is not None for t in Player(make, policy, renderer, Sampling(1.0, 4), window).play(todo))
+    player = Player(make, policy, renderer, Sampling(1.0, 4), window)
+    began, played = time.perf_counter(), 0
+    for trajectory in player.play(Episode(f"{i}", task, i) for i, task in enumerate(tasks)):
+        assert trajectory.score is not None, f"an episode was lost: {trajectory.error}"
+        played += 1
     spent = time.perf_counter() - began
     policy.close()
-    assert played == count, f"{count - played} of {count} episodes were lost"
-    return spent
+    assert played == len(tasks), f"{len(tasks) - played} of {len(tasks)} episodes were lost"
+    return spent, player.steps
 
 
 def overlap(renderer: Renderer) -> bool:
-    with servers(1) as urls:
-        alone = play(renderer, urls, ALONE, 1, STEP_SECONDS, STEPS) * EPISODES / ALONE
+    with stub_processes(1, ANSWER_SECONDS) as stubs:
+        tasks = [TargetTask(f"{i}", "test", "all", i) for i in range(EPISODES)]
+        alone = play(renderer, stubs, Slow, tasks[:ALONE], 1)[0] * EPISODES / ALONE
         before = time.process_time()
-        together = play(renderer, urls, EPISODES, EPISODES, STEP_SECONDS, STEPS)
+        together, _ = play(renderer, stubs, Slow, tasks, EPISODES)
         spent = time.process_time() - before
     ratio = alone / together
     print(
@@ -151,16 +119,26 @@ def overlap(renderer: Renderer) -> bool:
     return ratio >= 20
 
 
-def memory(renderer: Renderer, count: int, turns: int) -> bool:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    with servers(2) as urls:
-        seconds = play(renderer, urls, count, count, 0.0, turns)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+def memory(renderer: Renderer, count: int) -> bool:
+    shop = target()
+    drawn = shop.tasks("diagnosis")
+    tasks = [drawn[i % len(drawn)] for i in range(count)]
+    before, began = _peak_gib(), time.process_time()
+    with stub_processes(2, ANSWER_SECONDS) as stubs:
+        make = partial(CountedShop, shop.instructions, shop.examples)
+        seconds, turns = play(renderer, stubs, make, tasks, count)
+    spent, peak = time.process_time() - began, _peak_gib()
     print(
-        f"memory: {count} episodes of {turns} turns open at once, {seconds:.0f} s "
-        f"({count * turns / seconds:.0f} turns/s), peak {peak:.2f} GiB, {before:.2f} GiB before the first"
+        f"memory: {count} episodes of the shop, at most {CountedShop.most} open at once, {turns} turns in "
+        f"{seconds:.0f} s ({1000 * spent / turns:.2f} ms of a processor each), peak {peak:.2f} GiB, {before:.2f} GiB "
+        "before the first"
     )
-    return peak <= 2
+    return CountedShop.most == count and peak <= 2
+
+
+def _peak_gib() -> float:
+    """The most memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def overhead(repeats: int, count: int) -> bool:
@@ -204,7 +182,6 @@ def main() -> None:
     parts = ("overlap", "memory", "overhead")
     arguments.add_argument("--only", nargs="+", choices=parts, default=parts)
     arguments.add_argument("--episodes", type=int, default=10_000)
-    arguments.add_argument("--turns", type=int, default=3)
     arguments.add_argument("--repeats", type=int, default=4)
     arguments.add_argument("--stage", type=int, default=96, help="episodes of the stage whose overhead is measured")
     given = arguments.parse_args()
@@ -212,7 +189,7 @@ def main() -> None:
     if "overlap" in given.only:
         reached.append(overlap(load_renderer()))
     if "memory" in given.only:
-        reached.append(memory(load_renderer(), given.episodes, given.turns))
+        reached.append(memory(load_renderer(), given.episodes))
     if "overhead" in given.only:
         reached.append(overhead(given.repeats, given.stage))
     raise SystemExit(0 if all(reached) else 1)

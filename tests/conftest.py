@@ -1,11 +1,13 @@
-"""What the tests share: a quiet environment, the embedded model, a tiny random model, a Prefect database of its own."""
+"""What the tests share: a quiet environment, the embedded model, a tiny random model, a Prefect database of its own, a
+PostgreSQL server."""
 
 from __future__ import annotations
 
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,46 @@ def prefect() -> Iterator[None]:
 
     with prefect_test_harness(server_startup_timeout=120):
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of the test session's own, without a database name."""
+    from tests.db.postgres_server import running_postgres
+
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def new_postgres(postgres: str) -> Callable[[], str]:
+    """Makes an empty database on that server; its address."""
+    import psycopg
+
+    numbers = count()
+
+    def make() -> str:
+        name = f"trace_{next(numbers)}"
+        with psycopg.connect(f"{postgres}/postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"{postgres}/{name}"
+
+    return make
+
+
+@pytest.fixture
+def postgres_url(new_postgres: Callable[[], str]) -> str:
+    """An empty PostgreSQL database of its own."""
+    return new_postgres()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database: the test runs on a SQLite file, and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/trace.db"
+    url: str = request.getfixturevalue("postgres_url")
+    return url
 
 
 @pytest.fixture

@@ -5,20 +5,31 @@ In a batch, tokens without an adapter have the index -1. The kernels for GPUs sk
 for the last of the `--max-loras` slots (vLLM 0.32.0, `vllm/lora/ops/torch_ops`). Once that many adapters were used,
 whatever was unloaded since, requests for the base get the last one's weights whenever they share a batch with an
 adapter's.
+
+With LoRA on, vLLM computes experts by Triton, which a CPU does not have: the first request to a model with experts ends
+the engine. Where `--lora-target-modules` leaves the experts without adapters, they are computed as without LoRA; else
+the server does not start, and says what to do.
 """
 
 import functools
 import logging
 
+# The last parts of the names that vLLM has for what holds experts.
+EXPERTS = {"experts", "gate_up_proj", "gate_proj", "up_proj", "down_proj"}
 logger = logging.getLogger("vllm.trace")
 
 
 def register() -> None:
-    """Make the first of an adapter's two products zero for tokens without one. vLLM may call this several times."""
+    """Both of it, on a CPU. vLLM may call this several times."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        return
+    if current_platform.is_cpu():
+        _spare_the_base()
+        _plain_experts()
+
+
+def _spare_the_base() -> None:
+    """The first of an adapter's two products is zero for tokens without one."""
     try:
         from vllm.lora.ops import torch_ops
         from vllm.lora.ops.torch_ops import lora_ops
@@ -39,3 +50,34 @@ def register() -> None:
 
     for place in (lora_ops, torch_ops, punica_cpu):
         place.bgmv_shrink = spared
+
+
+def _plain_experts() -> None:
+    """Experts that no adapter may change are computed as without LoRA; that one may change them is refused."""
+    try:
+        from vllm.config import get_current_vllm_config
+        from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
+        from vllm.triton_utils import HAS_TRITON
+
+        finish = FusedMoEConfig.__post_init__
+    except (ImportError, AttributeError) as problem:
+        logger.warning("this vLLM is built otherwise (%s): a model with experts may end it when LoRA is on", problem)
+        return
+    if hasattr(finish, "__wrapped__"):
+        return
+
+    @functools.wraps(finish)
+    def finished(self):
+        lora = get_current_vllm_config().lora_config
+        if lora is not None:
+            adapted = {name.rsplit(".", 1)[-1] for name in lora.target_modules or EXPERTS}
+            if not adapted & EXPERTS:
+                self.is_lora_enabled = False
+            elif not HAS_TRITON:
+                raise ValueError(
+                    f"adapters on experts ({', '.join(sorted(adapted & EXPERTS))}) need Triton, which is not here; "
+                    "start the server with --lora-target-modules q_proj k_proj v_proj o_proj"
+                )
+        finish(self)
+
+    FusedMoEConfig.__post_init__ = finished

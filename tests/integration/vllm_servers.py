@@ -1,4 +1,4 @@
-"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model."""
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.integration.servers import clean_environment, free_port, status
 
 PYTHON = Path(os.environ.get("TRACE_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
 MISSING = f"vLLM is not installed in {PYTHON.parents[1].name}: run 'make install-vllm'"
+PLUGIN = Path(__file__).parents[2] / "docker" / "vllm_cpu"
 START = Path(__file__).parents[2] / "docker" / "vllm" / "start.sh"
 MAX_RANK, CONTEXT = 16, 1024
 # That of the local backend, so that the two can be compared closely.
@@ -35,6 +36,9 @@ class Server:
 
     log: Path
     max_loras: int = 4
+    model: Path | None = None  # the embedded one
+    dtype: str = DTYPE
+    options: tuple[str, ...] = ()  # further ones of vLLM's command line
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -46,9 +50,11 @@ class Server:
         """Start and wait until it is healthy; an error with the end of its log when it is not."""
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         given |= {"OMP_NUM_THREADS": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        given |= {"PYTHON": str(PYTHON)}
+        # The plugin of this checkout goes before the one that was installed with vLLM.
+        given |= {"PYTHON": str(PYTHON), "PYTHONPATH": str(PLUGIN)}
         # As the container starts it, so that its weights are compared.
-        command = ["sh", str(START), str(embedded_folder()), "--dtype", DTYPE, "--max-model-len", str(CONTEXT)]
+        command = ["sh", str(START), str(self.model or embedded_folder()), "--dtype", self.dtype]
+        command += ["--max-model-len", str(CONTEXT), *self.options]
         command += [
             "--enable-lora",
             "--max-loras",
@@ -96,9 +102,11 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def vllm_server(folder: Path, max_loras: int = 4) -> Iterator[Server]:
+def vllm_server(
+    folder: Path, max_loras: int = 4, model: Path | None = None, dtype: str = DTYPE, options: tuple[str, ...] = ()
+) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log", max_loras)
+    server = Server(folder / "vllm.log", max_loras, model, dtype, options)
     try:
         server.start()
         yield server

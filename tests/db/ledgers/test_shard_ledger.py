@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from sqlalchemy import text
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from db import Round, Shards, ShardState, Store
+import pytest
+from sqlalchemy import Engine, event, text
+
+from db import Round, Shards, ShardState, Store, open_store
 
 
 @pytest.fixture
@@ -19,6 +23,21 @@ def expire(store: Store, owner: str) -> None:
     with store.transaction() as connection:
         moment = "'2020-01-01 00:00:00.000000'" + ("" if store.url.startswith("sqlite") else "::timestamptz")
         connection.execute(text(f"UPDATE shards SET lease_until = {moment} WHERE owner = :owner"), {"owner": owner})
+
+
+@contextmanager
+def before_taking(call: Callable[[], object]) -> Iterator[None]:
+    """`call` is called by each claim that has found a free shard, before it takes it."""
+
+    def seen(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("UPDATE shards SET state="):
+            call()
+
+    event.listen(Engine, "before_cursor_execute", seen)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "before_cursor_execute", seen)
 
 
 def test_each_shard_goes_to_one_worker_and_is_done_once(shards: Shards) -> None:
@@ -74,3 +93,54 @@ def test_further_shards_are_numbered_on_and_parts_are_apart(shards: Shards, stor
     other = store.start_round("shop", "data1", 8, "laptop", {})
     assert store.shards(other.id).open() == []
     assert store.shards(other.id).claim("evaluate", "one", 30) is None
+
+
+def test_workers_that_claim_at_once_never_get_the_same_shard(store: Store, round_: Round, database_url: str) -> None:
+    """On PostgreSQL each has found the same shard free before any of them takes it. SQLite lets in one at a time."""
+    store.shards(round_.id).owe("rollout", [(1, {}) for _ in range(12)])
+    meeting = threading.Barrier(3 if database_url.startswith("postgresql") else 1)
+    taken: dict[str, list[int]] = {owner: [] for owner in ("one", "two", "three")}
+    first = threading.local()
+
+    def meet() -> None:
+        if not getattr(first, "over", False):
+            first.over = True
+            meeting.wait(20)
+
+    def work(owner: str) -> None:
+        with open_store(database_url) as own:
+            while (row := own.shards(round_.id).claim("rollout", owner, 30)) is not None:
+                taken[owner].append(row.number)
+
+    threads = [threading.Thread(target=work, args=(owner,)) for owner in taken]
+    with before_taking(meet):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(number for numbers in taken.values() for number in numbers) == list(range(12))
+    assert {row.attempt for row in store.shards(round_.id).open()} == {1}
+    for owner, numbers in taken.items():
+        assert store.shards(round_.id).heartbeat(owner, 30) == len(numbers)
+
+
+@pytest.mark.integration
+def test_a_lease_that_is_prolonged_in_the_last_moment_holds(postgres_url: str) -> None:
+    """Another worker has found it run out, and has not taken it yet (on SQLite there is nothing between the two)."""
+    with open_store(postgres_url) as store, open_store(postgres_url) as own:
+        round_id = store.start_round("shop", "data1", 7, "laptop", {}).id
+        shards = store.shards(round_id)
+        shards.owe("rollout", [(1, {})])
+        assert shards.claim("rollout", "late", 30) is not None
+        expire(store, "late")
+        prolonged: list[int] = []
+
+        def prolong() -> None:
+            if not prolonged:
+                prolonged.append(own.shards(round_id).heartbeat("late", 30))
+
+        with before_taking(prolong):
+            assert shards.claim("rollout", "quick", 30) is None
+        assert prolonged == [1]
+        (held,) = shards.open()
+        assert (held.owner, held.attempt) == ("late", 1)

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-
-import psycopg
-import pytest
 
 from db import ReleaseState, open_store
 from errors import ConfigurationError
 from models.adapters.registry import Registry
 from tasks.releases.lifecycle import promote, releases_of, rollback
-from tests.db.postgres_server import running_postgres
 from tests.tasks.releases.release_homes import Home
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/trace.db"
-        return
-    with running_postgres() as url:
-        with psycopg.connect(f"{url}/postgres", autocommit=True) as connection:
-            connection.execute("CREATE DATABASE trace")
-        yield f"{url}/trace"
 
 
 def test_of_two_promotions_at_once_one_wins(database_url: str, tmp_path: Path) -> None:

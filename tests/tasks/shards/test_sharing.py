@@ -28,13 +28,29 @@ Open = Callable[..., Context]
 
 
 @pytest.fixture
-def rounds(settings_folder: Path, tiny_model: Any, tiny_tokenizer: Any) -> Iterator[Open]:
+def stores(request: pytest.FixtureRequest) -> Callable[[], dict[str, Any]]:
+    """Settings of a round's database: SQLite in its home, or one of its own on PostgreSQL."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        return dict
+    new_postgres = request.getfixturevalue("new_postgres")
+    return lambda: {"database": new_postgres()}
+
+
+ON_BOTH = pytest.mark.parametrize(
+    "stores", ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)], indirect=True
+)
+
+
+@pytest.fixture
+def rounds(
+    settings_folder: Path, tiny_model: Any, tiny_tokenizer: Any, stores: Callable[[], dict[str, Any]]
+) -> Iterator[Open]:
     """Opens rounds, each in a home of its own."""
     base, made = saved_base(settings_folder / "base", tiny_model, tiny_tokenizer), list[Context]()
     with vllm_stub() as stub:
 
         def make(**given: Any) -> Context:
-            made.append(opened(settings_folder / f"home{len(made)}", base, stub, **given))
+            made.append(opened(settings_folder / f"home{len(made)}", base, stub, **stores(), **given))
             return made[-1]
 
         yield make
@@ -57,6 +73,7 @@ def count(context: Context) -> int:
     return len(context.store.trajectory_frame(None, columns=["id"]))
 
 
+@ON_BOTH
 def test_shared_play_draws_what_a_process_alone_draws(rounds: Open) -> None:
     alone, together = rounds(), rounds()
     ids = alone.engine.play(*ordered(alone), "it")
@@ -78,6 +95,7 @@ def test_a_round_with_sharing_plays_its_stages_so(rounds: Open) -> None:
     assert context.model.seconds > 0
 
 
+@ON_BOTH
 def test_two_processes_share_one_stage(rounds: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     first = rounds(
         rollout={"rows": 1, "max_tokens": 4}, policy={**rounds().settings.policy.model_dump(), "concurrency": 2}
@@ -109,6 +127,7 @@ def test_two_processes_share_one_stage(rounds: Open, monkeypatch: pytest.MonkeyP
     second.close()
 
 
+@ON_BOTH
 def test_what_a_dead_worker_held_is_owed_again_without_what_it_stored(rounds: Open) -> None:
     context = rounds()
     ground, episodes = ordered(context)
@@ -129,6 +148,7 @@ def test_what_a_dead_worker_held_is_owed_again_without_what_it_stored(rounds: Op
     assert (taken.attempt, taken.state) == (2, "done")
 
 
+@ON_BOTH
 def test_a_worker_that_fails_gives_back_what_it_held(rounds: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     context = rounds()
 
@@ -154,6 +174,7 @@ def test_what_no_other_process_could_play_is_not_shared(rounds: Open) -> None:
     assert context.store.rows(sharing.ShardRow) == []
 
 
+@ON_BOTH
 def test_work_survives_the_database(rounds: Open) -> None:
     context = rounds()
     ground, episodes = ordered(context)
