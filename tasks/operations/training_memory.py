@@ -55,8 +55,8 @@ def check_training(settings: Settings) -> None:
         raise ConfigurationError(
             f"a training of {settings.base_model} takes at least {least.text()}, and {_device()} has {there:.1f} GiB; "
             "take a smaller base_model, a smaller train.micro_batch_tokens (or train.micro_batch), "
-            "devices.recompute = true or fewer train.upper_layers, or set devices.memory_gib to what there is if this "
-            "is wrong"
+            "devices.recompute = true or fewer train.upper_layers, devices.shard = true on several GPUs, or set "
+            "devices.memory_gib to what there is if this is wrong"
         )
 
 
@@ -92,7 +92,8 @@ def _peak(settings: Settings, answers: int, opening: int) -> Peak:
         rows = max(1, tokens // row)
     width = fast_dtype().itemsize if settings.dtype == "auto" else {"float32": 4, "bfloat16": 2}[settings.dtype]
     batch, local = Batch(rows, tokens, row, opening), settings.policy.backend == "local"
-    peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local)
+    parts = training_processes(settings) if settings.devices.shard else 1
+    peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local, parts)
     many = training_processes(settings) if _kind() == "cpu" else 1
     return Peak(*(many * size for size in (peak.weights, peak.adapter, peak.activations, peak.libraries)))
 
