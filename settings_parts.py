@@ -205,6 +205,7 @@ class DeviceSettings(Part):
         1, ge=1, description="capabilities that are trained at once, each in processes of its own on its share"
     )
     cpu: bool = Field(False, description="a profile for GPUs trains on the processor, where there is none")
+    shard: bool = Field(False, description="each process that trains holds a part of the base's weights; needs vLLM")
     recompute: bool = Field(False, description="gradient checkpointing: less memory for a third more time")
     sleep: bool = Field(False, description="vLLM servers sleep in backward passes: they share a GPU with the training")
     memory_gib: float = Field(0.0, ge=0, description="memory for a training; 0: what the GPU, or the machine, has")

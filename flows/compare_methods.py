@@ -23,6 +23,7 @@ from tasks.methods.catalogue import QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import SeedRun, close_round, open_round
+from tasks.operations.devices import check_whole
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
 from tasks.round.registry import open_registry
@@ -49,6 +50,7 @@ def check(params: CompareParameters) -> Settings:
     """The settings, once everything that can be wrong before the first episode was looked at."""
     names = chosen(params.methods)
     settings = load_settings(**params.model_dump(include={"target", "profile", "base_model", "home", "budget"}))
+    check_whole(settings)
     first = seed_settings(settings, params.seeds[0], params.budget)
     writable_folder(first.folder)
     with open_store(first.database_url) as store, closing(round_client(first, store, None)) as client:

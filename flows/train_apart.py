@@ -180,7 +180,9 @@ def spec_of(context: Context, capability: str) -> dict[str, Any]:
     settings = _settings_of(context)
     settings["policy"]["concurrency"] = max(1, s.policy.concurrency // s.devices.trainings)
     order = {"settings": settings, "round": context.round.id, "capability": capability}
-    base = {"name": s.base_model, "dtype": s.dtype, "calls": s.calls, "rows": s.rollout.rows}
+    base: dict[str, Any] = {"name": s.base_model, "dtype": s.dtype, "calls": s.calls, "rows": s.rollout.rows}
+    if s.devices.shard:  # larger than a GPU: it is parted where it lies
+        base["host"] = True
     return {"lead": "flows.train_apart:lead", "order": order, "base": base}
 
 

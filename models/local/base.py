@@ -138,9 +138,15 @@ def fast_dtype() -> torch.dtype:
 
 
 def load_base(
-    name: str = EMBEDDED, dtype: str = "auto", calls: str = "compact", rows: int = 64, cache: str = ""
+    name: str = EMBEDDED,
+    dtype: str = "auto",
+    calls: str = "compact",
+    rows: int = 64,
+    cache: str = "",
+    host: bool = False,
 ) -> BaseModel:
-    """Load a base model for sampling and training; `cache` as in `cache_folder`."""
+    """Load a base model for sampling and training; `cache` as in `cache_folder`. With `host` it stays in the machine's
+    memory also where there is a GPU."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -155,7 +161,7 @@ def load_base(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
     except (OSError, ValueError) as problem:
         raise not_loadable(name, str(problem)) from problem
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not host:
         model = torch.nn.Module.to(model, "cuda")
     model.requires_grad_(False)
     renderer = Renderer(tokenizer, calls)

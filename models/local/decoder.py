@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from errors import PolicyError
 from models.local.attention import SharedBatch
 from models.local.layer_mean import LayerMean
 from models.local.packed import Packed, Part, packed_twin
@@ -177,3 +178,18 @@ class PlainDecoder:
         with LayerMean(self.model.model, *mean) as averaged:
             self.model.model(**call)
         return averaged.mean
+
+
+class PartedDecoder:
+    """In the place of a decoder whose model's weights are spread over processes (`models/training/parts.py`)."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Part] = {}
+
+    def run(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        raise PolicyError("this process holds a part of the base's weights: nothing is sampled or scored on it")
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.run(hidden, hidden, None)  # type: ignore[arg-type]

@@ -17,10 +17,10 @@ import torch
 
 from models.adapters.deltas import lora_deltas
 from models.adapters.files import export_adapter, order_config
-from models.adapters.fingerprint import BASE_APART, COUNT, LONGEST, Fingerprint, moves, prove
+from models.adapters.fingerprint import BASE_APART, LONGEST, moves, prove
 from models.local.policy import LocalPolicy
 from models.policy import TokenPolicy
-from models.training.forward import token_logprobs
+from models.training.sharded import fingerprint_of
 from models.vllm.policy import VllmPolicy
 
 logger = logging.getLogger("trace.models")
@@ -87,7 +87,7 @@ class VllmActor:
         shutil.rmtree(written)
         self.policy.load_adapter(name, f"step-{step}", folder)
         before, self._served = self._served, {name: folder}
-        expected = self._expected(peft)
+        expected = fingerprint_of(peft, self.probe)
         # A first step's adapter is zero and moves nothing: then only the base can be compared.
         proven = self.policy.on_each(lambda server: prove(server, expected, name, still=not moves(expected)))
         for address, found in proven.items():
@@ -129,17 +129,3 @@ class VllmActor:
             if name in self.policy.adapters:
                 self.policy.unload_adapter(name)
             shutil.rmtree(folder, ignore_errors=True)  # a copy of what the checkpoint holds
-
-    @torch.no_grad()
-    def _expected(self, peft: Any) -> Fingerprint:
-        """What the trainer's own model says of the probe, with and without the adapter."""
-        count = min(COUNT, len(self.probe) - 1)
-        wanted_RS = [range(len(self.probe) - count, len(self.probe))]
-
-        def scores() -> tuple[float, ...]:
-            ((logprobs_S, _),) = token_logprobs(peft.get_base_model(), [self.probe], 0, wanted_RS, 1.0)
-            return tuple(logprobs_S.tolist())
-
-        adapted = scores()
-        with peft.disable_adapter():
-            return Fingerprint(self.probe, scores(), adapted)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from models.adapters.fingerprint import COUNT, Fingerprint
 from models.local.attention import Extras, attend_causal, attend_with_extras
 from models.local.blocks import attend_rows
 from models.training.learner import Learner, PlainLearner
@@ -92,7 +93,9 @@ class Prefix:
         learner = as_learner(model)
         self.k_HPD: list[torch.Tensor] = []
         self.v_HPD: list[torch.Tensor] = []
-        learner.run(torch.tensor(list(ids), device=learner.device), torch.arange(len(ids), device=learner.device), self)
+        places = torch.arange(len(ids), device=learner.device)
+        end_PD = learner.run(torch.tensor(list(ids), device=learner.device), places, self)
+        self.end_PD = end_PD if learner.parted else None
 
     def first(self, count: int) -> Prefix:
         """The pass over its first `count` tokens: no token sees a later one."""
@@ -139,8 +142,12 @@ class StepPrefix(Prefix):
         """To be called after the last micro-batch's own backward pass, before the optimizer's step."""
         leaves = zip(self._made, [*self.k_HPD, *self.v_HPD], strict=True)
         sent = [(made, leaf.grad) for made, leaf in leaves if made.requires_grad and leaf.grad is not None]
+        if sent and self.end_PD is not None:
+            # The last layer is gathered for its backward pass when a gradient, here of zero, comes to what it gave.
+            sent.insert(0, (self.end_PD, torch.zeros_like(self.end_PD)))
         if sent:
             torch.autograd.backward([made for made, _ in sent], [gradient for _, gradient in sent])
+        self.end_PD = None
         self._made.clear()
 
 
@@ -205,3 +212,18 @@ def token_logprobs(
     logprobs_S, entropies_S = learner.score(chosen_SD, targets_S, temperature)
     lengths = [len(wanted_S) for wanted_S in wanted_RS]
     return list(zip(logprobs_S.split(lengths), entropies_S.split(lengths), strict=True))
+
+
+@torch.no_grad()
+def probed(peft: Any, probe: Sequence[int]) -> Fingerprint:
+    """What a PEFT model says of the last tokens of a text, with its adapter and without: a pass for each."""
+    count = min(COUNT, len(probe) - 1)
+    wanted_RS = [range(len(probe) - count, len(probe))]
+
+    def scores() -> tuple[float, ...]:
+        ((logprobs_S, _),) = token_logprobs(peft.get_base_model(), [probe], 0, wanted_RS, 1.0)
+        return tuple(logprobs_S.tolist())
+
+    adapted = scores()
+    with peft.disable_adapter():
+        return Fingerprint(tuple(probe), scores(), adapted)

@@ -27,7 +27,8 @@ from models.deadline import end_with_parent
 from models.local.base import load_base
 from models.telemetry.logs import configure
 from models.training.grpo import StepsOwed, make_steps
-from models.training.ranks import DealtRollouts, LeaderOver, Ranks, close_ranks, open_ranks
+from models.training.ranks import PART, DealtRollouts, LeaderOver, Ranks, close_ranks, open_ranks
+from models.training.sharded import follow_part
 
 logger = logging.getLogger("trace.models")
 
@@ -45,8 +46,12 @@ class _Following(TrainerCallback):
 
 def follow(here: Ranks, base: Mapping[str, Any]) -> None:
     """Make rank 0's trainings with it, until it says that there is none left."""
-    loaded = load_base(**base)
+    loaded = None if base.get("host") else load_base(**base)
     while (told := here.hear()) is not None:
+        if told == PART:
+            loaded = follow_part(lambda: load_base(**base))
+            continue
+        assert loaded is not None, "rank 0 parts its base before it trains"
         try:
             rollouts = DealtRollouts(here, None, loaded.policy.decoder)
             owed = StepsOwed.heard(told)

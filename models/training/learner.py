@@ -20,15 +20,18 @@ from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
 from models.local.packed import arrange, can_arrange
 from models.local.shapes import head_of
 from models.local.work import Work
+from models.training.parts import is_parted, whole_head
 
 # Rows of the head at once: their logits are the largest tensors of the pass.
 HEAD_ROWS = 64
 
 
 class Learner(Protocol):
-    """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts."""
+    """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts; of `parted`
+    weights this process holds a part."""
 
     frozen: int
+    parted: bool
     work: Work
     device: torch.device
     dtype: torch.dtype
@@ -48,9 +51,9 @@ def make_learner(causal: Any, decoder: Any = None, recompute: bool = False) -> L
     """The fastest learner for a model that PEFT has put its layers into; `decoder` is the sampler's on that model.
 
     With `recompute` what a layer computed is not kept but computed again in the backward pass (gradient checkpointing):
-    a third more time for a fraction of the memory.
+    a third more time for a fraction of the memory. Weights in parts are gathered where transformers calls the layers.
     """
-    if unknown_parts(causal) or not isinstance(decoder, FusedDecoder) or not _known(causal):
+    if is_parted(causal) or unknown_parts(causal) or not isinstance(decoder, FusedDecoder) or not _known(causal):
         return PlainLearner(causal, recompute)
     return FusedLearner(causal, decoder, recompute)
 
@@ -180,6 +183,8 @@ class _Scored(torch.autograd.Function):
 class FusedLearner:
     """See the module's docstring. Weights of the base are the model's; adapters are read from it at every pass."""
 
+    parted = False
+
     def __init__(self, causal: Any, decoder: FusedDecoder, recompute: bool = False) -> None:
         self.decoder, self.work, self.recompute = decoder, Work(), recompute
         self.device, self.dtype = decoder.embedding.device, decoder.embedding.dtype
@@ -271,7 +276,7 @@ class PlainLearner:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
         weight = next(causal.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self._head = _Plain(causal.lm_head)
+        self.parted = is_parted(causal)
         self.factor, self.cap = head_of(causal.config)
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
@@ -287,17 +292,23 @@ class PlainLearner:
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.work.trained_heads += len(hidden_SD)
+        with whole_head(self.causal) as (weight, bias):
+            return self._scored(_Plain(weight, bias), hidden_SD, targets_S, temperature)
+
+    def _scored(
+        self, head: _Matrix, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.cap is not None:
-            return self._capped(hidden_SD, targets_S, temperature, self.cap)
+            return self._capped(head, hidden_SD, targets_S, temperature, self.cap)
         # A factor of the logits is one of the hidden states: its gradient comes by itself.
-        logprobs_S, entropies_S = _Scored.apply(hidden_SD * self.factor, self._head, targets_S, temperature)
+        logprobs_S, entropies_S = _Scored.apply(hidden_SD * self.factor, head, targets_S, temperature)
         return logprobs_S, entropies_S
 
     def _capped(
-        self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float, cap: float
+        self, head: _Matrix, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float, cap: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`score` through a cap of the logits: these are kept for the backward pass."""
-        logits_SV = (self._head(hidden_SD) * self.factor).float()
+        logits_SV = (head(hidden_SD) * self.factor).float()
         logits_SV = torch.tanh(logits_SV / cap) * cap / temperature
         all_SV = torch.log_softmax(logits_SV, dim=-1)
         entropies_S = -(all_SV.exp() * all_SV).sum(-1).detach()
@@ -307,5 +318,5 @@ class PlainLearner:
 class _Plain(_Matrix):
     """The head of any model, as it is."""
 
-    def __init__(self, head: Any) -> None:
-        self.weight, self.bias, self.arranged, self._turned = head.weight.detach(), head.bias, False, None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias, self.arranged, self._turned = weight, bias, False, None

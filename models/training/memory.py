@@ -8,8 +8,9 @@ that it was held against are in `benchmarks/README.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,18 @@ class Peak:
 
 
 def expected_peak(
-    shape: Shape, settings: TrainingSettings, batch: Batch, width: int, device: str, sampling: bool = True
+    shape: Shape,
+    settings: TrainingSettings,
+    batch: Batch,
+    width: int,
+    device: str,
+    sampling: bool = True,
+    parts: int = 1,
 ) -> Peak:
     """The peak of a training process. `width` is bytes of a number, `device` "cpu" or "cuda"; `sampling`: the process
-    samples, too."""
+    samples, too. It holds one of so many `parts` of the weights."""
+    if parts > 1:
+        shape, sampling = replace(shape, fused=False), False  # such a model goes through transformers
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
     tokens = batch.tokens + batch.prefix
     kept = _of_layer(shape, settings.rank, width, tokens)
@@ -125,11 +134,19 @@ def expected_peak(
     logits = HEAD * shape.vocabulary + batch.tokens * shape.hidden * (4 + width)
     learnt = learning * shape.adapter(settings.rank)
     return Peak(
-        weights=shape.parameters * width + _copies(shape, learning, width, device, sampling),
+        weights=_weights(shape, parts) * width + _copies(shape, learning, width, device, sampling),
         adapter=LEARNT * learnt + (4 * learning * shape.linear if sampling else 0),  # sampling adds whole matrices
         activations=activations + logits,
         libraries=LIBRARIES[device],
     )
+
+
+def _weights(shape: Shape, parts: int) -> int:
+    """Weights that a process holds: all of them, or its part, and whole the layer that is passed through, the next one,
+    which is being gathered, and the words."""
+    if parts == 1:
+        return shape.parameters
+    return math.ceil(shape.parameters / parts) + 2 * shape.linear + shape.words
 
 
 def _of_layer(shape: Shape, rank: int, width: int, tokens: int) -> int:

@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 
+from models.training.forward import probed
 from models.training.trl_trainer import NO_ADVANTAGE, StepSource
 
 # How long followers wait for the next word: a collection of long episodes may take hours.
 PATIENCE = timedelta(days=7)
 OVER = {"over": True}
+# Rank 0 parts its base: who follows loads and parts its own (`models/training/sharded.py`).
+PART = {"part": True}
 
 
 class LeaderOver(Exception):
@@ -129,13 +132,19 @@ class DealtRollouts:
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: this process's share of the rows. Whatever rank 0 raises ends it for all."""
         self.worst_ratio = 1.0
-        word = self.here.hear() if self.source is None else self._played(prompts, trainer)
+        word = self._heard(trainer) if self.source is None else self._played(prompts, trainer)
         mine = word["dealt"][self.here.index]
         device = trainer.accelerator.device
         self.shared = word["shared"]
         self.advantages_R = torch.tensor([word["advantages"][row] for row in mine], device=device)
         self.hinted_R = torch.tensor([word["hinted"][row] for row in mine], dtype=torch.bool, device=device)
         return {name: [column[row] for row in mine] for name, column in word["rows"].items()}
+
+    def _heard(self, trainer: Any) -> Any:
+        """Rank 0's rows. A text that it looks at before goes through the parts of the base here, too."""
+        while "probe" in (word := self.here.hear()):
+            probed(trainer.accelerator.unwrap_model(trainer.model), word["probe"])
+        return word
 
     def _played(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Play all rows, and tell the others."""

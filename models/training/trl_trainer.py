@@ -14,6 +14,7 @@ from trl import GRPOTrainer
 from errors import TrainingError
 from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
+from models.training.parts import is_parted
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
@@ -56,7 +57,8 @@ class EpisodeGRPO(GRPOTrainer):
     With `most_tokens` the rows that come at once are passed through in micro-batches of at most so many tokens behind
     the shared prefix (a longer row alone); `recompute` is `make_learner`'s. Of several processes each passes its own
     rows through; gradients, of the adapter alone, are exchanged once a step, by hand: the pass does not go through the
-    wrapper that would do it.
+    wrapper that would do it. Where the base's weights are in parts, every pass gathers layers from all processes: they
+    make the same passes in the same order.
     """
 
     def __init__(
@@ -71,6 +73,9 @@ class EpisodeGRPO(GRPOTrainer):
         self._learner: Learner | None = None
         kwargs["rollout_func"] = source.rollout
         super().__init__(*args, **kwargs)
+        self._parted = is_parted(self.accelerator.unwrap_model(self.model).get_base_model())
+        if self._parted:  # accelerate's wrapper takes no weights in parts, and nothing here goes through it
+            self.accelerator.prepare_model = lambda model, *_, **__: model
         self.aux_loss_enabled = False  # the loss that balances experts is for their routers, which learn nothing here
 
     def _learner_of(self, model: Any) -> Learner:
@@ -129,15 +134,38 @@ class EpisodeGRPO(GRPOTrainer):
         """The loss of the rows with an advantage. Where they come in several micro-batches the gradient of all but the
         last is sent back here; TRL sends the last one's."""
         kept_R = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
-        if not len(kept_R):  # all groups of the micro-batch have equal rewards: a zero that backward can pass
+        passes: list[torch.Tensor | None] = [*self._micro_batches(kept_R, inputs)] if len(kept_R) else []
+        if self._parted:
+            passes += [None] * (_most_of_all(len(passes), kept_R.device) - len(passes))
+        if not passes:  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
-        *before, last = self._micro_batches(kept_R, inputs)
         done = torch.zeros((), device=kept_R.device)
-        for part_R in before:
-            loss = self._loss_of(model, _rows_of(inputs, part_R))
+        for part_R in passes[:-1]:
+            loss = self._pass(model, inputs, part_R)
             self.accelerator.backward(loss)
             done += loss.detach()
-        return self._loss_of(model, _rows_of(inputs, last)) + done
+        return self._pass(model, inputs, passes[-1]) + done
+
+    def _pass(self, model: Any, inputs: Any, part_R: torch.Tensor | None) -> torch.Tensor:
+        """The loss of some rows; without any a zero, from a pass that others make with theirs."""
+        if part_R is not None:
+            return self._loss_of(model, _rows_of(inputs, part_R))
+        learner, shared = self._learner_of(model), self.source.shared
+        row = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist() + inputs["completion_ids"][0].tolist()
+        given = learner, [row[: shared + 2]], shared, [[shared + 1]], self.temperature
+        ((logprobs_S, _),) = token_logprobs(*given, self._shared_pass(learner, row))
+        if self._kl_step != self.state.global_step:
+            self._kl_step = self.state.global_step
+            with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
+                token_logprobs(*given)
+        return logprobs_S.sum() * 0.0
+
+    def _shared_pass(self, learner: Learner, ids: list[int]) -> StepPrefix | None:
+        """The pass through what all rows of the step begin with, made where it is first needed; None for nothing."""
+        shared = self.source.shared
+        if shared and self._prefix is None:
+            self._prefix = StepPrefix(learner, ids[:shared])
+        return self._prefix
 
     def _micro_batches(self, kept_R: torch.Tensor, inputs: Any) -> list[torch.Tensor]:
         """The rows that are kept, all at once or by tokens."""
@@ -195,7 +223,8 @@ class EpisodeGRPO(GRPOTrainer):
     def _prefix_of_base(self, learner: Learner, ids: list[int]) -> tuple[int, Prefix | None]:
         """How many of `ids` the bare base passed through before, and that pass: the base stays as it is, so on a CPU
         an earlier step's is kept."""
-        if not ids or learner.device.type != "cpu":  # a GPU has the memory for other things
+        # A GPU has the memory for other things; processes with parts of the base make each pass together.
+        if not ids or learner.device.type != "cpu" or learner.parted:
             return len(ids), None
         before, prefix = self._base_prefix or ([], None)
         same = common_prefix([ids, before])
@@ -226,9 +255,7 @@ class EpisodeGRPO(GRPOTrainer):
         if self._bare:
             shared, prefix = self._prefix_of_base(learner, ids_RT[0][:shared])
         else:
-            if shared and torch.is_grad_enabled() and self._prefix is None:
-                self._prefix = StepPrefix(learner, ids_RT[0][:shared])
-            prefix = self._prefix if torch.is_grad_enabled() else None
+            prefix = self._shared_pass(learner, ids_RT[0]) if torch.is_grad_enabled() else None
         scored = token_logprobs(learner, ids_RT, shared, wanted_RS, self.temperature, prefix)
         logprobs_RT = torch.zeros(self._mask_RT.shape, device=input_ids.device)
         entropies_RT = torch.zeros_like(logprobs_RT)
@@ -250,3 +277,10 @@ def _rows_of(inputs: Any, rows_R: torch.Tensor) -> dict[str, Any]:
         name: value[rows_R] if isinstance(value, torch.Tensor) and value.ndim and len(value) == count else value
         for name, value in inputs.items()
     }
+
+
+def _most_of_all(own: int, device: torch.device) -> int:
+    """The largest of all processes' numbers."""
+    most = torch.tensor([own], device=device)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return int(most)

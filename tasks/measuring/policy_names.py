@@ -197,7 +197,8 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
     check_policy(settings)
     found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
     rollout = settings.rollout
-    base = load_base(name.model, settings.dtype, settings.calls, rollout.rows, settings.cache)
+    how = settings.dtype, settings.calls, rollout.rows, settings.cache, settings.devices.shard
+    base = load_base(name.model, *how)
     policy = open_backend(settings, base).policy
     temperature = rollout.temperature if options.temperature is None else options.temperature
     loaded = LoadedPolicy(

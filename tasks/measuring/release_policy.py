@@ -51,7 +51,8 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
                 f"{target.data_hash}: figures on it cannot be compared; evaluate a release of the present data"
             )
         rows = {c: store.row(AdapterRow, id=str(m["adapter_id"])) for c, m in release.members.items()}
-    base = load_base(settings.base_model, settings.dtype, settings.calls, settings.rollout.rows, settings.cache)
+    how = settings.dtype, settings.calls, settings.rollout.rows, settings.cache, settings.devices.shard
+    base = load_base(settings.base_model, *how)
     if (release.base, release.base_revision) != (base.identity.base, base.identity.revision):
         raise ConfigurationError(
             f"release {release.number} stands on {release.base} ({release.base_revision}), the settings' base is "

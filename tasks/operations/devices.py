@@ -65,6 +65,8 @@ def check_processes(settings: Settings) -> None:
             f"train.groups x train.group_size = {rows} rows cannot be shared by {processes} processes; set "
             "devices.processes to a divisor of it (or CUDA_VISIBLE_DEVICES to fewer GPUs), or change the batch"
         )
+    if settings.devices.shard:
+        _check_parts(settings, processes)
 
 
 def _check_places(settings: Settings) -> None:
@@ -88,4 +90,28 @@ def _check_places(settings: Settings) -> None:
         raise ConfigurationError(
             f"devices.trainings = {many} of {processes} processes each need a core for every process, and this one may "
             f"use {cores}; set devices.trainings (or devices.processes) to fewer"
+        )
+
+
+def _check_parts(settings: Settings, processes: int) -> None:
+    """Raise `ConfigurationError` where the base's weights cannot be spread over the processes of a training."""
+    if processes < 2:
+        raise ConfigurationError(
+            f"devices.shard = true and {processes} process trains, which would hold the whole base; set "
+            "devices.processes to 2 or more (or make more GPUs visible), or devices.shard = false"
+        )
+    if settings.policy.backend != "vllm":
+        raise ConfigurationError(
+            f"devices.shard = true and policy.backend = {settings.policy.backend!r}: a process that holds a part of "
+            "the base cannot sample; sample on vLLM servers (policy.backend = 'vllm', policy.url), or set "
+            "devices.shard = false"
+        )
+
+
+def check_whole(settings: Settings) -> None:
+    """Raise `ConfigurationError` with `devices.shard` where trainings are made in this process."""
+    if settings.devices.shard:
+        raise ConfigurationError(
+            "devices.shard = true, and where methods are compared one process makes all trainings, on the whole base; "
+            "set devices.shard = false for it"
         )

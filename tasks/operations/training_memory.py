@@ -59,8 +59,8 @@ def check_training(settings: Settings) -> None:
             f"{_said(settings, f' of {settings.base_model}')} at least {least.text()}, and {_device()} has "
             f"{there:.1f} GiB; {'set devices.trainings = 1, ' if _together(settings) > 1 else ''}"
             "take a smaller base_model, a smaller train.micro_batch_tokens (or train.micro_batch), "
-            "devices.recompute = true or fewer train.upper_layers, or set devices.memory_gib to what there is if this "
-            "is wrong"
+            "devices.recompute = true or fewer train.upper_layers, devices.shard = true on several GPUs, or set "
+            "devices.memory_gib to what there is if this is wrong"
         )
 
 
@@ -96,7 +96,8 @@ def _peak(settings: Settings, answers: int, opening: int) -> Peak:
         rows = max(1, tokens // row)
     width = fast_dtype().itemsize if settings.dtype == "auto" else {"float32": 4, "bfloat16": 2}[settings.dtype]
     batch, local = Batch(rows, tokens, row, opening), settings.policy.backend == "local"
-    peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local)
+    parts = training_processes(settings) if settings.devices.shard else 1
+    peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local, parts)
     many = _together(settings) * training_processes(settings) if _kind() == "cpu" else 1
     return Peak(*(many * size for size in (peak.weights, peak.adapter, peak.activations, peak.libraries)))
 

@@ -109,7 +109,7 @@ class Context:
     @cached_property
     def base(self) -> BaseModel:
         s = self.settings
-        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache)
+        return load_base(s.base_model, s.dtype, s.calls, s.rollout.rows, s.cache, s.devices.shard)
 
     @cached_property
     def backend(self) -> Backend:
@@ -117,11 +117,16 @@ class Context:
         opened = open_backend(self.settings, self.base)
         self._closing.callback(opened.policy.close)
         check_adapters(self.settings, self.base, opened)
+        if self.settings.devices.shard:  # what needs the whole base is proven
+            from models.training.sharded import part_in_job
+
+            part_in_job(self.base)
         return opened
 
     @property
     def policy(self) -> TrainablePolicy:
-        """What samples; `base.policy` is always the model in this process (training, embedding, routing)."""
+        """What samples; `base.policy` is always the model in this process (training, embedding, routing). In the job
+        of a training with `devices.shard` its weights are in parts from here on, and it is trained alone."""
         return self.backend.policy
 
     @property

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from errors import TrainingError
 from flows.train_apart import command_of
 from models.adapters.deltas import folder_deltas
+from models.adapters.files import WEIGHTS
 from models.local import attention
+from models.local.base import load_base
 from models.training import forward, trl_trainer
 from models.training.actors import LocalActor
 from models.training.forward import StepPrefix, by_tokens, token_logprobs
@@ -40,12 +43,24 @@ def tiny_folder(tiny_model: Any, tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: Path) -> None:
+# The adapter whole in both processes and so the base; the base in parts, with rows in micro-batches by tokens, of which
+# the processes have different numbers, and layers computed again.
+TOGETHER = [
+    pytest.param({}, False, id="whole"),
+    pytest.param({"micro_batch_tokens": 25, "recompute": True}, True, id="parted"),
+]
+
+
+@pytest.mark.parametrize(("change", "parted"), TOGETHER)
+def test_two_processes_train_to_the_adapter_of_one(
+    tiny_folder: Path, tmp_path: Path, change: dict[str, Any], parted: bool
+) -> None:
     """`accelerate launch` with two processes over gloo, paused after a step and gone on with, against this process."""
-    base = {"name": str(tiny_folder), "dtype": "float32"}
-    orders = {n: {"base": base, "output": str(tmp_path / n), "settings": WIDE} for n in ("one", "two")}
-    for order in orders.values():
-        Path(order["output"]).mkdir()
+    base = {"name": str(tiny_folder), "dtype": "float32", "host": parted}
+    orders = {n: {"base": base, "output": str(tmp_path / n), "settings": WIDE | change} for n in ("one", "two")}
+    orders["two"]["parted"] = parted
+    for name in orders:
+        (tmp_path / name).mkdir()
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"lead": "tests.models.training.toy_job:lead", "order": orders["two"], "base": base}))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -75,6 +90,12 @@ def test_two_processes_train_to_the_adapter_of_one(tiny_folder: Path, tmp_path: 
     for name, delta in found.items():
         assert torch.allclose(delta, expected[name], atol=1e-4), name
     assert sorted(p.name for p in (tmp_path / "two").glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    if parted:
+        whole = sum(4 * p.numel() for p in load_base(**base).policy.model.parameters())
+        assert sum(two[4]) == pytest.approx(whole, rel=0.01), "what one does not hold the other does"
+        assert max(two[4]) < 0.51 * whole
+        saved = {n: {t.shape for t in load_file(tmp_path / n / "checkpoint-2" / WEIGHTS).values()} for n in orders}
+        assert saved["one"] == saved["two"], "the adapter is whole in a checkpoint"
 
 
 def test_rows_are_dealt_in_equal_numbers_and_about_equal_work() -> None:
