@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from db import open_store
+from environments.targets.shop.target import target
 from models.objects import files_of
 from settings import Settings, load_settings
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.stored_checks import stored_findings
+from tasks.reporting.lookup import figures_by_key
 from tasks.round.registry import open_registry
 from tests.storage_served import s3_served
 from tests.tasks.serving.test_restored_home import answers
@@ -70,3 +73,17 @@ def test_another_home_answers_with_the_same_adapters(home: Home) -> None:
     assert (there.folder / home.router_path).is_dir()
     assert [f.said for f in stored_findings(there, True) if f.level != Level.OK] == []
     assert str(home.folder) not in told(home), "no registry knows where the home was"
+
+
+def test_the_figures_of_a_round_are_found_by_another_home(settings_folder: Path) -> None:
+    files = (settings_folder / "share").as_uri()
+    there = {"database": f"sqlite:///{settings_folder}/trace.db", "files": files}
+    one, other = (load_settings(home=settings_folder / name, **there) for name in ("one", "other"))
+    with open_store(one.database_url) as store:
+        row = store.start_round("shop", target().data_hash, 0, "laptop", one.identity())
+        figures = figures_by_key(one, store).model_copy(update={"stopped": "as the report said"})
+        (one.folder / row.id).mkdir(parents=True)
+        (one.folder / row.id / "figures.json").write_text(figures.model_dump_json())
+        files_of(one).put(f"{row.id}/figures.json")
+        shutil.rmtree(one.folder)
+        assert figures_by_key(other, store) == figures
