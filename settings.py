@@ -55,7 +55,7 @@ _TRAINED_BEFORE = {
 }  # fmt: skip
 # Where things are stored and computed, what a round may take and whom it tells decide none either.
 _RUNNER = ("runner", "runner_address", "runner_workers")
-_PLACES = ("home", "database", "tracking", "traces", "policy", "limits", "devices", "unattended", *_RUNNER)
+_PLACES = ("home", "files", "database", "tracking", "traces", "policy", "limits", "devices", "unattended", *_RUNNER)
 
 
 class MachineSettings(BaseSettings):
@@ -104,6 +104,7 @@ class Settings(MachineSettings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     calls: Literal["compact", "json"] = "compact"
     home: Path = Path("runs")
+    files: str = Field("", description="where the home's files are put for others: s3://BUCKET/PREFIX, file:///FOLDER")
     database: str = ""
     tracking: str = ""
     runner: Literal["process", "dask", "ray"] = Field(

@@ -32,7 +32,7 @@ def register(context: Context, capability: str) -> RegisterResult:
     run = context.result(TrainResult, capability).run
     identity = own_adapter(context.stored, capability)
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    name = load_trained(context.stored, context.policy, context.settings.folder, capability)
+    name = load_trained(context.stored, context.policy, context.files, capability)
     with context.model:
         proof = fingerprint_on(context.policy, context.probe, name)
     moved = proof.largest_move
@@ -71,7 +71,7 @@ def register(context: Context, capability: str) -> RegisterResult:
         {k: str(v) for k, v in row.config.items()},
         {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
     )
-    folder = context.settings.folder / row.path
+    folder = context.files.fetch(row.path)
     registered = context.registry.register(record, folder, run)
     frame = sides["adapter"][["task", "family", "success", "reward"]]
     metrics = {

@@ -31,6 +31,8 @@ def report(context: Context) -> ReportResult:
     page = context.folder / REPORT
     html = write_report(settings, context.store, figures)
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
+    for name in (REPORT, FOLDER, "figures.json"):
+        context.files.put(f"{context.round.id}/{name}")
     run = log_round(context.registry, figures, html, page.parent / FOLDER)
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)

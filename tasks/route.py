@@ -278,6 +278,7 @@ def route(context: Context) -> RouteResult:
         router, calibration = _fitted(context, examples)
     folder = context.folder / "router"
     router.save(folder)
+    context.files.put(f"{context.round.id}/router")
     candidate = _candidate(context, members, router, challenged)
     right = (
         accuracy(

@@ -19,6 +19,7 @@ from models.adapters.loading import load_folder
 from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
+from models.training.checkpoints import fetch_further, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.levels import Dialled, levels_of
 from settings import Settings
@@ -202,7 +203,12 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
             if context.budget is not None:
                 context.budget.admit([row.id for row in rows], ground.purpose)
 
+    fetch_further(context.files, output)
     done = len(context.store.rows(TrainingStepRow, adapter_id=identity))
+
+    def saved() -> None:
+        with storing:
+            put_training(context.files, output)
 
     def make_steps(until: int | None) -> TrainingResult:
         stored = storing.seconds
@@ -210,7 +216,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
             source = limited(environment, context.limits, settings.groups * settings.group_size)
             made = train_adapter(
-                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until
+                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until, saved
             )
         context.environment.seconds += made.environment_seconds
         context.model.seconds += training.seconds - (storing.seconds - stored) - made.environment_seconds
@@ -234,9 +240,9 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
     export_adapter(result.weights[choice.step], folder)
     digest = adapter_digest(folder)
-    context.store.set_state(
-        AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=str(folder.relative_to(context.settings.folder))
-    )
+    path = str(folder.relative_to(context.settings.folder))
+    context.files.put(path)
+    context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
     return TrainResult(
         adapter=identity,
         sha256=digest,

@@ -132,6 +132,7 @@ def test_the_budget_it_asks_for_suffices(settings_folder: Path) -> None:
 def test_identity_leaves_places_out(settings_folder: Path) -> None:
     one, other = (Settings(home=Path(p), database=d) for p, d in (("a", ""), ("b", "postgresql://x/y")))
     assert one.identity() == other.identity()
+    assert load_settings(files="s3://bucket/prefix").identity() == load_settings().identity()
     assert load_settings(traces=0).identity() == load_settings(traces=16).identity(), (
         "what MLflow shows decides nothing"
     )

@@ -163,12 +163,14 @@ def status(
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again from its figures when the page is gone."""
-    from tasks.episodes.pages import write_report
+    from models.objects import files_of
+    from tasks.episodes.pages import FOLDER, write_report
     from tasks.reporting.lookup import figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
-    page = settings.folder / figures.round / "report.html"
+    page = files_of(settings).fetch(f"{figures.round}/report.html")
+    files_of(settings).fetch(f"{figures.round}/{FOLDER}")
     if not page.is_file():
         write_report(settings, store, figures)
     _print({"report": str(page)}, as_json, str(page))

@@ -48,9 +48,11 @@ def _assigned(name: str, text: str) -> str:
 
 
 def artifact_roots(file: Path) -> set[Path]:
-    """The folders in which the targets' experiments of a registry's SQLite file keep their artifacts."""
+    """The folders in which the targets' experiments of a registry's SQLite file keep their artifacts; those in an
+    object storage have none."""
     with _opened(file) as opened:
-        return {Path(_path(str(found))).parent for (found,) in opened.execute(_OURS)}
+        found = [str(address) for (address,) in opened.execute(_OURS)]
+    return {Path(_path(address)).parent for address in found if address.startswith(("file:", "/"))}
 
 
 def move_addresses(file: Path, artifact_root: Path) -> int:

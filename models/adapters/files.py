@@ -93,14 +93,19 @@ def adapter_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def check_location(location: str, adapter: RegisteredAdapter, artifact_root: Path | None) -> None:
+def check_location(location: str, adapter: RegisteredAdapter, artifact_root: Path | None, storage: str = "") -> None:
     """Raises AdapterError unless an artifact address lies in the registry's own store: under the local `artifact_root`
     and not through a link, or, where that is None because a server keeps the files, at the server's own proxy
-    address."""
+    address. With `storage`, the address of an object storage, also below that."""
     parsed = urlparse(location)
     path = unquote(parsed.path)
     allowed = ".." not in path.split("/") and not parsed.query and not parsed.fragment
-    if artifact_root is None:
+    stored = bool(storage) and location.startswith(f"{storage}/")
+    if stored and storage.startswith("file:"):
+        artifact_root = Path(unquote(urlparse(storage).path)).resolve()
+    if stored and not storage.startswith("file:"):
+        pass
+    elif artifact_root is None:
         allowed = allowed and parsed.scheme == "mlflow-artifacts" and not parsed.netloc
     else:
         folder = Path(path)
@@ -114,7 +119,7 @@ def check_location(location: str, adapter: RegisteredAdapter, artifact_root: Pat
     if not allowed:
         raise AdapterError(
             f"{adapter.name} version {adapter.version} points to {location!r}, outside the artifact root "
-            f"{artifact_root} or through a link; register the adapter again"
+            f"{storage or artifact_root} or through a link; register the adapter again"
         )
 
 

@@ -57,10 +57,11 @@ _ENVIRONMENT = {
 
 class Registry:
     """MLflow for one target. `tracking_uri` is a server's http(s) URL or `sqlite:////absolute/path`; with sqlite
-    `artifact_root` (an absolute folder) holds the files, and nothing outside it is ever read. Raises
-    ConfigurationError for relative paths."""
+    `artifact_root` (an absolute folder) holds the files, and nothing outside it is ever read. With `storage`,
+    the address of an object storage, new experiments keep theirs there, and both are read. Raises ConfigurationError
+    for relative paths."""
 
-    def __init__(self, tracking_uri: str, target: str, artifact_root: Path | None = None) -> None:
+    def __init__(self, tracking_uri: str, target: str, artifact_root: Path | None = None, storage: str = "") -> None:
         scheme = urlparse(tracking_uri).scheme
         if scheme == "sqlite" and not tracking_uri.startswith("sqlite:////"):
             raise ConfigurationError(
@@ -77,6 +78,7 @@ class Registry:
             )
         self.tracking_uri = tracking_uri
         self.target = checked_name(target, "target")
+        self.storage = "" if self.remote else storage
         self.artifact_root = None if artifact_root is None else artifact_root.resolve()
 
     def start_run(
@@ -206,7 +208,7 @@ class Registry:
         folder = destination / adapter.served_name
         if not folder.exists():
             location = str(self.client.get_logged_model(adapter.model_id).artifact_location)
-            check_location(location, adapter, None if self.remote else self.artifact_root)
+            check_location(location, adapter, None if self.remote else self.artifact_root, self.storage)
             listed = self.client.list_logged_model_artifacts(adapter.model_id)
             check_names((item.path for item in listed), location)
             destination.mkdir(parents=True, exist_ok=True)
@@ -252,6 +254,7 @@ class Registry:
             location = (
                 None if self.remote or self.artifact_root is None else (self.artifact_root / self.target).as_uri()
             )
+            location = f"{self.storage}/{self.target}" if self.storage else location
             try:
                 return str(client.create_experiment(name, artifact_location=location))
             except MlflowException as error:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from errors import AdapterError, StoreError
 from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, order_config
+from models.objects import HomeFiles
 from models.training.records import StepRecord
 
 if TYPE_CHECKING:
@@ -106,6 +108,26 @@ def read_ended(output: Path) -> Ended | None:
     """How the training ended, if it did before its last step for want of anything to learn."""
     path = output / ENDED
     return Ended(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def put_training(files: HomeFiles, output: Path) -> None:
+    """Put a training's folder, which this process alone writes, where another home can go on with it."""
+    files.put(output.relative_to(files.home).as_posix(), leave_out=("final",), prune=True)
+
+
+def fetch_further(files: HomeFiles, output: Path) -> None:
+    """Bring a training's folder from where it was put, if it is further there than here."""
+    name = output.relative_to(files.home).as_posix()
+    here = [path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()]
+    if _reached(files.names(name)) > _reached(here):
+        files.fetch(name, replace=True)
+
+
+def _reached(names: Iterable[str]) -> tuple[bool, int]:
+    """Whether a training with these files has ended for want of a step, and the step of its last whole checkpoint."""
+    names = set(names)
+    found = [re.fullmatch(rf"checkpoint-(\d+)/{COMPLETE}", name) for name in names]
+    return ENDED in names, max((int(match[1]) for match in found if match), default=0)
 
 
 def begin(peft: Any, wanted: LoraConfig, output: Path, start: Path | None) -> None:

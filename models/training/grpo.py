@@ -75,9 +75,15 @@ class _Steps(TrainerCallback):
     """Turns TRL's logs into step records, marks whole checkpoints, and stops a training that is over."""
 
     def __init__(
-        self, rollouts: Rollouts, on_step: Callable[[StepRecord], None], records: list[StepRecord], until: int | None
+        self,
+        rollouts: Rollouts,
+        on_step: Callable[[StepRecord], None],
+        records: list[StepRecord],
+        until: int | None,
+        on_saved: Callable[[], None],
     ) -> None:
         self.rollouts, self.on_step, self.records, self.until = rollouts, on_step, records, until
+        self.on_saved = on_saved
         self.began = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
@@ -125,6 +131,7 @@ class _Steps(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.records)
+        self.on_saved()
 
 
 def _verdict(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
@@ -180,10 +187,11 @@ def train_adapter(
     on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
     start: Path | None = None,
     until: int | None = None,
+    on_saved: Callable[[], None] = lambda: None,
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
     (an adapter's folder) or from zero. With `until` no step after that one is made, and the training can be gone on
-    with: its ending is then `PAUSED`.
+    with: its ending is then `PAUSED`. `on_saved` is called when a checkpoint in `output` is whole, and at the end.
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
@@ -202,9 +210,8 @@ def train_adapter(
     if not ended and not paused and not _over(records, rollouts):
         try:
             with storing(output):
-                _train(
-                    rollouts, output, _Steps(rollouts, on_step, records, until), resume[0] if resume else None, start
-                )
+                steps = _Steps(rollouts, on_step, records, until, on_saved)
+                _train(rollouts, output, steps, resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
@@ -213,6 +220,7 @@ def train_adapter(
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
+    on_saved()
     ended = ended or Ended(_over(records, rollouts) or PAUSED, _verdict(records, settings))
     weights = weights_by_step(output, len(records))
     return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)

@@ -80,6 +80,11 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
 def home_files(settings: Settings) -> tuple[Path, Path]:
     """The SQLite files of store and registry. Raises `ConfigurationError` where either is kept by a server."""
     url = parse_url(settings.database_url)
+    if settings.files:
+        raise ConfigurationError(
+            f"this home puts its files to {settings.files!r}: only homes with all files in their folder are backed up "
+            "and restored by this command; back up the database and the storage by other means (docs/10-scale.md)"
+        )
     store = sqlite_file(settings.database_url)
     if store is None:
         raise ConfigurationError(

@@ -11,9 +11,10 @@ from db.copies import problem_of_sqlite, sqlite_file, sqlite_revision
 from errors import TraceError
 from models.adapters.addresses import REVISION_TABLE, known_revisions, newest_revision
 from models.adapters.registry import without_password
+from models.objects import files_of
 from models.vllm.server import VllmServer
 from settings import Settings
-from tasks.housekeeping.findings import Finding, fault, of_error, well
+from tasks.housekeeping.findings import Finding, fault, of_error, refused, well
 from tasks.round.policies import open_servers
 
 _SECONDS = 5.0
@@ -23,6 +24,8 @@ def service_findings(settings: Settings) -> Iterator[Finding]:
     """All checks of this file."""
     yield prefect()
     yield mlflow(settings)
+    if settings.files:
+        yield storage(settings)
     if settings.policy.backend == "vllm":
         yield from vllm(settings)
 
@@ -34,6 +37,11 @@ def prefect() -> Finding:
         return well("prefect", "runs inside each command (PREFECT_API_URL is not set)")
     do = "start it ('python -m flows.prefect_server'), or unset PREFECT_API_URL"
     return _answers("prefect", f"{url.rstrip('/')}/health", do)
+
+
+def storage(settings: Settings) -> Finding:
+    """The storage of the home's files: reached, written and read."""
+    return refused("files", lambda: files_of(settings).check()) or well("files", f"{settings.files} can be written")
 
 
 def mlflow(settings: Settings) -> Finding:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from db import AdapterRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store, open_store
 from db.copies import problem_of_sqlite, sqlite_file
@@ -19,11 +21,12 @@ from models.adapters.addresses import artifact_roots
 from models.adapters.files import adapter_digest
 from models.adapters.registry import Registry
 from models.adapters.releases import answering, read_aliases
+from models.objects import files_of
 from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, refused, warning, well
 from tasks.housekeeping.manifest import ARTIFACTS
 from tasks.releases.lifecycle import check_files, live_release, release_router
-from tasks.round.registry import open_registry
+from tasks.round.registry import artifact_storage, open_registry
 
 # Clocks of machines in one network are closer than this.
 CLOCK = timedelta(seconds=60)
@@ -114,7 +117,7 @@ def releases(settings: Settings, store: Store) -> Iterator[Finding]:
     if file is not None and not file.is_file():
         yield fault("mlflow", f"{file} is gone, and releases need it", "restore a backup ('trace-agent restore')")
         return
-    if file is not None and (astray := artifact_roots(file) - {(settings.folder / ARTIFACTS).resolve()}):
+    if file is not None and (astray := artifact_roots(file) - _artifact_folders(settings)):
         yield fault(
             "artifacts",
             f"MLflow looks for them in {', '.join(map(str, sorted(astray)))}: the home was moved by hand",
@@ -167,7 +170,7 @@ def release_files(settings: Settings, store: Store, registry: Registry, rows: li
             bad += 1
             yield replace(found, said=f"{capability} v{version} ({_held(holders)}): {found.said}")
     for holders in routers.values():
-        found = refused("router", lambda row=holders[0]: release_router(settings.folder, row))  # type: ignore[misc]
+        found = refused("router", lambda row=holders[0]: release_router(settings.folder, row, settings.files))  # type: ignore[misc]
         if found:
             bad += 1
             yield replace(found, said=f"{_held(holders)}: {found.said}")
@@ -178,13 +181,20 @@ def release_files(settings: Settings, store: Store, registry: Registry, rows: li
         )
 
 
+def _artifact_folders(settings: Settings) -> set[Path]:
+    """The folders in which MLflow's files may lie."""
+    storage = artifact_storage(settings)
+    named = [Path(unquote(urlsplit(storage).path))] if storage.startswith("file:") else []
+    return {place.resolve() for place in (settings.folder / ARTIFACTS, *named)}
+
+
 def _trained_copy(settings: Settings, store: Store, release: ReleaseRow) -> Finding | None:
     """The next round trains on from the live release's adapters, as their rounds left them."""
     (member,) = release.members.values()
     row = store.row(AdapterRow, id=member["adapter_id"])
     if release.state != ReleaseState.LIVE or row is None or not row.path:
         return None
-    folder = settings.folder / row.path
+    folder = files_of(settings).fetch(row.path)
 
     def compare() -> None:
         if not folder.is_dir():

@@ -49,7 +49,7 @@ def lineup_of(context: Context, release: ReleaseRow | None) -> Lineup:
             f"release {release.number} of {release.target} stands on {release.base} ({release.base_revision}), this "
             f"round's base is {mine.base} ({mine.revision}): its adapters do not fit. Use that base, or another home"
         )
-    return Lineup(members_of(release), release_router(context.settings.folder, release))
+    return Lineup(members_of(release), release_router(context.settings.folder, release, context.settings.files))
 
 
 def stored_member(context: Context, capability: str, adapter_id: str) -> tuple[AdapterRow, Path]:
@@ -60,7 +60,7 @@ def stored_member(context: Context, capability: str, adapter_id: str) -> tuple[A
             f"the adapter {adapter_id!r} for {capability!r} is not in the store; roll back to a release without it "
             "('trace-agent history' lists them)"
         )
-    folder = context.settings.folder / row.path
+    folder = context.files.fetch(row.path)
     if not folder.is_dir():
         raise AdapterError(
             f"the adapter for {capability!r} should lie in {folder}, which is gone; restore the folder, or roll back "

@@ -11,6 +11,7 @@ from environments.contract import Target, TargetTask, content_hash
 from errors import AdapterError, ConfigurationError
 from models.adapters.loading import load_folder
 from models.local.base import load_base
+from models.objects import files_of
 from models.policy import Sampling
 from models.router.first_observation import openings
 from settings import Settings
@@ -58,10 +59,10 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
             f"release {release.number} stands on {release.base} ({release.base_revision}), the settings' base is "
             f"{base.identity.base} ({base.identity.revision}); set base_model"
         )
-    policy, router = open_backend(settings, base).policy, release_router(settings.folder, release)
+    policy, router = open_backend(settings, base).policy, release_router(settings.folder, release, settings.files)
     names = {}
     for capability, row in rows.items():
-        folder = settings.folder / row.path if row is not None else None
+        folder = files_of(settings).fetch(row.path) if row is not None else None
         if row is None or folder is None or not folder.is_dir():
             raise AdapterError(
                 f"the adapter for {capability!r} of release {release.number} is gone ({folder}); restore its folder"

@@ -68,8 +68,10 @@ def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
         folder.parent.mkdir(exist_ok=True)
         weight = 1 / len(names) if how == "linear" else 1.0
         rows = [context.store.row(AdapterRow, id=own_adapter(context.stored, c)) for c in names]
-        parts = {context.settings.folder / row.path: weight for row in rows if row is not None}
+        parts = {context.files.fetch(row.path): weight for row in rows if row is not None}
         blend(context.base.policy.model, parts, folder, ties=how == "ties")
+        path = str(folder.relative_to(context.settings.folder))
+        context.files.put(path)
         context.store.put(
             [
                 AdapterRow(
@@ -78,7 +80,7 @@ def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
                     base=context.base.identity.base,
                     base_revision=context.base.identity.revision,
                     sha256=adapter_digest(folder),
-                    path=str(folder.relative_to(context.settings.folder)),
+                    path=path,
                     state=AdapterState.TRAINED,
                     config={"merged": names, "how": how},
                 )

@@ -18,7 +18,8 @@ from tasks.round.registry import registry_name
 def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
     """The settings of a seed's home: a folder for each target, budget and kind of settings, always the embedded store
     and registry. A comparison promotes and registers as a round does, which must never reach what answers users."""
-    given = load_settings(**{**settings.model_dump(), "seed": seed, "budget": budget, "database": "", "tracking": ""})
+    own = {"seed": seed, "budget": budget, "database": "", "tracking": "", "files": ""}
+    given = load_settings(**{**settings.model_dump(), **own})
     name = f"{registry_name(given.target)}-{budget}-{settings_hash(given)[:8]}"
     return given.model_copy(update={"home": settings.folder / "compare" / name / f"seed-{seed}"})
 

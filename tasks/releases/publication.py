@@ -21,6 +21,7 @@ from models.adapters.releases import (
     set_champion,
     set_live,
 )
+from models.objects import HomeFiles
 from tasks.releases.lookup import live_release, releases_of
 
 if TYPE_CHECKING:
@@ -71,14 +72,15 @@ def check_files(registry: Registry, release: ReleaseRow) -> None:
             registry.download(adapter, Path(place))
 
 
-def release_router(home_folder: Path, release: ReleaseRow) -> Router | None:
-    """The router that was fitted for a release; None when it has none. Raises `StoreError` when its files are gone or
-    it is another than the one that was released; a release of an older home may not know the version."""
+def release_router(home_folder: Path, release: ReleaseRow, files: str = "") -> Router | None:
+    """The router that was fitted for a release; None when it has none. It is fetched from the address `files` where the
+    home lacks it. Raises `StoreError` when its files are gone or it is another than the one that was released; a
+    release of an older home may not know the version."""
     from models.router.router import Router
 
     if not release.router_path:
         return None
-    router = Router.load(home_folder / release.router_path)
+    router = Router.load(HomeFiles(home_folder, files).fetch(release.router_path))
     if release.router and router.version != release.router:
         raise StoreError(
             f"release {release.number} of {release.target} has router {release.router}, but "

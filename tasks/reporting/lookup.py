@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from db import Round, StageRow, Store
 from errors import StoreError
+from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.reporting.figures import Provenance, RoundFigures
 
 
-def stored_figures(store: Store, row: Round, home: Path) -> RoundFigures:
+def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
     """The figures that the round's report was made of; for an unfinished round, the figures known so far."""
-    path = home / row.id / "figures.json"
+    path = files.fetch(f"{row.id}/figures.json")
     if path.is_file():
         return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
     stages = store.rows(StageRow, round_id=row.id)
@@ -43,7 +43,7 @@ def figures_by_key(settings: Settings, store: Store, key: str | None = None) -> 
         chosen = [max(rounds, key=lambda r: r.number)]
     if len(chosen) != 1:
         raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
-    return stored_figures(store, store.round(chosen[0].id), settings.folder)
+    return stored_figures(store, store.round(chosen[0].id), files_of(settings))
 
 
 def find_row(store: Store, key: str) -> tuple[str, dict[str, Any]] | None:

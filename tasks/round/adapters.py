@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from db import AdapterRow, EnvironmentRow, Store, row_id
 from models.adapters.loading import load_folder
+from models.objects import HomeFiles
 from models.policy import TrainablePolicy
 from tasks.round.results import RegisterResult, SelectResult, StoredRound, TrainResult
 
@@ -34,10 +33,10 @@ def families_about(store: Store, adapter: AdapterRow) -> tuple[str, ...]:
     return tuple(spec.get("families", ()))
 
 
-def load_trained(stored: StoredRound, policy: TrainablePolicy, folder: Path, capability: str) -> str:
+def load_trained(stored: StoredRound, policy: TrainablePolicy, files: HomeFiles, capability: str) -> str:
     """Make a round's trained adapter usable by `policy`, hash checked. Returns the name to sample with.
 
-    `folder` is the one of all rounds, in which the store's paths lie."""
+    `files` are those of all rounds, in which the store's paths lie."""
     row = stored.store.row(AdapterRow, id=own_adapter(stored, capability))
     assert row is not None
-    return load_folder(policy, folder / row.path, capability, stored.round.id, row.sha256)
+    return load_folder(policy, files.fetch(row.path), capability, stored.round.id, row.sha256)

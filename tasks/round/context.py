@@ -18,6 +18,7 @@ from errors import StoreError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
+from models.objects import HomeFiles, files_of
 from models.policy import MessagePolicy, TokenPolicy, TrainablePolicy
 from models.providers.analyst import Analyst
 from models.providers.analyst_store import StoredReplies
@@ -263,6 +264,11 @@ class Context:
     def folder(self) -> Path:
         """Where the round's own files lie."""
         return self.settings.folder / self.round.id
+
+    @cached_property
+    def files(self) -> HomeFiles:
+        """The home's files, and where they are put for others."""
+        return files_of(self.settings)
 
     @property
     def analyst(self) -> Analyst:

@@ -18,6 +18,7 @@ from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
 from errors import ConfigurationError, ProviderError
 from models.local.model_files import check_base_config, check_base_files
+from models.objects import files_of
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import SCRIPTED_USER, Settings, writable_folder
@@ -156,6 +157,7 @@ def check_without_loading(settings: Settings) -> None:
         check_target_name(settings.target)
     check_trainings(settings)
     writable_folder(settings.folder)
+    files_of(settings).check()
     with open_store(settings.database_url):
         pass
     check_base_files(settings.base_model, settings.cache)

@@ -10,6 +10,8 @@ from errors import StoreError
 from models.adapters.registry import Registry, without_password
 from settings import Settings
 
+ARTIFACTS = "mlartifacts"
+
 
 def registry_name(target: str) -> str:
     """A target's name as the registry takes it."""
@@ -17,8 +19,16 @@ def registry_name(target: str) -> str:
 
 
 def open_registry(settings: Settings, target: str) -> Registry:
-    """The registry that holds the adapters of `target`, where the settings say that it is."""
-    return Registry(settings.tracking_uri, registry_name(target), settings.folder / "mlartifacts")
+    """The registry that holds the adapters of `target`, where the settings say that it is. New files of MLflow are
+    put where `files` says if MLflow can write there: to S3, or into a folder."""
+    folder = settings.folder / ARTIFACTS
+    return Registry(settings.tracking_uri, registry_name(target), folder, artifact_storage(settings))
+
+
+def artifact_storage(settings: Settings) -> str:
+    """The address below which MLflow keeps new files; "" for the home's own folder."""
+    kinds = ("s3:", "file:")
+    return f"{settings.files.rstrip('/')}/{ARTIFACTS}" if settings.files.startswith(kinds) else ""
 
 
 def round_key(round_id: str) -> str:

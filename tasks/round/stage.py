@@ -134,6 +134,7 @@ def current(round_id: str) -> Context:
                 "target_user": SCRIPTED_USER,
                 **row.config,
                 "home": settings.home,
+                "files": settings.files,
                 "database": settings.database,
                 "tracking": settings.tracking,
                 "policy": {**settings.policy.model_dump(), **row.config.get("policy", {"backend": "local"})},

@@ -73,7 +73,7 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
         raise NoRound(f"there is {what} in {store.url}; run 'trace-agent improve' first")
     wanted = release_numbered(store, row.target, release) if release else live_release(store, row.target)
     made = _round_of(store, wanted) or row
-    where = {"home": settings.home, "database": settings.database, "tracking": settings.tracking}
+    where = {name: getattr(settings, name) for name in ("home", "files", "database", "tracking")}
     return load_settings(**{**made.config, **where}), store
 
 
@@ -122,6 +122,7 @@ def build_gateway(
         maker.warm,
         serving.routing,
         serving.release,
+        settings.files,
     )
     releases.heal()
     folder = settings.lora_folder if remote else settings.folder / "served"

@@ -61,6 +61,7 @@ class HomeReleases:
     ready: Callable[[Router], object]
     routing: Routing = Routing()
     pinned: int = 0
+    files: str = ""
     _key: object = field(default=None, init=False)
     _read: ServedRelease | None = field(default=None, init=False)
     _until: float = field(default=0.0, init=False)
@@ -105,7 +106,7 @@ class HomeReleases:
         except (AdapterError, ConfigurationError) as problem:
             return ServedRelease(row.number, live_at=row.live_at, problem=str(problem))
         try:
-            router = self.routing.of(release_router(self.folder, row))
+            router = self.routing.of(release_router(self.folder, row, self.files))
             if router is not None:
                 self.ready(router)
         except TraceError as problem:

@@ -88,6 +88,7 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     """What worker processes on this machine need to find the round: where things are, by their settings' names."""
     places = {
         "TRACE_HOME": str(settings.folder),
+        "TRACE_FILES": settings.files,
         "TRACE_DATABASE": settings.database_url,
         "TRACE_TRACKING": settings.tracking_uri,
         "TRACE_CACHE": settings.cache,

@@ -172,12 +172,14 @@ def _load(context: Context, policy: TrainablePolicy, name: str, digest: str, ada
         policy.know_adapter(name, digest)
         return
     row = context.store.row(AdapterRow, id=adapter_id)
-    if row is None or not row.path or not (context.settings.folder / row.path).is_dir():
+    folder = context.files.fetch(row.path) if row is not None and row.path else None
+    if row is None or folder is None or not folder.is_dir():
         raise AdapterError(
             f"adapter {name!r} should lie under {context.settings.folder}, and does not; a worker that samples by "
-            "itself needs the round's home on a disk that it shares, or policy.backend = 'vllm'"
+            "itself needs the round's home on a disk that it shares, or in object storage (files), or policy.backend = "
+            "'vllm'"
         )
-    load_folder(policy, context.settings.folder / row.path, name, row.round_id, digest)
+    load_folder(policy, folder, name, row.round_id, digest)
 
 
 def _check_ids(engine: Engine, work: Work) -> None:

@@ -32,6 +32,7 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.validation.checks import Limits, ValidationVerdict
 from errors import StoreError
+from models.objects import files_of
 from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
@@ -113,6 +114,8 @@ class EnvironmentWriter:
         path = save_module(
             s.folder / self.stored.round.id / "environments", best.source, ValidationVerdict(True, (), figures)
         )
+        for file in (path, path.with_suffix(".json")):
+            files_of(s).put(str(file.relative_to(s.folder)))
         return SynthesizeResult(
             accepted=True,
             environment=self._version_id(capability, best.number),

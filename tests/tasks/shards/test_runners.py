@@ -84,7 +84,8 @@ def test_workers_on_this_machine_find_the_round_and_inherit_no_more(
 ) -> None:
     monkeypatch.setenv("KEY_OF_SERVERS", "secret")
     policy = {"backend": "vllm", "url": "http://a:1,http://b:2", "api_key_env": "KEY_OF_SERVERS", "concurrency": 5}
-    settings = load_settings(home=settings_folder / "home", database="sqlite:////tmp/x.db", policy=policy)
+    places = {"home": settings_folder / "home", "database": "sqlite:////tmp/x.db", "files": "s3://bucket/prefix"}
+    settings = load_settings(**places, policy=policy)
     told = worker_environment(settings)
     assert told["TRACE_HOME"] == str(settings_folder / "home")
     assert told["TRACE_DATABASE"] == "sqlite:////tmp/x.db"
@@ -93,4 +94,5 @@ def test_workers_on_this_machine_find_the_round_and_inherit_no_more(
     with runners._environment(told):
         there = load_settings()
     assert (there.folder, there.policy, there.database_url) == (settings.folder, settings.policy, settings.database_url)
+    assert there.files == "s3://bucket/prefix"
     assert "TRACE_HOME" not in os.environ
