@@ -14,9 +14,12 @@ import pytest
 
 from db import open_store
 from environments.targets.shop.target import target
+from errors import ConfigurationError
 from models.objects import files_of
 from settings import Settings, load_settings
+from tasks.housekeeping.backup import make_backup
 from tasks.housekeeping.findings import Level
+from tasks.housekeeping.service_checks import storage
 from tasks.housekeeping.stored_checks import stored_findings
 from tasks.reporting.lookup import figures_by_key
 from tasks.round.registry import open_registry
@@ -87,3 +90,13 @@ def test_the_figures_of_a_round_are_found_by_another_home(settings_folder: Path)
         files_of(one).put(f"{row.id}/figures.json")
         shutil.rmtree(one.folder)
         assert figures_by_key(other, store) == figures
+
+
+def test_doctor_looks_at_the_storage_and_backup_refuses_such_a_home(settings_folder: Path) -> None:
+    (settings_folder / "file").touch()
+    share, wrong = (load_settings(files=(settings_folder / name).as_uri()) for name in ("share", "file"))
+    assert storage(share).level == Level.OK
+    assert storage(wrong).level == Level.FAULT
+    assert "cannot be used" in storage(wrong).said
+    with pytest.raises(ConfigurationError, match=r"puts its files to 'file:///.*/share'"):
+        make_backup(share, settings_folder / "home.zip", "1")
