@@ -15,8 +15,8 @@ import torch
 
 from models.adapters.fingerprint import Fingerprint
 from models.local.decoder import PartedDecoder
+from models.local.parts import held_bytes, is_parted, part_weights
 from models.training.forward import probed
-from models.training.parts import held_bytes, is_parted, part_weights
 from models.training.ranks import PART, Ranks, ranks
 
 if TYPE_CHECKING:
