@@ -181,7 +181,7 @@ class PlainDecoder:
 
 
 class PartedDecoder:
-    """In the place of a decoder whose model's weights are spread over processes (`models/training/parts.py`)."""
+    """In the place of a decoder whose model's weights are spread over processes (`models/local/parts.py`)."""
 
     def __init__(self) -> None:
         self.layers: dict[str, Part] = {}

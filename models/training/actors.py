@@ -20,7 +20,7 @@ from models.adapters.files import export_adapter, order_config
 from models.adapters.fingerprint import BASE_APART, LONGEST, moves, prove
 from models.local.policy import LocalPolicy
 from models.policy import TokenPolicy
-from models.training.sharded import fingerprint_of
+from models.training.ranks import fingerprint_of
 from models.vllm.policy import VllmPolicy
 
 logger = logging.getLogger("trace.models")

@@ -27,8 +27,7 @@ from models.deadline import end_with_parent
 from models.local.base import load_base
 from models.telemetry.logs import configure
 from models.training.grpo import StepsOwed, make_steps
-from models.training.ranks import PART, DealtRollouts, LeaderOver, Ranks, close_ranks, open_ranks
-from models.training.sharded import follow_part
+from models.training.ranks import PART, DealtRollouts, LeaderOver, Ranks, close_ranks, follow_part, open_ranks
 
 logger = logging.getLogger("trace.models")
 

@@ -12,9 +12,9 @@ import torch
 from trl import GRPOTrainer
 
 from errors import TrainingError
+from models.local.parts import is_parted
 from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
-from models.training.parts import is_parted
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4

@@ -119,7 +119,7 @@ class Context:
         self._closing.callback(opened.policy.close)
         check_adapters(self.settings, self.base, opened)
         if self.settings.devices.shard:  # what needs the whole base is proven
-            from models.training.sharded import part_in_job
+            from models.training.ranks import part_in_job
 
             part_in_job(self.base)
         return opened

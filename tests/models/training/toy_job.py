@@ -13,7 +13,7 @@ import torch
 from models.local.base import BaseModel, load_base
 from models.training.actors import LocalActor
 from models.training.grpo import train_adapter
-from models.training.sharded import fingerprint_of, part_base
+from models.training.ranks import fingerprint_of, part_base
 from tests.models.training.test_grpo import SMALL, Half, Source
 
 PROBE = tuple(range(5, 60, 3))

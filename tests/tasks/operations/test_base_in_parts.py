@@ -12,7 +12,7 @@ from errors import ConfigurationError, PolicyError
 from flows.compare_methods import CompareParameters, check
 from flows.train_apart import spec_of
 from models.local.decoder import PartedDecoder
-from models.training import sharded
+from models.training import ranks as processes_here
 from models.training.ranks import Ranks
 from settings import load_settings
 from tasks.operations import training_memory
@@ -73,8 +73,8 @@ def test_it_is_parted_in_a_job_after_what_needs_the_whole_of_it(
     opened = SimpleNamespace(policy=SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(module, "open_backend", lambda settings, base: opened)
     monkeypatch.setattr(module, "check_adapters", lambda settings, base, opened: seen.append("proven"))
-    monkeypatch.setattr(sharded, "part_base", lambda base: seen.append("parted"))
-    monkeypatch.setattr(sharded, "ranks", lambda: Ranks(0, count))
+    monkeypatch.setattr(processes_here, "part_base", lambda base: seen.append("parted"))
+    monkeypatch.setattr(processes_here, "ranks", lambda: Ranks(0, count))
     asked: list[Any] = []
     monkeypatch.setattr(module, "load_base", lambda *how: asked.append(how))
     settings = load_settings(policy=SERVED, devices={"shard": shard, "processes": 2})

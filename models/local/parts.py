@@ -1,4 +1,4 @@
-"""Weights in parts: of the frozen base each process of a training holds its share (`models/training/sharded.py`).
+"""Weights in parts: of the frozen base each process of a training holds its share (`models/training/ranks.py`).
 
 torch's FSDP2 gathers a layer from all processes where a pass reaches it, forward and back, and lets it go behind it; so
 it does with the words (embedding and head). An adapter, which is added to the layers afterwards, stays whole.
