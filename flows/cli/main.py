@@ -169,8 +169,8 @@ def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = N
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
-    page = files_of(settings).fetch(f"{figures.round}/report.html")
-    files_of(settings).fetch(f"{figures.round}/{FOLDER}")
+    files = files_of(settings)
+    page, _ = (files.fetch(f"{figures.round}/{name}") for name in ("report.html", FOLDER))
     if not page.is_file():
         write_report(settings, store, figures)
     _print({"report": str(page)}, as_json, str(page))

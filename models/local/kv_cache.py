@@ -6,6 +6,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -116,11 +117,19 @@ class _Rows:
         # The last key that each query sees. What no session owns sees all: a row without any key would be NaN.
         reach = np.full((self.padded, self.width), self.total)
         reach[place] = starts[:, None] + np.arange(self.width)
-        blocked = torch.from_numpy(np.arange(self.total) > reach[:, :, None])
-        self.hidden = torch.zeros(blocked.shape, dtype=cache.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT).to(device)
-        self.reach, self.each = reach, self.hidden
-        if self.width == 1:
-            self.hidden = self.hidden.repeat_interleave(cache.heads, dim=0)
+        self.reach, self.groups, self.like = reach, cache.heads, cache.like
+
+    @cached_property
+    def each(self) -> torch.Tensor:
+        """-inf where a key is out of a query's sight, (rows, width, total); rows in blocks need none."""
+        blocked = torch.from_numpy(np.arange(self.total) > self.reach[:, :, None])
+        made = torch.zeros(blocked.shape, dtype=self.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT)
+        return made.to(self.like.device)
+
+    @cached_property
+    def hidden(self) -> torch.Tensor:
+        """`each` of rows that decode, once for every key-value head."""
+        return self.each.repeat_interleave(self.groups, dim=0)
 
     def attend(
         self,
@@ -152,7 +161,7 @@ class _Rows:
         elif self.width == 1:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
-            out = attend_padded(padded, keys, values, self.hidden, before).transpose(1, 2).reshape(-1, heads, dim)
+            out = attend_padded(padded, keys, values, self.each, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 
 

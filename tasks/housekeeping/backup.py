@@ -32,7 +32,8 @@ from errors import ConfigurationError, StoreError
 from models.adapters.addresses import REVISION_TABLE
 from models.adapters.registry import without_password
 from settings import Settings
-from tasks.housekeeping.manifest import ARTIFACTS, FORMAT, MANIFEST, REGISTRY, STORE, Manifest, Member
+from tasks.housekeeping.manifest import FORMAT, MANIFEST, REGISTRY, STORE, Manifest, Member
+from tasks.round.registry import ARTIFACTS
 
 # Folders with copies of what is in the registry.
 FILLED_AGAIN = {"served", "adapters"}

@@ -15,7 +15,7 @@ from errors import StoreError
 from models.adapters.addresses import known_revisions as registry_revisions
 
 FORMAT = 1
-MANIFEST, STORE, REGISTRY, ARTIFACTS = "manifest.json", "trace.db", "mlflow.db", "mlartifacts"
+MANIFEST, STORE, REGISTRY = "manifest.json", "trace.db", "mlflow.db"
 
 
 class Member(BaseModel):

@@ -24,7 +24,8 @@ from db.schema import VERSION_TABLE
 from errors import ConfigurationError, StoreError, TraceError
 from models.adapters.addresses import move_addresses
 from settings import Settings
-from tasks.housekeeping.manifest import ARTIFACTS, MANIFEST, REGISTRY, STORE, Manifest, Member, read_manifest
+from tasks.housekeeping.manifest import MANIFEST, REGISTRY, STORE, Manifest, Member, read_manifest
+from tasks.round.registry import ARTIFACTS
 
 _BLOCK = 1 << 20
 # Left free on the disk: what the first commands in the new home write.

@@ -24,9 +24,8 @@ from models.adapters.releases import answering, read_aliases
 from models.objects import files_of
 from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, fault, refused, warning, well
-from tasks.housekeeping.manifest import ARTIFACTS
 from tasks.releases.lifecycle import check_files, live_release, release_router
-from tasks.round.registry import artifact_storage, open_registry
+from tasks.round.registry import ARTIFACTS, artifact_storage, open_registry
 
 # Clocks of machines in one network are closer than this.
 CLOCK = timedelta(seconds=60)
