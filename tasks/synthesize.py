@@ -3,7 +3,7 @@ generators or written by a language model, and validated without a model (method
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from db import EnvironmentRow, EnvironmentState, row_id
@@ -16,7 +16,7 @@ from tasks.round.results import CalibrateResult, RolloutResult, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
-from tasks.synthesis.environments import compose
+from tasks.synthesis.environments import compose, contrasted
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tasks.synthesis.transfer import transfer_verdict
 
@@ -42,13 +42,19 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
     version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
     share = context.settings.calibration.retention_share
-    environment = compose(context.target, context.round, capability, success.to_dict(), share, version)
+    composed = compose(context.target, context.round, capability, success.to_dict(), share, version)
+    with context.environment:
+        environment, contrast, alone = contrasted(composed)
+        verdict = validate_environment(
+            environment.environment,
+            environment.scenario,
+            limits_of(context.settings.calibration),
+            contrast=contrast,
+        )
+    if alone:
+        verdict = replace(verdict, accepted=False, reasons=(alone, *verdict.reasons))
     spec = environment.spec
     identity = row_id(round_id, spec.id)
-    with context.environment:
-        verdict = validate_environment(
-            environment.environment, environment.scenario, limits_of(context.settings.calibration)
-        )
     context.store.put(
         [
             EnvironmentRow(

@@ -14,9 +14,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from environments.contract import Action, Environment, Message, TargetTask, ToolCall, content_hash
+from environments.validation.contrast import Contrast, Grounds, grounds
 from environments.validation.measuring import exhibit, measured
 from environments.validation.need import Need
-from environments.validation.playing import ENOUGH_FAULTS, FAULTS, SimplePolicy, play, play_all
+from environments.validation.playing import (
+    ENOUGH_FAULTS,
+    FAULTS,
+    SimplePolicy,
+    oracle_policy,
+    play_all,
+    recorded,
+    replay_policy,
+)
 from environments.validation.redteam import play_attack, red_team_details
 
 MakeEnvironment = Callable[[], Environment]
@@ -66,11 +75,6 @@ class ValidationVerdict:
         return {"accepted": self.accepted, "reasons": list(self.reasons), "figures": dict(self.figures)}
 
 
-def oracle_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
-    """The environment's own reference solution."""
-    return environment.oracle()
-
-
 def null_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
     """Says nothing of use and never calls a tool."""
     return Action(content="...")
@@ -79,16 +83,6 @@ def null_policy(environment: Environment, messages: Sequence[Message], rng: rand
 def constant_policy(text: str) -> SimplePolicy:
     """Says the same sentence in every turn."""
     return lambda environment, messages, rng: Action(content=text)
-
-
-def replay_policy(actions: Sequence[Action]) -> SimplePolicy:
-    """Plays the same actions whatever is asked: the solution of another scenario."""
-
-    def policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
-        turn = sum(message.role == "assistant" for message in messages)
-        return actions[turn] if turn < len(actions) else None
-
-    return policy
 
 
 def random_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
@@ -115,12 +109,14 @@ def validate_environment(
     wrong: Mapping[str, SimplePolicy] | None = None,
     make_twin: MakeEnvironment | None = None,
     need: NeedTest | None = None,
+    contrast: Contrast | None = None,
 ) -> ValidationVerdict:
     """Determinism, distinct scenarios, policies, red team and need for the environment that plays `scenario(seed)`.
 
-    `need` tests whether the capability is needed, once the oracle is known to solve the scenarios. `wrong` adds
-    policies that must fail. `make_twin` builds the environment again from nothing (another process, where there is
-    one), so that what a process remembers shows as a difference; default: `make_environment` once more.
+    `contrast` is for a capability that has one right answer (`contrast.py`). `need` tests whether the capability is
+    needed, once the oracle is known to solve the scenarios. `wrong` adds policies that must fail. `make_twin` builds
+    the environment again from nothing (another process, where there is one), so that what a process remembers shows as
+    a difference; default: `make_environment` once more.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
@@ -136,9 +132,13 @@ def validate_environment(
         # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
         return ValidationVerdict(False, tuple(reasons), figures)
     exhibits: list[dict[str, Any]] = []
-    figures["policies"], trouble = _policies(make_environment, tasks, limits, wrong or {}, exhibits)
+    ground, missing = grounds(tasks[: limits.episodes], contrast)
+    reasons += [missing] if missing else []
+    if contrast is not None:
+        figures["contrast"] = {"scenarios": len(ground.constant), "of": len(ground.every)}
+    figures["policies"], trouble = _policies(make_environment, ground, limits, wrong or {}, exhibits)
     reasons += trouble
-    figures["red_team"], trouble = _red_team(make_environment, tasks[: limits.attack_seeds], exhibits)
+    figures["red_team"], trouble = _red_team(make_environment, ground.constant[: limits.attack_seeds], exhibits)
     reasons += trouble
     if need is not None and figures["policies"]["oracle"]["success_rate"] >= limits.oracle:
         environment = make_environment()
@@ -215,7 +215,7 @@ def _determinism(
 
 def _policies(
     make: MakeEnvironment,
-    tasks: Sequence[TargetTask],
+    ground: Grounds,
     limits: Limits,
     wrong: Mapping[str, SimplePolicy],
     exhibits: list[dict[str, Any]],
@@ -224,9 +224,8 @@ def _policies(
     figures: dict[str, Any] = {}
     reasons: list[str] = []
     environment = make()
-    tasks = tasks[: limits.episodes]
     try:
-        solution = _solution(environment, tasks[0])
+        solution = recorded(environment, ground.shown, oracle_policy)
         rows: list[tuple[str, SimplePolicy, float]] = [
             ("null", null_policy, limits.null),
             ("constant_done", constant_policy(CONSTANT_DONE), limits.constant),
@@ -235,15 +234,14 @@ def _policies(
             ("random", random_policy, limits.random),
             *((f"{WRONG}{name}", policy, limits.wrong) for name, policy in wrong.items()),
         ]
-        row, played = measured(environment, tasks, oracle_policy)
+        row, played = measured(environment, ground.every, oracle_policy)
         figures["oracle"] = row
         if row["success_rate"] < limits.oracle:
             reasons.append(_reason("oracle", row, f"at least {limits.oracle:g} is needed"))
         if row["errors"] >= ENOUGH_FAULTS:
             rows = []
         for name, policy, bound in rows:
-            # The replayed solution is right on its own scenario, so it is measured on the others.
-            row, played = measured(environment, tasks[1:] if name == "constant_replay" else tasks, policy)
+            row, played = measured(environment, ground.of(name), policy)
             figures[name] = row
             if row["errors"] >= ENOUGH_FAULTS:
                 break
@@ -290,20 +288,6 @@ def _red_team(
     reasons = [f"red team: {a.name} ({a.tries}) won {wins} of {len(tasks)} episodes" for a, wins, _, _ in rows if wins]
     reasons += [f"red team: {a.name} provoked a fault in {n} of {len(tasks)}: {e}" for a, _, n, e in rows if n]
     return figures, reasons
-
-
-def _solution(environment: Environment, task: TargetTask) -> list[Action]:
-    """The oracle's actions on one scenario (those before a fault, where there is one)."""
-    actions: list[Action] = []
-
-    def recording(env: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
-        action = env.oracle()
-        if action is not None:
-            actions.append(action)
-        return action
-
-    play(environment, task, recording)
-    return actions
 
 
 def _random_value(schema: Mapping[str, Any], seen: Sequence[str], rng: random.Random) -> Any:

@@ -94,6 +94,35 @@ def play_all(
     return played
 
 
+def oracle_policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+    """The environment's own reference solution."""
+    return environment.oracle()
+
+
+def replay_policy(actions: Sequence[Action]) -> SimplePolicy:
+    """Plays the same actions whatever is asked: the solution of another scenario."""
+
+    def policy(environment: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+        turn = sum(message.role == "assistant" for message in messages)
+        return actions[turn] if turn < len(actions) else None
+
+    return policy
+
+
+def recorded(environment: Environment, task: TargetTask, policy: SimplePolicy) -> list[Action]:
+    """The actions of a policy on one scenario (those before a fault, where there is one)."""
+    actions: list[Action] = []
+
+    def recording(env: Environment, messages: Sequence[Message], rng: random.Random) -> Action | None:
+        action = policy(env, messages, rng)
+        if action is not None:
+            actions.append(action)
+        return action
+
+    play(environment, task, recording)
+    return actions
+
+
 def _bytes(value: object) -> bytes:
     try:
         return canonical_json(value).encode("utf-8", "backslashreplace")

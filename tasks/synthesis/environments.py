@@ -9,6 +9,7 @@ from db import EnvironmentRow, Round, Store, row_id
 from environments.contract import Environment, Generators, Message, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
+from environments.validation.contrast import PROBED, SHARE, Contrast, one_answer
 from tasks.synthesis.llm_synthesizer import accepted_environment
 
 # Success of the base from which a family counts as mastered: nothing to train there, much to forget.
@@ -65,6 +66,29 @@ def compose(
     return ComposedEnvironment(
         target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version)
     )
+
+
+def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, Contrast | None, str]:
+    """(environment, which of its scenarios are for contrast, why there are none though there should be).
+
+    Where one answer solves whatever needs the capability (declining, handing over), half of the scenarios are retention
+    scenarios: what always does the same would otherwise be paid for nearly everything. Any other is left as it is.
+    """
+    playing = environment.environment()
+    try:
+        if not one_answer(playing, [environment.own_scenario(seed) for seed in range(PROBED + 1)]):
+            return environment, None, ""
+    finally:
+        playing.close()
+    spec = environment.spec
+    if not spec.retention_share:
+        reason = (
+            f"one answer solves every scenario of {spec.capability!r}, and there are none beside them in which it is "
+            "wrong: what is live solves no other family, or calibration.retention_share is 0"
+        )
+        return environment, None, reason
+    beside = environment.retaining(spec.retention_families, max(spec.retention_share, SHARE))
+    return beside, lambda task: not beside.own(task), ""
 
 
 def stored_environment(

@@ -17,9 +17,9 @@ from typing import Any
 from db import CheckRow, TrajectoryRow
 from environments.contract import Action, Check, Environment, Message, Target, TargetTask, ToolCall, canonical_json
 from environments.picking import spread
-from environments.validation.checks import constant_policy, oracle_policy
+from environments.validation.checks import constant_policy
 from environments.validation.lazy import values_told
-from environments.validation.playing import SimplePolicy, play
+from environments.validation.playing import SimplePolicy, oracle_policy, play
 from environments.validation.repeats import Source
 from tasks.mining.transcripts import reports_error
 from tasks.round.target_prompt import scripted

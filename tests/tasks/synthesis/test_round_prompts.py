@@ -23,8 +23,7 @@ from environments.targets import tau2
 from environments.targets.bfcl.single import target as bfcl
 from environments.targets.bfcl.single.answers import reference_answer, write_answer
 from environments.targets.bfcl.single.items import item_of, plain
-from environments.validation.checks import oracle_policy
-from environments.validation.playing import play
+from environments.validation.playing import oracle_policy, play
 from environments.validation.repeats import entities
 from models.policy import PolicyIdentity
 from settings import load_settings

@@ -1,0 +1,53 @@
+"""A composed environment whose capability has one right answer gets as many scenarios in which that is wrong."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from environments.synthesized.composed import ComposedEnvironment
+from environments.targets.shop.target import target
+from environments.validation.checks import Limits, validate_environment
+from tasks.synthesis.environments import compose, contrasted
+
+LIMITS = Limits(distinct=60, searched=120, episodes=60, attack_seeds=3, replayed=4)
+SOLVED = {"cancel_pending": 0.4, "item_price": 0.3, "wants_person": 0.1}
+
+
+def composed(capability: str, success: dict[str, float], share: float = 1 / 3) -> ComposedEnvironment:
+    at = SimpleNamespace(target="shop", data_hash=target().data_hash)
+    return compose(target(), at, capability, success, share)  # type: ignore[arg-type]
+
+
+def test_handing_over_is_learnt_beside_what_is_not_handed_over() -> None:
+    before = composed("hand_over_customer", SOLVED)
+    environment, contrast, alone = contrasted(before)
+    assert contrast is not None
+    assert not alone
+    assert environment.spec.retention_share == 0.5
+    assert environment.spec.families == ("wants_person",)
+    assert environment.spec.id != before.spec.id
+    drawn = [environment.scenario(seed) for seed in range(200)]
+    assert {contrast(task) for task in drawn if task.family == "wants_person"} == {False}
+    assert 70 < sum(map(contrast, drawn)) < 130
+    verdict = validate_environment(environment.environment, environment.scenario, LIMITS, contrast=contrast)
+    assert verdict.accepted, verdict.reasons
+
+
+def test_a_larger_share_is_kept() -> None:
+    environment, _, _ = contrasted(composed("hand_over_customer", SOLVED, share=0.6))
+    assert environment.spec.retention_share == 0.6
+
+
+def test_what_has_many_answers_is_left_as_it_is() -> None:
+    before = composed("cancel_order", SOLVED)
+    assert contrasted(before) == (before, None, "")
+
+
+@pytest.mark.parametrize(("success", "share"), [({}, 1 / 3), (SOLVED, 0.0)])
+def test_without_anything_beside_it_the_reason_is_told(success: dict[str, float], share: float) -> None:
+    before = composed("hand_over_customer", success, share)
+    environment, contrast, alone = contrasted(before)
+    assert environment is before
+    assert contrast is None
+    assert "one answer solves every scenario of 'hand_over_customer'" in alone
+    assert "retention_share" in alone
