@@ -1,14 +1,16 @@
-"""Policies without a model, for measuring environments: oracle, noop, random."""
+"""Policies without a model, for measuring environments and methods: oracle, noop, replay, random."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from environments.contract import Action, Environment, Message, ToolCall
+from environments.contract import Action, Environment, Message, ToolCall, content_hash
 from models.policy import PolicyIdentity
 
 REFUSAL = "I am sorry, I cannot do that."
+LAST_WORD = Action(content="Is there anything else?")
 
 
 class OraclePolicy:
@@ -18,7 +20,7 @@ class OraclePolicy:
         return PolicyIdentity("oracle", "1")
 
     def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
-        return environment.oracle() or Action(content="Is there anything else?")
+        return environment.oracle() or LAST_WORD
 
 
 class NoopPolicy:
@@ -29,6 +31,21 @@ class NoopPolicy:
 
     def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
         return Action(content=REFUSAL)
+
+
+@dataclass(frozen=True)
+class ReplayPolicy:
+    """The same actions whatever is asked, one a turn, and a last word after them."""
+
+    actions: tuple[Action, ...]
+
+    def identity(self, adapter: str | None = None) -> PolicyIdentity:
+        said = [(a.content, a.malformed, [(c.name, c.arguments) for c in a.tool_calls]) for a in self.actions]
+        return PolicyIdentity("replay", content_hash(said))
+
+    def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+        turn = sum(message.role == "assistant" for message in messages)
+        return self.actions[turn] if turn < len(self.actions) else LAST_WORD
 
 
 class RandomPolicy:

@@ -11,7 +11,7 @@ import pandas as pd
 from environments.contract import ShiftTested, TargetTask
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
-from models.scripted import NoopPolicy
+from models.policy import MessagePolicy
 from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
 from tasks.methods.budget import Account
 from tasks.methods.prompts import Prompting, prompted
@@ -36,11 +36,11 @@ class Answer:
     """What answers the target's users if a method is believed; by default the bare base.
 
     `lineup` has the adapters and the router. `families` decides instead of a router: which of the lineup's adapters
-    answers a task, by its family (the others are left to the base). `prompting` changes the base's prompt. `noop` does
-    nothing. `notes` say what a reader of the figures has to know. `nested` are the lineup's capabilities in the order
-    in which they count; `trained` are the capabilities that adapters were trained for. `context` is the round in whose
-    home it plays. `shared_seconds` are seconds of work that it used and that no account has. `account` is the one in
-    that home, where it is not the method's own.
+    answers a task, by its family (the others are left to the base). `prompting` changes the base's prompt. `scripted`
+    is a policy without a model, which answers instead of all that. `notes` say what a reader of the figures has to
+    know. `nested` are the lineup's capabilities in the order in which they count; `trained` are the capabilities that
+    adapters were trained for. `context` is the round in whose home it plays. `shared_seconds` are seconds of work that
+    it used and that no account has. `account` is the one in that home, where it is not the method's own.
     `checkpoints` are of the training, for the curve over episodes.
     """
 
@@ -48,7 +48,7 @@ class Answer:
     lineup: Lineup = BARE_BASE
     families: Mapping[str, str] | None = None
     prompting: Prompting = field(default_factory=Prompting)
-    noop: bool = False
+    scripted: MessagePolicy | None = None
     notes: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
     trained: tuple[str, ...] = ()
@@ -74,9 +74,10 @@ def play_answer(answer: Answer, tasks: Sequence[TargetTask], trials: int, what: 
     """Trajectory ids of every task played `trials` times with the seed of the settings; stored ones are not played
     again."""
     context, seed = answer.context, answer.context.settings.seed
-    if answer.noop:
-        engine = context.engine_of(NoopPolicy())
-        return engine.play(context.ground("evaluation"), episodes_for(tasks, 1, seed), f"no-op on {what}")
+    if answer.scripted is not None:  # it does not draw: one trial tells all
+        engine = context.engine_of(answer.scripted)
+        name = answer.scripted.identity().base
+        return engine.play(context.ground("evaluation"), episodes_for(tasks, 1, seed), f"{name} on {what}")
     if not answer.prompting.is_none:
         ground = prompted(context, answer.prompting, "evaluation")
         return context.engine.play(ground, episodes_for(tasks, trials, seed), f"prompted base on {what}")

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from errors import ConfigurationError
+from models.scripted import NoopPolicy
 from settings import Settings
 from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, single
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
+from tasks.methods.constant import constant
 from tasks.methods.examples import examples
-from tasks.methods.gepa import gepa
+from tasks.methods.gepa import TRACE_GEPA, gepa, trace_gepa
 from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
-from tasks.methods.trace_gepa import NAME as TRACE_GEPA
-from tasks.methods.trace_gepa import trace_gepa
 from tasks.methods.trained import grpo_target, grpo_target_own, mixed
 from tasks.round.context import Context
 
@@ -48,7 +48,7 @@ def _bare(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def _noop(run: SeedRun, context: Context, account: Account) -> Answer:
-    return Answer(context, noop=True)
+    return Answer(context, scripted=NoopPolicy())
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +74,7 @@ def _ablation(about: str, changes: Mapping[str, Any]) -> Method:
 METHODS: Mapping[str, Method] = {
     "base": Method("the bare base", _bare, ()),
     "noop": Method("doing nothing", _noop, ()),
+    "constant": Method("one solution for every task, the best of the most frequent", constant),
     "examples": Method("the base with worked examples of its own successes", examples),
     "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),

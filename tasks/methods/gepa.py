@@ -3,30 +3,39 @@ kept for what they do on validation tasks. The library is `gepa`; what it tries 
 
 Its own state would be pickled, so it is kept nowhere: a run that was stopped begins again with the same seed, and goes
 through the same candidates without playing anything again, because every episode is stored under its prompt.
+
+`trace+gepa` is the prompt first, with half of the budget; then TRACE, for what the prompted base still lacks. TRACE's
+round stands on the target behind the new prompt: it is diagnosed again, its environments show that prompt, and its
+adapters are trained behind it. It has a home of its own, where the account is GEPA's and TRACE's together.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from db import TrajectoryRow
-from environments.contract import TargetTask
+from environments.contract import Target, TargetTask
 from environments.picking import spread
 from tasks.methods.answers import Answer, play_answer
-from tasks.methods.budget import Account
+from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.examples import fits, worked_examples
-from tasks.methods.prompts import Prompting
+from tasks.methods.prompts import PromptedEnvironment, Prompting
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
-from tasks.methods.seed_run import SeedRun, solved_at_diagnosis
+from tasks.methods.seed_run import SeedRun, close_round, find_lacking, open_round, pay, solved_at_diagnosis
+from tasks.methods.trace import play_round
+from tasks.rollout import rollout
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.target_prompt import first_opening
 
 logger = logging.getLogger("trace")
+# GEPA before TRACE, in the catalogue and on its account.
+TRACE_GEPA = "trace+gepa"
 # Validation tasks on which candidates are kept: all are played for every candidate that its small batch prefers.
 VALIDATED = 40
 # Tasks of the small batch on which a candidate is first held against its parent.
@@ -68,6 +77,39 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
         f"instructions {'changed' if best.wording[0] != best.wording[1] else 'as they were'}"
     )
     return best, (f"reflection by {reflects}", told)
+
+
+def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
+    """TRACE on the prompt that GEPA found."""
+    prompting, told = evolve(context, run.episodes // 2)
+    home = context.settings.folder / "trace-gepa"
+    target = behind(context.target, prompting)
+    own = open_round(context.settings.model_copy(update={"home": home}), base=context.base, target=target)
+    try:
+        whole = pay(own, TRACE_GEPA, run.episodes, ())
+        whole.lender = Lender(context.store, own.round.id)
+        paid = account.charged()
+        for purpose in sorted(set(paid.values()) - {TEST}):
+            whole.admit([i for i, known in paid.items() if known == purpose], purpose)
+        if not prompting.is_none:
+            whole.lender = None  # the base's episodes are others behind this prompt
+        with whole.working():
+            rollout.do(own)
+            find_lacking(own)
+            answer = play_round(run, own, whole)
+        return replace(answer, notes=(*told, *answer.notes), account=whole)
+    except BaseException:
+        close_round(own)
+        raise
+
+
+def behind(target: Target, prompting: Prompting) -> Target:
+    """The target with every environment behind another prompt."""
+    if prompting.is_none:
+        return target
+    found, make = copy.copy(target), target.environment
+    object.__setattr__(found, "environment", lambda: PromptedEnvironment(make(), prompting))
+    return found
 
 
 def proposer_of(context: Context) -> Proposer:

@@ -10,8 +10,8 @@ from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import read_result, settings_hash
 from tasks.methods.catalogue import EVERY
+from tasks.methods.gepa import TRACE_GEPA
 from tasks.methods.trace import choosing_episodes, least_episodes
-from tasks.methods.trace_gepa import NAME as TRACE_GEPA
 from tasks.round.registry import registry_name
 
 
