@@ -11,7 +11,8 @@ content of any night's draw, of training or of the test split. Prints success af
 - each night's diagnosis tasks were new (no content in common with any earlier night);
 - what earlier nights learnt was kept: no capability left the live release, and none of its families fell significantly.
 
-Exits with 1 when one is missed. The bare base and the no-op stand beside.
+Exits with 1 when one is missed. The bare base stands beside, and for each night the target's shift test, where it has
+one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 import pandas as pd
 
 from db import DrawnTaskRow, ReleaseRow, Round, open_store
-from environments.contract import Draw, Drawable, TargetTask
+from environments.contract import Draw, Drawable, ShiftTested, TargetTask
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
 from tasks.measuring.lineup import lineup_of, play_lineup
@@ -125,6 +126,11 @@ def success(frame: pd.DataFrame) -> str:
     return f"{100 * interval.rate:5.1f} % ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 
+def shifted(frames: Sequence[pd.DataFrame], place: int) -> str:
+    """Success on the target's shift test, which is only reported; "" where it has none."""
+    return f", shift test {success(frames[place]).strip()}" if frames else ""
+
+
 def judge(frames: Sequence[pd.DataFrame], nights: Sequence[Night], repeated: int) -> list[tuple[str, bool, str]]:
     """What nights must reach: name, whether they did, the figure."""
     steps = [paired(before, after) for before, after in pairwise(frames)]
@@ -182,15 +188,17 @@ def main() -> None:
         tasks = sealed_tasks(context)
         base = play(context, None, tasks, options.trials)
         frames = [play(context, night.release, tasks, options.trials) for night in nights]
+        far = context.target.shift_test() if isinstance(context.target, ShiftTested) else ()
+        shifts = [play(context, release, far, 1) for release in (None, *(n.release for n in nights))] if far else []
     finally:
         context.close()
     print(f"\n{len(tasks)} sealed tasks x {options.trials} trials, seed {options.seed}, {home}")
-    print(f"bare base   {success(base)}")
+    print(f"bare base   {success(base)}{shifted(shifts, 0)}")
     for i, (night, frame) in enumerate(zip(nights, frames, strict=True)):
         change = paired(frames[i - 1] if i else base, frame)
         members = ", ".join(night.release.members) if night.release else "none"
         print(
-            f"night {night.number}     {success(frame)}  {change.points:+.1f} points, {p_phrase(change.p, 4)}; "
+            f"night {night.number}     {success(frame)}{shifted(shifts, i + 1)}  {change.points:+.1f} points, {p_phrase(change.p, 4)}; "
             f"release {night.release.number if night.release else 0}: {members}\n"
             f"            {night.minutes:.1f} min; {night.endings or night.reason}"
         )
