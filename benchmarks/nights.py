@@ -198,7 +198,8 @@ def main() -> None:
         change = paired(frames[i - 1] if i else base, frame)
         members = ", ".join(night.release.members) if night.release else "none"
         print(
-            f"night {night.number}     {success(frame)}{shifted(shifts, i + 1)}  {change.points:+.1f} points, {p_phrase(change.p, 4)}; "
+            f"night {night.number}     {success(frame)}{shifted(shifts, i + 1)}  "
+            f"{change.points:+.1f} points, {p_phrase(change.p, 4)}; "
             f"release {night.release.number if night.release else 0}: {members}\n"
             f"            {night.minutes:.1f} min; {night.endings or night.reason}"
         )

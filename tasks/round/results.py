@@ -330,7 +330,8 @@ class TestResult(EvaluateResult):
 
 
 class ReportResult(StageResult):
-    """Where the page is, and why nothing was trained ("" when something was)."""
+    """Where the page is in the home (in rounds of before: its absolute path), and why nothing was trained ("" when
+    something was)."""
 
     stage: ClassVar[str] = "report"
     page: str
