@@ -4,16 +4,17 @@ nothing: its tasks and seeds are the same in every round, and the looks at it ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from models.scripted import NoopPolicy
-from tasks.challenge import look_at
+from tasks.challenge import look_at, rules_of
+from tasks.measuring.gate_rules import unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
-from tasks.measuring.statistics import clustered_interval
+from tasks.measuring.statistics import align, clustered_interval
 from tasks.releases.lifecycle import release_numbered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
@@ -30,14 +31,33 @@ def evaluate(context: Context) -> EvaluateResult:
     candidate = context.store.row(ReleaseRow, id=routed.candidate)
     sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
     trials = context.settings.evaluation.validation_trials
-    more = context.further_tasks(context.result(ChallengeResult).further)
-    further = {
-        f"further_{name}_ids": play_lineup(
-            context, lineup, more, trials, context.seed, f"further validation tasks ({name})", "evaluation"
-        ).ids
-        for name, lineup in sides.items()
-    }
-    return EvaluateResult(**_measure(context, "validation", sides, trials, context.seed), **further)
+    challenged = context.result(ChallengeResult)
+
+    def both(tasks: Sequence[TargetTask], prefix: str, what: str) -> dict[str, list[str]]:
+        return {
+            f"{prefix}_{name}_ids": play_lineup(
+                context, lineup, tasks, trials, context.seed, f"{what} ({name})", "evaluation"
+            ).ids
+            for name, lineup in sides.items()
+        }
+
+    further = both(context.further_tasks(challenged.further), "further", "further validation tasks")
+    measured = _measure(context, "validation", sides, trials, context.seed)
+    frames = [outcomes(context.store, [*measured[f"{name}_ids"], *further[f"further_{name}_ids"]]) for name in sides]
+    unclear = unclear_families(align(*frames), rules_of(context))
+    settling = _settling(context, challenged.further, unclear)
+    return EvaluateResult(**measured, **further, **both(settling, "settled", "tasks that settle a fall"))
+
+
+def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[TargetTask]:
+    """Tasks of the families that seem to fall and may not, by the gate's rules, none of which was played. None where
+    more families than the rules allow seem to fall."""
+    rules = rules_of(context)
+    if not unclear or not rules.settling or len(unclear) > rules.settled:
+        return []
+    drawn = context.further_tasks({family: further.get(family, 0) + rules.settling for family in unclear})
+    played = {task.id for task in context.further_tasks(further)} if further else set()
+    return [task for task in drawn if task.id not in played]
 
 
 @stage("test", title="evaluate on test")

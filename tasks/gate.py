@@ -58,8 +58,18 @@ def proposal_of(context: Context) -> Proposal | None:
     other = outcomes(context.store, [*evaluated.routed_ids, *evaluated.further_routed_ids])
     trials = context.settings.evaluation.validation_trials
     own = {c: families_of(context, c) for c in challenged.passed}
-    pair = align(live, other)
-    decision = judge_release(pair, rules_of(context), challenged.alpha, trials, own, challenged.look)
+    settled = [
+        outcomes(context.store, ids) for ids in (evaluated.settled_live_ids, evaluated.settled_routed_ids) if ids
+    ]
+    decision = judge_release(
+        align(live, other),
+        rules_of(context),
+        challenged.alpha,
+        trials,
+        own,
+        challenged.look,
+        settled,
+    )
     return Proposal(candidate, challenged, evaluated, decision)
 
 

@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# Families that may seem to fall in one evaluation and be settled: more of them are no accident.
+SETTLED = 3
+
 
 @dataclass(frozen=True)
 class GateRules:
@@ -23,13 +26,16 @@ class GateRules:
 
     `alpha` is that of a whole split, of which a look spends its share (`alpha_at`). `margin` is the fall that counts as
     none. `fall_confidence` is two-sided, so 0.90 calls a fall real at one-sided 5 %: missing a regression costs more
-    than evaluating again. `worthwhile` is the gain that an evaluation should be able to see. ValueError for a level
-    that cannot be one."""
+    than evaluating again. `worthwhile` is the gain that an evaluation should be able to see. `settled` is how many
+    families may seem to fall and be settled by further tasks, `settling` of each (0: none can be drawn). ValueError for
+    a level that cannot be one."""
 
     alpha: float = 0.05
     margin: float = 2.0
     worthwhile: float = 5.0
     fall_confidence: float = 0.90
+    settled: int = SETTLED
+    settling: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("fall_confidence", self.fall_confidence)):

@@ -15,6 +15,7 @@ from environments.contract import Drawable, Generators
 from errors import EpisodesSpent
 from settings import Settings
 from tasks.contrast import contrast
+from tasks.measuring.gate_plan import SETTLED
 from tasks.measuring.lineup import lineup_of
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
@@ -97,7 +98,8 @@ def proof_episodes(settings: Settings, tasks: int, own: list[int], draws: bool) 
     live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
     routed, noop = tasks * (trials - 1), tasks
     further = n * e.own_tasks * (2 * trials + n - 1) if draws else 0
-    return measured + live + alone + routed + noop + further
+    settling = 2 * SETTLED * e.own_tasks * trials if draws else 0
+    return measured + live + alone + routed + noop + further + settling
 
 
 def choosing_episodes(settings: Settings) -> int:

@@ -16,6 +16,7 @@ from db import Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Target
 from errors import ConfigurationError
 from settings import Settings
+from tasks.measuring.gate_plan import SETTLED
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
@@ -74,8 +75,10 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     adapters = s.selection.most * (most["validation"] + s.evaluation.own_tasks * trials + further)
     # And once on diagnosis, for the router.
     adapters += s.selection.most * most["diagnosis"]
-    # Base, live release and candidate, and one episode a task of doing nothing; further tasks are for the last two.
-    validation = (3 * most["validation"] + 2 * further) * trials + most["validation"]
+    # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and those that settle
+    # whether a family fell, are for the last two.
+    settling = 2 * SETTLED * s.evaluation.own_tasks
+    validation = (3 * most["validation"] + 2 * further + settling) * trials + most["validation"]
     test = (3 * s.evaluation.trials + 1) * most["test"]
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,

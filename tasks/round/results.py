@@ -248,8 +248,7 @@ class RegisterResult(StageResult):
 class ChallengeResult(StageResult):
     """Each new adapter alone against the live release on validation: trajectory ids, the gate's verdict by capability
     and those that passed. `further` tasks of families were drawn, so that the gains seen on fresh seeds could be found.
-    `look` counts the looks at this split, `alpha` is what this one may spend; `plan` is the hash of the rules, which
-    were stored before the first episode."""
+    `look` counts the looks at this split, `alpha` is what this one may spend, `plan` the hash of the rules before it."""
 
     stage: ClassVar[str] = "challenge"
     further: dict[str, int] = {}
@@ -289,12 +288,14 @@ class SuccessRate(BaseModel):
 
 class EvaluateResult(StageResult):
     """The validation split: trajectory ids and success of the base, of the release that was live when the round began,
-    of the candidate (`routed`), and of the no-op. The rates are over the split as it was drawn; on the further tasks of
-    the challenge, live and candidate have ids alone."""
+    of the candidate (`routed`), and of the no-op. The rates are over the split as it was drawn; on the challenge's
+    further tasks, and on those that settle whether a family fell, live and candidate have ids alone."""
 
     stage: ClassVar[str] = "evaluate"
     further_live_ids: list[str] = []
     further_routed_ids: list[str] = []
+    settled_live_ids: list[str] = []
+    settled_routed_ids: list[str] = []
     base_ids: list[str] = []
     live_ids: list[str] = []
     routed_ids: list[str] = []
@@ -330,8 +331,7 @@ class TestResult(EvaluateResult):
 
 
 class ReportResult(StageResult):
-    """Where the page is in the home (in rounds of before: its absolute path), and why nothing was trained ("" when
-    something was)."""
+    """Where the page is in the home (once: its absolute path), and why nothing was trained ("" when something was)."""
 
     stage: ClassVar[str] = "report"
     page: str

@@ -1,4 +1,4 @@
-"""How many tasks a challenge draws, and what it counts as a look."""
+"""How many tasks a challenge draws, which settle a fall, and what it counts as a look."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from db import LookRow
 from settings import load_settings
-from tasks.challenge import _further, _gains, look_at
+from tasks.challenge import _further, _gains, look_at, rules_of
+from tasks.evaluate import _settling
 from tasks.round.context import Context
 from tasks.round.results import RegisterResult
 from tasks.round.stage import forget, open_context
@@ -64,6 +65,18 @@ def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch:
     registered(monkeypatch, 0.1, 0.9)
     assert _further(context, {"unknown": ()}, look) == {}
     assert _further(context, OWN, LookRow(**{**vars(look), "draw": 0})) == {}, "a fixed split has no further tasks"
+
+
+def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = {t.id for t in context.tasks("validation")} | {t.id for t in context.further_tasks({"refund_all": 4})}
+    settling = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
+    assert [t.family for t in settling] == ["cancel_other"] * 40 + ["refund_all"] * 40
+    assert not played & {t.id for t in settling}
+    assert _settling(context, {}, []) == []
+    assert _settling(context, {}, ["refund_all", "cancel_other", "item_price", "move_pending"]) == [], "no accident"
+    assert rules_of(context).settling == 40
+    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    assert _settling(context, {}, ["refund_all"]) == [], "a fixed split has no further tasks"
 
 
 def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

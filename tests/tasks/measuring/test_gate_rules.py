@@ -11,7 +11,7 @@ import pytest
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import GateRules
-from tasks.measuring.gate_rules import judge_capabilities, judge_release
+from tasks.measuring.gate_rules import judge_capabilities, judge_release, unclear_families
 
 RULES = GateRules()
 
@@ -192,6 +192,49 @@ def test_steadiness_is_watched_by_pass_k():
     assert decision.falls["pass^4"] in (FallKind.REGRESSION, FallKind.UNCLEAR)
     assert not decision.promoted
     assert any("pass^4: fell by" in reason for reason in decision.reasons)
+
+
+@pytest.mark.parametrize(
+    ("count", "lost", "verdict", "kind"),
+    [
+        (20, 0, GateVerdict.PROMOTED, FallKind.HELD),
+        (20, 1, GateVerdict.PROMOTED, FallKind.WITHIN),
+        (20, 2, GateVerdict.UNDERPOWERED, FallKind.UNCLEAR),
+        (20, 8, GateVerdict.REGRESSION, FallKind.REGRESSION),
+    ],
+)
+def test_further_tasks_alone_settle_whether_a_family_fell(count, lost, verdict, kind):
+    pair, since = pd.concat([GAIN, fell(10, 2)]), fell(count, lost).assign(task=lambda f: "more-" + f["task"])
+    assert unclear_families(pair, RULES) == ["refund"]
+    decision = judge_release(pair, RULES, 0.05, 2, OWN, settled=since)
+    assert decision.verdict is verdict
+    assert decision.falls["refund"] is kind
+    told = "refund: -20.0 points over 10 tasks, which may be noise, so both sides played further ones: "
+    assert any(r.startswith(f"{told}{-100 * lost / count:+.1f} over {count}.") for r in decision.reasons)
+    assert decision.falls["all other families together"] is kind, "which are this one family here"
+    # They decide on falls and on nothing else.
+    plain = release(GAIN, fell(10, 2))
+    assert (decision.difference, decision.own, decision.families) == (plain.difference, plain.own, plain.families)
+
+
+def test_settling_one_family_excuses_no_other_fall():
+    since = fell(20, 0).assign(task=lambda f: "more-" + f["task"])
+
+    def settled(*more: pd.DataFrame) -> GateVerdict:
+        return judge_release(pd.concat([GAIN, fell(10, 2), *more]), RULES, 0.05, 2, OWN, settled=since).verdict
+
+    steady = fell(200, 0, "price")
+    assert settled(steady) is GateVerdict.PROMOTED
+    assert settled(steady, fell(10, 2, "coupon")) is GateVerdict.UNDERPOWERED
+    assert settled(steady, fell(10, 9, "coupon")) is GateVerdict.REGRESSION
+    # What is lost for certain in all other families together is not settled by one of them.
+    assert settled(*[fell(10, 1, f"family_{i}") for i in range(8)]) is GateVerdict.REGRESSION
+
+
+def test_only_what_is_unclear_can_be_settled_the_largest_fall_first():
+    pair = pd.concat([GAIN, fell(10, 2), fell(10, 7, "lost"), fell(10, 1, "held"), fell(12, 3, "coupon")])
+    assert unclear_families(pair, RULES) == ["coupon", "refund"]
+    assert unclear_families(GAIN, RULES) == []
 
 
 def test_what_nobody_finished_blocks():

@@ -11,6 +11,7 @@ import pytest
 from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
+from tasks.measuring.gate_plan import SETTLED
 from tasks.methods import catalogue
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
@@ -122,7 +123,9 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     for own, more in (([3], 0), ([3, 3], 2 * tried), ([3, 3, 3], 5 * tried)):
         assert proof_episodes(carrying, 10, own, False) - proof_episodes(two, 10, own, False) == more
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
-    assert proof_episodes(drawn, 10, [3], True) - proof_episodes(two, 10, [3], True) == 5 * (2 + 2)
+    # Own tasks, and those that settle a fall in so many families: both sides, two trials.
+    further = proof_episodes(drawn, 10, [3], True) - proof_episodes(two, 10, [3], True)
+    assert further == 5 * (2 + 2) + 5 * 2 * 2 * SETTLED
 
 
 @pytest.mark.parametrize(
