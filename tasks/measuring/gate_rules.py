@@ -93,8 +93,8 @@ def judge_release(
     `pair` has the columns of `judge_capabilities`, with outcomes 0 or 1. `own[capability]` are the families of each
     capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
     `trials` is k of pass^k. `settled` are the pairs of further tasks, played for families whose fall was unclear: they
-    decide on the falls of these families, stand for them where all other families together seem to fall and may not,
-    and change nothing else. ValueError without a task that both sides finished."""
+    decide on the falls of these families, stand for them where all other families together, or pass^k, seem to
+    fall and may not, and change nothing else. ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
     since = None if settled is None or settled.empty else PairedTasks.of("settled", settled)
@@ -119,17 +119,18 @@ def judge_release(
         watched[ELSEWHERE] = table.of_families(table.names - of_passed).difference(level)
     by_family = {str(f): table.of_families({f}).difference(level) for f in sorted(table.names)}
     watched |= by_family
-    pass_k = table.pass_k(trials, level)
+    pass_k, steady = table.pass_k(trials, level), f"pass^{trials}"
     if trials > 1:
-        watched[f"pass^{trials}"] = pass_k
+        watched[steady] = pass_k
     falls = {name: judge_fall(name, change, rules) for name, change in watched.items()}
     if since is not None:
         for name in since.names:
             falls[name] = judge_settled(name, by_family.get(name), since.of_families({name}).difference(level), rules)
-        if ELSEWHERE in falls and falls[ELSEWHERE].kind is FallKind.UNCLEAR:
-            whole_pair = pd.concat([pair[~pair["family"].isin(since.names)], settled])
-            others = PairedTasks.of("settled", whole_pair).of_families(table.names - of_passed)
-            falls[ELSEWHERE] = judge_settled(ELSEWHERE, watched[ELSEWHERE], others.difference(level), rules)
+        instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(since.names)], settled]))
+        others = instead.of_families(table.names - of_passed)
+        for name, change in ((ELSEWHERE, others.difference(level)), (steady, instead.pass_k(trials, level))):
+            if name in falls and falls[name].kind is FallKind.UNCLEAR:
+                falls[name] = judge_settled(name, watched[name], change, rules)
     reasons += [fall.reason for fall in falls.values() if fall.reason]
     kinds = {fall.kind for fall in falls.values()}
     if FallKind.REGRESSION in kinds:

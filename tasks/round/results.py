@@ -248,7 +248,7 @@ class RegisterResult(StageResult):
 class ChallengeResult(StageResult):
     """Each new adapter alone against the live release on validation: trajectory ids, the gate's verdict by capability
     and those that passed. `further` tasks of families were drawn, so that the gains seen on fresh seeds could be found.
-    `look` counts the looks at this split, `alpha` is what this one may spend, `plan` the hash of the rules before it."""
+    `look` counts the looks at this split, `alpha` is what this one may spend, `plan` the hash of the stored rules."""
 
     stage: ClassVar[str] = "challenge"
     further: dict[str, int] = {}
