@@ -4,12 +4,14 @@ nothing: its tasks and seeds are the same in every round, and the looks at it ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
+from errors import EpisodesSpent
 from models.scripted import NoopPolicy
 from tasks.challenge import look_at, rules_of
 from tasks.measuring.gate_rules import unclear_families
@@ -20,6 +22,8 @@ from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
+
+logger = logging.getLogger("trace")
 
 
 @stage("evaluate", title="evaluate on validation")
@@ -45,8 +49,13 @@ def evaluate(context: Context) -> EvaluateResult:
     measured = _measure(context, "validation", sides, trials, context.seed)
     frames = [outcomes(context.store, [*measured[f"{name}_ids"], *further[f"further_{name}_ids"]]) for name in sides]
     unclear = unclear_families(align(*frames), rules_of(context))
-    settling = _settling(context, challenged.further, unclear)
-    return EvaluateResult(**measured, **further, **both(settling, "settled", "tasks that settle a fall"))
+    settled: dict[str, list[str]] = {}
+    try:
+        if settling := _settling(context, challenged.further, unclear):
+            settled = both(settling, "settled", "tasks that settle a fall")
+    except EpisodesSpent as problem:
+        logger.warning("whether %s fell stays unclear: %s", " and ".join(unclear), problem)
+    return EvaluateResult(**measured, **further, **settled)
 
 
 def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[TargetTask]:

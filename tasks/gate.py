@@ -4,8 +4,10 @@ proven becomes the live release, unless a person who was asked declines it (meth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pandas as pd
 from prefect.artifacts import create_markdown_artifact
 
 from db import ReleaseRow, VerdictRow
@@ -54,15 +56,12 @@ def proposal_of(context: Context) -> Proposal | None:
         return None
     candidate = context.store.row(ReleaseRow, id=context.result(RouteResult).candidate)
     assert candidate is not None
-    live = outcomes(context.store, [*evaluated.live_ids, *evaluated.further_live_ids])
-    other = outcomes(context.store, [*evaluated.routed_ids, *evaluated.further_routed_ids])
     trials = context.settings.evaluation.validation_trials
     own = {c: families_of(context, c) for c in challenged.passed}
-    settled = [
-        outcomes(context.store, ids) for ids in (evaluated.settled_live_ids, evaluated.settled_routed_ids) if ids
-    ]
+    settled = _pairs(context, evaluated.settled_live_ids, evaluated.settled_routed_ids)
+    live = [*evaluated.live_ids, *evaluated.further_live_ids]
     decision = judge_release(
-        align(live, other),
+        _pairs(context, live, [*evaluated.routed_ids, *evaluated.further_routed_ids]),
         rules_of(context),
         challenged.alpha,
         trials,
@@ -71,6 +70,11 @@ def proposal_of(context: Context) -> Proposal | None:
         settled,
     )
     return Proposal(candidate, challenged, evaluated, decision)
+
+
+def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
+    """The episodes of both sides, joined by task and trial."""
+    return align(outcomes(context.store, live), outcomes(context.store, routed))
 
 
 @stage("gate", title="gate and promote")

@@ -1,0 +1,131 @@
+"""A candidate that gains much and seems to lose a little: the stages play further tasks, and the gate promotes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from db import ReleaseRow, ReleaseState
+from environments.contract import TargetTask
+from errors import EpisodesSpent
+from models.scripted import NoopPolicy, OraclePolicy
+from settings import load_settings
+from tasks import evaluate as evaluate_file
+from tasks import gate as gate_file
+from tasks.evaluate import evaluate
+from tasks.gate import proposal_of
+from tasks.measuring.decisions import GateVerdict
+from tasks.measuring.falls import FallKind
+from tasks.measuring.lineup import BARE_BASE, Lineup
+from tasks.round.context import Context
+from tasks.round.results import ChallengeResult, EvaluateResult, RouteResult
+from tasks.round.rollouts import episodes_for
+from tasks.round.stage import forget, open_context
+
+OWN, OTHER, STEADY = "refund_part", "cancel_other", ("item_price", "move_pending", "swap_delivered", "use_coupon")
+CANDIDATE = Lineup({"refund_payment": "an-adapter"})
+
+
+@pytest.fixture
+def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setenv("TRACE_EVALUATION__OWN_TASKS", "10")
+    monkeypatch.setenv("TRACE_EVALUATION__VALIDATION_TRIALS", "1")
+    monkeypatch.setenv("TRACE_ROLLOUT__TASKS", "0")
+    opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    row = ReleaseRow(
+        id="candidate", target="shop", number=1, round_id=opened.round.id, base="b", base_revision="r",
+        data_hash=opened.round.data_hash, members={}, router="", router_path="", state=ReleaseState.CANDIDATE,
+        evidence={},
+    )  # fmt: skip
+    opened.store.put([row])
+    whole = [t for t in opened.tasks("validation") if t.family in (OWN, OTHER, *STEADY)]
+    monkeypatch.setattr(Context, "tasks", lambda self, split: whole)
+    results = {
+        RouteResult: RouteResult(candidate="candidate"),
+        ChallengeResult: ChallengeResult(passed=["refund_payment"], alpha=0.05, look=1),
+    }
+    monkeypatch.setattr(Context, "result", lambda self, kind, *of: results[kind])
+    monkeypatch.setattr(gate_file, "families_of", lambda context, capability: [OWN])
+    monkeypatch.setattr(evaluate_file, "lineup_of", lambda context, row: CANDIDATE if row else BARE_BASE)
+    opened.__dict__["results"] = results
+    yield opened
+    forget(opened.round.id)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[str]:
+    """Stands for two releases: the first fails the refunds alone, the candidate `lost` of the tasks of another family,
+    and `lost_later` of its further ones. What was played, in order."""
+    told: list[str] = []
+
+    def play(
+        context: Context, lineup: Lineup, tasks: Sequence[TargetTask], trials: int, seed: int, what: str, _: str
+    ) -> Any:
+        told.append(what)
+        if lineup is CANDIDATE:
+            mine = [t.id for t in tasks if t.family == OTHER]
+            failed = set(mine[: lost_later if "settle" in what else lost])
+        else:
+            failed = {t.id for t in tasks if t.family == OWN}
+        ids = []
+        for policy, part in ((OraclePolicy(), False), (NoopPolicy(), True)):
+            some = [t for t in tasks if (t.id in failed) == part]
+            ids += context.engine_of(policy).play(context.ground("evaluation"), episodes_for(some, trials, seed), what)
+        return SimpleNamespace(ids=ids)
+
+    monkeypatch.setattr(evaluate_file, "play_lineup", play)
+    return told
+
+
+def evaluated(context: Context) -> EvaluateResult:
+    found = evaluate.do(context)
+    context.__dict__["results"][EvaluateResult] = found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost_later", "kind", "verdict"),
+    [
+        (0, FallKind.HELD, GateVerdict.PROMOTED),
+        (3, FallKind.UNCLEAR, GateVerdict.UNDERPOWERED),
+        (8, FallKind.REGRESSION, GateVerdict.REGRESSION),
+    ],
+)
+def test_two_tasks_lost_of_eight_are_settled_by_ten_more(
+    context: Context, monkeypatch: pytest.MonkeyPatch, lost_later: int, kind: FallKind, verdict: GateVerdict
+) -> None:
+    told = played(monkeypatch, 2, lost_later)
+    found = evaluated(context)
+    assert told[-2:] == ["tasks that settle a fall (live)", "tasks that settle a fall (routed)"]
+    assert [len(found.settled_live_ids), len(found.settled_routed_ids)] == [10, 10]
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.falls[OTHER] is kind
+    assert proposal.decision.verdict is verdict
+    assert proposal.decision.difference.tasks == 48, "the further tasks settle a fall and count for nothing else"
+
+
+def test_nothing_is_played_where_nothing_is_unclear(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lost in (0, 1, 8):
+        played(monkeypatch, lost, 0)
+        found = evaluate._work(context)
+        assert found.settled_live_ids == found.settled_routed_ids == []
+
+
+def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(monkeypatch, 2, 0)
+    plain = evaluate_file.play_lineup
+
+    def spent(context: Context, *given: Any) -> Any:
+        if "settle" in given[4]:
+            raise EpisodesSpent("the budget of 5 episodes is spent")
+        return plain(context, *given)
+
+    monkeypatch.setattr(evaluate_file, "play_lineup", spent)
+    assert evaluated(context).settled_live_ids == []
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.verdict is GateVerdict.UNDERPOWERED
