@@ -195,8 +195,7 @@ def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> Rou
         told = context.result(ReportResult)
         context.store.finish_round(context.round.id, RoundState.DONE, told.reason, peak_gib())
         promoted = context.result(GateResult).promoted
-        page = str(settings.folder / told.page)
-        return RoundOutcome(round=context.round.id, report=page, promoted=promoted, reason=told.reason)
+        return RoundOutcome(round=context.round.id, report=told.page, promoted=promoted, reason=told.reason)
 
 
 @flow(name="stage", flow_run_name="{stage} of {params.target}")

@@ -110,35 +110,6 @@ class HomeFiles:
         with self._asking(f"reading {relative}"):
             return sorted(self._manifest(relative) or ())
 
-    def held(self, relative: str) -> tuple[dict[str, int], list[str]]:
-        """What lies right below a path of the storage: bytes by name, and the names of the folders there."""
-        if not self.address:
-            return {}, []
-        with self._asking(f"listing {relative}"):
-            try:
-                found = self._system.ls(self._key(relative), detail=True)
-            except (FileNotFoundError, NotADirectoryError):
-                return {}, []
-            sizes, folders = dict[str, int](), list[str]()
-            for entry in found:
-                name = PurePosixPath(str(entry["name"])).name
-                if entry["type"] == "directory":
-                    folders.append(name)
-                else:
-                    sizes[name] = int(entry["size"] or 0)
-        return sizes, sorted(folders)
-
-    def remove(self, relative: str) -> None:
-        """Remove a file or a folder of the home from the storage, but not the folders in it that were put by
-        themselves. The manifest goes first: whatever is left of a removal that was stopped is never taken for whole."""
-        names = sorted(self.held(relative)[0], key=lambda name: (name != MANIFEST, name))
-        with self._asking(f"removing {relative}"):
-            for name in names:
-                try:
-                    self._system.rm_file(self._key(f"{relative}/{name}"))
-                except FileNotFoundError:
-                    continue  # removed meanwhile
-
     def check(self) -> None:
         """Prove that the storage can be written and read. Raises `ConfigurationError` where it never will, `StoreError`
         where it does not answer now."""

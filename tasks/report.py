@@ -42,7 +42,7 @@ def report(context: Context) -> ReportResult:
         description=f"How the round on {context.round.target} ended",
         markdown=told_in_prefect(context.stored, figures, context.registry.run_link(run)),
     )
-    return ReportResult(page=f"{context.round.id}/{REPORT}", reason=ended.reason)
+    return ReportResult(page=str(page), reason=ended.reason)
 
 
 def told_in_prefect(stored: StoredRound, figures: RoundFigures, link: str = "") -> str:

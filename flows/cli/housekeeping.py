@@ -84,6 +84,6 @@ def clean(
 
     chosen = removals(load_settings(home=home), older_than, keep)
     for removal in chosen:
-        typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
+        typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.path}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(chosen)
     typer.echo(f"{len(chosen)} of them, {freed / 1e9:.3f} GB {'would be freed' if dry_run else 'freed'}")

@@ -163,7 +163,7 @@ def _move_in(made: Path, home: Path, manifest: Manifest) -> None:
 
 
 def _move_pages(opened: sqlite3.Connection, old: str, new: str) -> None:
-    """Everything in the store is relative to the home, but the report pages of rounds of before."""
+    """Results of stages say where they wrote their page; everything else in the store is relative to the home."""
     found = opened.execute("SELECT id, result FROM stages WHERE result IS NOT NULL").fetchall()
     for key, text in found:
         before = json.loads(text)

@@ -3,8 +3,7 @@
 Never touched, whatever its age: rounds that can be gone on with, reports, figures, routers, environments, both
 databases (labels and trajectories are there), MLflow's artifacts, and the adapters of every release, as trained and as
 served. What goes is a training's checkpoints and step weights (most of a home), the trained copy of an adapter that
-no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release. The same goes from the
-storage of a home that has one (`files`), by the same rule; all that is there is listed before anything is removed.
+no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from db.copies import sqlite_file
 from db.values.states import is_final
 from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
-from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.releases.lookup import version_name
 
@@ -31,40 +29,22 @@ COPIES = ("adapters", "served")
 
 @dataclass(frozen=True)
 class Removal:
-    """A file or folder that nothing needs: its size in bytes, since when it is done with, and what it is. With `stored`
-    it is what the storage holds under that path of the home, not the home's own."""
+    """A file or folder that nothing needs: its size in bytes, since when it is done with, and what it is."""
 
     path: Path
     bytes: int
     since: datetime
     what: str
-    stored: HomeFiles | None = None
-
-    @property
-    def relative(self) -> str:
-        """The path in the storage."""
-        assert self.stored is not None, "only what is stored has one"
-        return self.path.relative_to(self.stored.home).as_posix()
-
-    @property
-    def place(self) -> str:
-        """Where it lies, for people."""
-        return f"{self.stored.address}/{self.relative}" if self.stored else str(self.path)
 
 
 def removals(settings: Settings, days: int, keep_gb: float | None = None) -> list[Removal]:
     """What is older than `days` and not needed, oldest first; with `keep_gb` only so much of it that the home takes
-    that many GB (10^9 bytes), and nothing of its storage, which is no part of that. Raises `ConfigurationError` for a
-    folder that is no home, `StoreError` for a storage that does not answer."""
+    that many GB (10^9 bytes). Raises `ConfigurationError` for a folder that is no home."""
     file = sqlite_file(settings.database_url)
-    stored = files_of(settings)
     if not settings.folder.is_dir() or (file is not None and not file.is_file()):
         raise ConfigurationError(f"there is no home in {settings.folder}; give another --home")
     with open_store(settings.database_url) as store:
         found = [*_of_rounds(settings.folder, store), *_copies(settings.folder, store)]
-        if stored.address and keep_gb is None:
-            stored.check()
-            found += _of_storage(stored, store)
     before = utc_now() - timedelta(days=days)
     old = sorted((r for r in found if r.since < before), key=lambda r: (r.since, str(r.path)))
     if keep_gb is None:
@@ -83,9 +63,7 @@ def remove(chosen: list[Removal]) -> int:
     freed = 0
     for removal in chosen:
         try:
-            if removal.stored:
-                removal.stored.remove(removal.relative)
-            elif removal.path.is_dir():
+            if removal.path.is_dir():
                 shutil.rmtree(removal.path)
             else:
                 removal.path.unlink()
@@ -98,17 +76,12 @@ def remove(chosen: list[Removal]) -> int:
     return freed
 
 
-def _kept(store: Store) -> tuple[dict[Path, AdapterRow], set[Path]]:
-    """Adapters by their path in the home, and the paths that have to stay."""
+def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
+    """Parts of the trainings of rounds that have ended for good."""
     needed = {member["adapter_id"] for row in store.rows(ReleaseRow) for member in row.members.values()}
     adapters = {Path(a.path): a for a in store.rows(AdapterRow) if a.path}
     # An adapter that is not registered has its only copy here.
-    return adapters, {path for path, a in adapters.items() if a.id in needed or not a.registered_version}
-
-
-def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
-    """Parts of the trainings of rounds that have ended for good."""
-    adapters, kept = _kept(store)
+    kept = {path for path, a in adapters.items() if a.id in needed or not a.registered_version}
     for row in store.rows(Round):
         if not is_final(row.state):
             continue
@@ -117,32 +90,8 @@ def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
                 place = part.relative_to(home)
                 if any(path.is_relative_to(place) for path in kept) or (part.name == FINAL and place not in adapters):
                     continue
-                yield Removal(part, _size(part), row.finished_at or row.started_at, _told(row, place in adapters))
-
-
-def _of_storage(stored: HomeFiles, store: Store) -> Iterator[Removal]:
-    """The same in the storage: what was put as a training has its checkpoints and step weights, and no adapter."""
-    adapters, kept = _kept(store)
-    for row in store.rows(Round):
-        if not is_final(row.state):
-            continue
-        base = Path(row.id) / TRAINING
-        for name in stored.held(str(base))[1]:
-            sizes, folders = stored.held(str(base / name))
-            parts = {base / name: sizes}
-            for folder in folders:
-                place = base / name / folder
-                if place in adapters and place not in kept:
-                    parts[place] = stored.held(str(place))[0]
-            for place, found in parts.items():
-                if found:
-                    path, since = stored.home / place, row.finished_at or row.started_at
-                    yield Removal(path, sum(found.values()), since, _told(row, place in adapters), stored)
-
-
-def _told(row: Round, adapter: bool) -> str:
-    what = "trained copy of an adapter in no release" if adapter else "checkpoints and weights"
-    return f"round {row.number}: {what}"
+                what = "trained copy of an adapter in no release" if place in adapters else "checkpoints and weights"
+                yield Removal(part, _size(part), row.finished_at or row.started_at, f"round {row.number}: {what}")
 
 
 def _copies(home: Path, store: Store) -> Iterator[Removal]:

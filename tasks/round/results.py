@@ -331,7 +331,7 @@ class TestResult(EvaluateResult):
 
 
 class ReportResult(StageResult):
-    """Where the page is in the home (once: its absolute path), and why nothing was trained ("" when something was)."""
+    """Where the page is, and why nothing was trained ("" when something was)."""
 
     stage: ClassVar[str] = "report"
     page: str

@@ -1,38 +1,24 @@
-"""A whole round on the embedded model, its files in object storage, killed twice and started again, the second time in
-an empty home: it goes on from what is owed, and another home has all that it made."""
+"""A whole round on the embedded model, killed twice and started again: it goes on from what is owed."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.storage_served import s3_served
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
 # The whole test takes three minutes of an idle machine with two cores.
 LIMIT_SECONDS = 1500
 STEPS = 3
-STORAGE = "STORAGE_OF_THE_TEST"
-
-
-@pytest.fixture(autouse=True)
-def _storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with s3_served() as address:
-        monkeypatch.setenv(STORAGE, address)
-        yield
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -43,20 +29,16 @@ def environment(folder: Path) -> dict[str, str]:
         "TRACE_TRAIN__STEPS": str(STEPS),
         "TRACE_TRAIN__SOLVED": "1.0",
         "TRACE_TRAIN__COLLECTIONS": "4",
-        # What outlives the home.
-        "TRACE_DATABASE": f"sqlite:///{folder}/trace.db",
-        "TRACE_TRACKING": f"sqlite:///{folder}/mlflow.db",
-        "TRACE_FILES": f"{os.environ[STORAGE]}/round",
     }
 
 
-def command(folder: Path, *arguments: str, home: str = "home") -> list[str]:
-    return [sys.executable, "-m", "flows.cli.main", *arguments, "--home", str(folder / home)]
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "flows.cli.main", *arguments, "--home", str(folder / "home")]
 
 
-def run(folder: Path, *arguments: str, home: str = "home") -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(folder, *arguments, home=home),
+        command(folder, *arguments),
         cwd=folder,
         env=environment(folder),
         capture_output=True,
@@ -67,7 +49,7 @@ def run(folder: Path, *arguments: str, home: str = "home") -> subprocess.Complet
 
 def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
     """Rows from the store; none while it is not there yet."""
-    path = folder / "trace.db"
+    path = folder / "home" / "trace.db"
     if not path.is_file():
         return []
     with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10) as connection:
@@ -106,12 +88,6 @@ def kill_once_there_are(folder: Path, wanted: int, what: str) -> int:
     return count(folder, what)
 
 
-def told(folder: Path, name: str) -> str:
-    """All that a database says."""
-    with closing(sqlite3.connect(folder / name)) as opened:
-        return "\n".join(opened.iterdump())
-
-
 def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path) -> None:
     diagnosis = "trajectories WHERE purpose = 'diagnosis'"
     before = kill_once_there_are(tmp_path, 5, diagnosis)
@@ -123,7 +99,6 @@ def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path
     assert first <= {i for (i,) in ask(tmp_path, f"SELECT id FROM {diagnosis}")}
     trained = ask(tmp_path, "SELECT step, reward, loss, seconds FROM training_steps ORDER BY step")
 
-    shutil.rmtree(tmp_path / "home")  # the machine is lost; checkpoints and weights of the steps are in the storage
     done = run(tmp_path, "improve", "--profile", "smoke")
     assert done.returncode == 0, done.stderr[-3000:]
     after = ask(tmp_path, "SELECT step, reward, loss, seconds FROM training_steps ORDER BY step")
@@ -143,17 +118,6 @@ def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path
     figures = json.loads(status.stdout)
     assert figures == json.loads((report.parent / "figures.json").read_text())
     assert any(c["adapter"] for c in figures["capabilities"]), "one capability was trained and registered"
-
-    page = report.read_text()
-    (stored,) = ask(tmp_path, "SELECT result FROM stages WHERE name = 'report'")
-    assert json.loads(stored[0])["page"] == f"{report.parent.name}/report.html", "a path of any home"
-    shutil.rmtree(tmp_path / "home")
-    elsewhere = run(tmp_path, "status", "--json", home="elsewhere")
-    assert json.loads(elsewhere.stdout) == figures, elsewhere.stderr[-2000:]
-    assert run(tmp_path, "report", home="elsewhere").returncode == 0
-    assert (tmp_path / "elsewhere" / report.parent.name / "report.html").read_text() == page
-    for name in ("trace.db", "mlflow.db"):
-        assert str(tmp_path / "home") not in told(tmp_path, name), "no registry knows where the home was"
     assert set(figures["work"]) == {"model", "environment", "earlier", "orchestration"}
     listed = json.loads(run(tmp_path, "rounds", "--json").stdout)
     assert [r["state"] for r in listed] == ["done"]
