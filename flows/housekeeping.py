@@ -40,7 +40,7 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     with told_when_refused(settings, bool(deployment.id), "housekeeping"):
         tell_last_run(settings, "housekeeping", deaths_before())
         chosen = removals(settings, given.older_than, given.keep)
-        freed = f"{len(chosen)} removed, {remove(chosen) / 1e9:.3f} GB freed"
+        freed = f"{len(chosen)} removed, {remove(settings, chosen) / 1e9:.3f} GB freed"
         logger.info("%s", freed)
         deliver(settings)
         findings = examine(settings)

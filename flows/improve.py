@@ -195,7 +195,8 @@ def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> Rou
         told = context.result(ReportResult)
         context.store.finish_round(context.round.id, RoundState.DONE, told.reason, peak_gib())
         promoted = context.result(GateResult).promoted
-        return RoundOutcome(round=context.round.id, report=told.page, promoted=promoted, reason=told.reason)
+        page = context.settings.folder / told.page  # a round of an earlier version stored an absolute path, which stays
+        return RoundOutcome(round=context.round.id, report=str(page), promoted=promoted, reason=told.reason)
 
 
 @flow(name="stage", flow_run_name="{stage} of {params.target}")

@@ -110,6 +110,42 @@ class HomeFiles:
         with self._asking(f"reading {relative}"):
             return sorted(self._manifest(relative) or ())
 
+    def verify(self, relative: str) -> None:
+        """Read a stored file or folder whole and compare its digests. Raises `StoreError` for what is missing there or
+        was changed, whatever the home has."""
+        if not self.address:
+            return
+        with self._asking(f"reading {relative}"):
+            named = self._manifest(relative)
+            if named is None:
+                raise StoreError(f"{self.address}/{relative} is not there; put it again from a home that has it")
+            for digest in sorted(set(named.values())):
+                try:
+                    with self._system.open(self._key(f"{relative}/{digest}"), "rb") as file:
+                        found = hashlib.file_digest(file, "sha256").hexdigest()
+                except FileNotFoundError as problem:
+                    raise _missing(f"{self.address}/{relative}/{digest}") from problem
+                if found != digest:
+                    raise _changed(f"{self.address}/{relative}/{digest}", found, digest)
+
+    def sizes(self, relative: str) -> dict[str, int]:
+        """Bytes of every object below a path, manifests among them, by its path below the address; halves of uploads
+        are there, too."""
+        if not self.address:
+            return {}
+        with self._asking(f"listing {relative}"):
+            root = self._key("")
+            found = self._system.find(self._key(relative), detail=True)
+            return {key.removeprefix(root): int(entry["size"]) for key, entry in sorted(found.items())}
+
+    def remove(self, objects: Collection[str]) -> None:
+        """Remove objects, as `sizes` names them: manifests first, so that nothing half is ever taken for whole."""
+        first = [name for name in objects if PurePosixPath(name).name == MANIFEST]
+        for part in (first, sorted(set(objects) - set(first))):
+            if part:
+                with self._asking(f"removing {part[0]}"):
+                    self._system.rm([self._key(name) for name in part])
+
     def check(self) -> None:
         """Prove that the storage can be written and read. Raises `ConfigurationError` where it never will, `StoreError`
         where it does not answer now."""
@@ -184,14 +220,11 @@ class HomeFiles:
             self._system.get_file(self._key(relative), str(path))
         except FileNotFoundError as problem:
             # Its manifest may have been replaced since it was read, which the next attempt will see.
-            missing = StoreError(f"{self.address}/{relative} is gone, and a manifest names it; put its folder again")
+            missing = _missing(f"{self.address}/{relative}")
             missing.transient = True
             raise missing from problem
         if (found := _digest(path)) != digest:
-            raise StoreError(
-                f"{self.address}/{relative} has SHA-256 {found[:16]}..., stored was {digest[:16]}...: it was changed "
-                "there and is not used. Remove its folder there and put it again from a home or a backup that has it"
-            )
+            raise _changed(f"{self.address}/{relative}", found, digest)
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
@@ -236,6 +269,17 @@ def check_address(address: str) -> None:
             f"files = {address!r} needs a backend of fsspec for {parts.scheme!r} that is not installed ({problem}); "
             "for S3: pip install 'trace-agent[objects]' -c constraints.txt"
         ) from None
+
+
+def _missing(address: str) -> StoreError:
+    return StoreError(f"{address} is gone, and a manifest names it; put its folder again")
+
+
+def _changed(address: str, found: str, digest: str) -> StoreError:
+    return StoreError(
+        f"{address} has SHA-256 {found[:16]}..., stored was {digest[:16]}...: it was changed there and is not used. "
+        "Remove its folder there and put it again from a home or a backup that has it"
+    )
 
 
 def _files(place: Path, leave_out: Collection[str]) -> dict[str, Path]:

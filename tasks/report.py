@@ -28,12 +28,11 @@ def report(context: Context) -> ReportResult:
     target, settings = context.target, context.settings
     ended = how_it_ended(context.stored, target, settings.asks_a_model, settings.selection.rho)
     figures = figures_of(context.stored, settings, target, context.base.identity, ended)
-    page = context.folder / REPORT
     html = write_report(settings, context.store, figures)
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
     for name in (REPORT, FOLDER, "figures.json"):
         context.files.put(f"{context.round.id}/{name}")
-    run = log_round(context.registry, figures, html, page.parent / FOLDER)
+    run = log_round(context.registry, figures, html, context.folder / FOLDER)
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)
     log_traces(context.registry, context.stored, figures, hiding(settings), settings.traces)
@@ -42,7 +41,7 @@ def report(context: Context) -> ReportResult:
         description=f"How the round on {context.round.target} ended",
         markdown=told_in_prefect(context.stored, figures, context.registry.run_link(run)),
     )
-    return ReportResult(page=str(page), reason=ended.reason)
+    return ReportResult(page=f"{context.round.id}/{REPORT}", reason=ended.reason)
 
 
 def told_in_prefect(stored: StoredRound, figures: RoundFigures, link: str = "") -> str:

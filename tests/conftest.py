@@ -45,6 +45,7 @@ SLOW = (
     "models/vllm_backend/test_replicas.py",
     "tasks/housekeeping/test_backup_restore.py",
     "tasks/housekeeping/test_retention.py",
+    "tasks/housekeeping/test_stored_retention.py",
     "tasks/measuring/test_evaluation.py",
     "tasks/methods/test_methods_whole.py",
     "tasks/round/test_traffic.py",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import boto3
 import pytest
 import yaml
 
+from models.objects import files_of
 from settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[1]
+DOCKERFILE = ROOT / "docker" / "Dockerfile"
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "docker" / ".env.example").read_text(), re.MULTILINE))
 
@@ -55,3 +60,31 @@ def test_worker_and_gateway_share_store_and_registry(settings_folder: Path, monk
         found = settings_in(service, monkeypatch)
         places.add((found.database_url, found.tracking_uri, found.base_model))
     assert places == {("postgresql://trace@postgres:5432/trace", "http://mlflow:5000", "/models/smollm2-135m")}
+
+
+def test_the_storage_reaches_whoever_needs_files_and_is_off_by_itself(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine", "AWS_ENDPOINT_URL_S3": "https://minio:9000"}
+    for service in ("worker", "gateway", "worker-gpu", "gateway-gpu"):
+        assert settings_in(service, monkeypatch).files == ""
+        client = boto3.client("s3")  # empty variables count as none
+        assert client.meta.endpoint_url == "https://s3.amazonaws.com"
+        found = settings_in(service, monkeypatch, TRACE_FILES="s3://trace/shop", **keys)
+        assert found.files == files_of(found).address == "s3://trace/shop"
+        client = boto3.client("s3")
+        assert (client.meta.endpoint_url, client.meta.region_name) == ("https://minio:9000", "us-east-1")
+    given = SERVICES["mlflow"]["environment"]
+    assert {name: given[name] for name in keys} == {name: f"${{{name}:-}}" for name in keys}
+    assert "--artifacts-destination=${MLFLOW_ARTIFACTS:-/artifacts}" in SERVICES["mlflow"]["command"]
+    assert EXAMPLE["MLFLOW_ARTIFACTS"] == "/artifacts"
+    others = SERVICES.keys() - {"worker", "gateway", "worker-gpu", "gateway-gpu", "mlflow"}
+    assert not [name for name in others if keys.keys() & SERVICES[name].get("environment", {}).keys()]
+
+
+def test_the_image_installs_what_a_storage_needs() -> None:
+    """The line that names the image's dependencies, as the build runs it."""
+    (line,) = re.findall(r"^RUN python3 -c '(import tomllib.*)' > \S+ \\$", DOCKERFILE.read_text(), re.MULTILINE)
+    done = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = {re.split(r"[^\w-]", text)[0] for text in done.stdout.splitlines()}
+    assert {"s3fs", "boto3", "prefect", "mlflow"} <= names

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from errors import AdapterError, ConfigurationError, StoreError
+from models.adapters.datasets import dataset_of
 from models.adapters.files import (
     ADAPTER_FILES,
     AdapterRecord,
@@ -150,10 +151,9 @@ class Registry:
     ) -> None:
         """Puts figures on the adapter's logged model, with the pandas frame they come from as the run's dataset input
         (its content is hashed, not stored: the database has it)."""
-        from mlflow.data.pandas_dataset import from_pandas
         from mlflow.entities import DatasetInput, InputTag
 
-        source = from_pandas(frame, name=dataset)
+        source = dataset_of(frame, dataset)
         entity = source._to_mlflow_entity()
         self.client.log_inputs(adapter.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "eval")])])
         for key, value in metrics.items():

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from models.adapters.datasets import dataset_of
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import Registry
 from models.adapters.traces import PlayedTrace, spans_of
@@ -61,12 +62,11 @@ class RunLog:
 
     def dataset(self, frame: pd.DataFrame, name: str, context: str) -> None:
         """The tasks or scenarios that the run used, as an input of it (hashed, not stored: the database has them)."""
-        from mlflow.data.pandas_dataset import from_pandas
         from mlflow.entities import DatasetInput, InputTag
 
         if any(given.dataset.name == name for given in self._known.inputs.dataset_inputs):
             return
-        entity = from_pandas(frame, name=name)._to_mlflow_entity()
+        entity = dataset_of(frame, name)._to_mlflow_entity()
         given = DatasetInput(entity, [InputTag("mlflow.data.context", context)])
         self.registry.client.log_inputs(self.run, [given])
 

@@ -1,7 +1,8 @@
 """A home put back from a backup, in any folder of any machine.
 
 Everything is made and checked beside the folder first, which then appears by one rename: a restore that fails leaves
-nothing. Absolute addresses (MLflow's of its artifacts, the store's of report pages) are changed to the new folder.
+nothing. Absolute addresses (MLflow's of its artifacts, and a store's of report pages, of earlier versions) are changed
+to the new folder.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _move_in(made: Path, home: Path, manifest: Manifest) -> None:
 
 
 def _move_pages(opened: sqlite3.Connection, old: str, new: str) -> None:
-    """Results of stages say where they wrote their page; everything else in the store is relative to the home."""
+    """Rounds of earlier versions say where their page is; everything else in the store is relative to the home."""
     found = opened.execute("SELECT id, result FROM stages WHERE result IS NOT NULL").fetchall()
     for key, text in found:
         before = json.loads(text)

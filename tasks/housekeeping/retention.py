@@ -4,12 +4,16 @@ Never touched, whatever its age: rounds that can be gone on with, reports, figur
 databases (labels and trajectories are there), MLflow's artifacts, and the adapters of every release, as trained and as
 served. What goes is a training's checkpoints and step weights (most of a home), the trained copy of an adapter that
 no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release.
+
+With `files` the same goes from the storage, whichever home put it there. What another home put is found by listing the
+storage, so nothing is chosen while it cannot be reached.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +24,7 @@ from db.copies import sqlite_file
 from db.values.states import is_final
 from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
+from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.releases.lookup import version_name
 
@@ -29,24 +34,29 @@ COPIES = ("adapters", "served")
 
 @dataclass(frozen=True)
 class Removal:
-    """A file or folder that nothing needs: its size in bytes, since when it is done with, and what it is."""
+    """A file or folder that nothing needs: its size in bytes, since when it is done with, and what it is. `objects` are
+    those of the storage, below the address `place`; without any it is the `place` in the home."""
 
-    path: Path
+    place: str
     bytes: int
     since: datetime
     what: str
+    objects: tuple[str, ...] = ()
 
 
 def removals(settings: Settings, days: int, keep_gb: float | None = None) -> list[Removal]:
     """What is older than `days` and not needed, oldest first; with `keep_gb` only so much of it that the home takes
-    that many GB (10^9 bytes). Raises `ConfigurationError` for a folder that is no home."""
-    file = sqlite_file(settings.database_url)
+    that many GB (10^9 bytes); what lies in the storage does not count, and goes along with what is as old. Raises
+    `ConfigurationError` for a folder that is no home, and where the storage may not be used; `StoreError` while the
+    storage does not answer."""
+    file, files = sqlite_file(settings.database_url), files_of(settings)
     if not settings.folder.is_dir() or (file is not None and not file.is_file()):
         raise ConfigurationError(f"there is no home in {settings.folder}; give another --home")
+    files.check()
     with open_store(settings.database_url) as store:
-        found = [*_of_rounds(settings.folder, store), *_copies(settings.folder, store)]
+        found = [*_of_rounds(settings.folder, files, store), *_copies(settings.folder, store)]
     before = utc_now() - timedelta(days=days)
-    old = sorted((r for r in found if r.since < before), key=lambda r: (r.since, str(r.path)))
+    old = sorted((r for r in found if r.since < before), key=lambda r: (r.since, not r.objects, r.place))
     if keep_gb is None:
         return old
     chosen, excess = [], _size(settings.folder) - keep_gb * 1e9
@@ -54,30 +64,38 @@ def removals(settings: Settings, days: int, keep_gb: float | None = None) -> lis
         if excess <= 0:
             break
         chosen.append(removal)
-        excess -= removal.bytes
+        excess -= 0 if removal.objects else removal.bytes
     return chosen
 
 
-def remove(chosen: list[Removal]) -> int:
-    """Remove these; the bytes that were freed. Raises `StoreError` where one cannot be removed."""
-    freed = 0
-    for removal in chosen:
-        try:
-            if removal.path.is_dir():
-                shutil.rmtree(removal.path)
-            else:
-                removal.path.unlink()
-        except OSError as problem:
-            raise StoreError(
-                f"{removal.path} cannot be removed ({problem.strerror or problem}), after {freed / 1e9:.2f} GB were "
-                "freed; make it writable, then run the command again"
-            ) from problem
+def remove(settings: Settings, chosen: list[Removal]) -> int:
+    """Remove these, those of the storage first; the bytes that were freed. Raises `StoreError` where one cannot be
+    removed: as long as it is the storage that fails, nothing of the home is gone."""
+    freed, files = 0, files_of(settings)
+    for removal in sorted(chosen, key=lambda r: not r.objects):
+        if removal.objects:
+            files.remove(removal.objects)
+        else:
+            _remove(Path(removal.place), freed)
         freed += removal.bytes
     return freed
 
 
-def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
-    """Parts of the trainings of rounds that have ended for good."""
+def _remove(path: Path, freed: int) -> None:
+    try:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as problem:
+        raise StoreError(
+            f"{path} cannot be removed ({problem.strerror or problem}), after {freed / 1e9:.2f} GB were freed; make it "
+            "writable, then run the command again"
+        ) from problem
+
+
+def _of_rounds(home: Path, files: HomeFiles, store: Store) -> Iterator[Removal]:
+    """Parts of the trainings of rounds that have ended for good, in the storage and in the home."""
     needed = {member["adapter_id"] for row in store.rows(ReleaseRow) for member in row.members.values()}
     adapters = {Path(a.path): a for a in store.rows(AdapterRow) if a.path}
     # An adapter that is not registered has its only copy here.
@@ -85,13 +103,30 @@ def _of_rounds(home: Path, store: Store) -> Iterator[Removal]:
     for row in store.rows(Round):
         if not is_final(row.state):
             continue
+        since = row.finished_at or row.started_at
+        for place, objects in _stored(files, f"{row.id}/{TRAINING}").items():
+            if place in kept or (place.name == FINAL and place not in adapters):
+                continue
+            what = f"round {row.number}, in the storage: {_what(place in adapters)}"
+            yield Removal(f"{files.address}/{place}", sum(objects.values()), since, what, tuple(objects))
         for training in _entries(home / row.id / TRAINING):
             for part in _entries(training):
                 place = part.relative_to(home)
                 if any(path.is_relative_to(place) for path in kept) or (part.name == FINAL and place not in adapters):
                     continue
-                what = "trained copy of an adapter in no release" if place in adapters else "checkpoints and weights"
-                yield Removal(part, _size(part), row.finished_at or row.started_at, f"round {row.number}: {what}")
+                yield Removal(str(part), _size(part), since, f"round {row.number}: {_what(place in adapters)}")
+
+
+def _what(adapter: bool) -> str:
+    return "trained copy of an adapter in no release" if adapter else "checkpoints and weights"
+
+
+def _stored(files: HomeFiles, trainings: str) -> dict[Path, dict[str, int]]:
+    """The objects of a round's trainings, by what they were put as: a training's folder, or the `final` one in it."""
+    found: dict[Path, dict[str, int]] = defaultdict(dict)
+    for name, size in files.sizes(trainings).items():
+        found[Path(name).parent][name] = size
+    return found
 
 
 def _copies(home: Path, store: Store) -> Iterator[Removal]:
@@ -101,7 +136,7 @@ def _copies(home: Path, store: Store) -> Iterator[Removal]:
         for part in _entries(home / name):
             if part.name not in needed:
                 since = datetime.fromtimestamp(part.lstat().st_mtime, UTC)
-                yield Removal(part, _size(part), since, "fetched copy of an adapter in no release")
+                yield Removal(str(part), _size(part), since, "fetched copy of an adapter in no release")
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -170,6 +170,7 @@ def release_files(settings: Settings, store: Store, registry: Registry, rows: li
             yield replace(found, said=f"{capability} v{version} ({_held(holders)}): {found.said}")
     for holders in routers.values():
         found = refused("router", lambda row=holders[0]: release_router(settings.folder, row, settings.files))  # type: ignore[misc]
+        found = found or _stored_copy(settings, "router", holders[0].router_path or "")
         if found:
             bad += 1
             yield replace(found, said=f"{_held(holders)}: {found.said}")
@@ -201,7 +202,12 @@ def _trained_copy(settings: Settings, store: Store, release: ReleaseRow) -> Find
         if adapter_digest(folder) != row.sha256:
             raise AdapterError(f"{folder}, which the next round trains on from, was changed; restore it from a backup")
 
-    return refused("adapters", compare)
+    return refused("adapters", compare) or _stored_copy(settings, "adapters", row.path)
+
+
+def _stored_copy(settings: Settings, check: str, path: str) -> Finding | None:
+    """What this home has another one has to find in the storage."""
+    return refused(check, lambda: files_of(settings).verify(path))
 
 
 def _held(rows: list[ReleaseRow]) -> str:

@@ -331,7 +331,8 @@ class TestResult(EvaluateResult):
 
 
 class ReportResult(StageResult):
-    """Where the page is, and why nothing was trained ("" when something was)."""
+    """Where the page is, relative to the home (absolute in rounds of earlier versions), and why nothing was trained
+    ("" when something was)."""
 
     stage: ClassVar[str] = "report"
     page: str

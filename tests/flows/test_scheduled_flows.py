@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> Any:
         monkeypatch.setattr(place, "notify", lambda settings, notice: done["told"].append(notice))
     monkeypatch.setattr(flow_file, "create_markdown_artifact", lambda **given: done["artifacts"].append(given))
     monkeypatch.setattr(flow_file, "removals", lambda settings, days, keep: [days, keep])
-    monkeypatch.setattr(flow_file, "remove", lambda chosen: 2_500_000_000)
+    monkeypatch.setattr(flow_file, "remove", lambda settings, chosen: 2_500_000_000)
 
     def keep(findings: list[Finding], **given: Any) -> tuple[dict[str, Any], str]:
         monkeypatch.setattr(flow_file, "examine", lambda settings: findings)

@@ -76,7 +76,7 @@ def test_only_what_nothing_needs_goes(kept: dict[str, Any]) -> None:
     home, folders = kept["home"], kept["folders"]
     rounds = home.store.rows(Round)
     chosen = removals(kept["settings"], 7)
-    assert sum(r.bytes for r in chosen) == remove(chosen) == 11_000
+    assert sum(r.bytes for r in chosen) == remove(kept["settings"], chosen) == 11_000
     assert [r.since for r in chosen] == sorted(r.since for r in chosen)
     whole = ["checkpoint-2", "final", "weights"]
     assert {name: left(folder) for name, folder in folders.items()} == {
@@ -108,7 +108,7 @@ def test_copies_that_are_fetched_again(kept: dict[str, Any]) -> None:
             copy = home.folder / place / names[name]
             copy.mkdir(parents=True)
             os.utime(copy, (age, age))
-    remove([r for r in removals(kept["settings"], 7) if r.what.startswith("fetched")])
+    remove(kept["settings"], [r for r in removals(kept["settings"], 7) if r.what.startswith("fetched")])
     for place in ("served", "adapters"):
         assert left(home.folder / place) == sorted([names["retired"], names["stopped"]])
 
@@ -126,7 +126,7 @@ def test_so_much_that_the_home_takes_what_it_may(kept: dict[str, Any]) -> None:
 def test_a_link_is_not_followed(kept: dict[str, Any], tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     shutil.copytree(kept["folders"]["none"], outside)
-    remove(removals(kept["settings"], 7))
+    remove(kept["settings"], removals(kept["settings"], 7))
     kept["folders"]["none"].rmdir()
     kept["folders"]["none"].symlink_to(outside)
     (kept["folders"]["live"] / "checkpoint-3").symlink_to(outside)
@@ -140,7 +140,7 @@ def test_what_cannot_be_removed_or_is_no_home(kept: dict[str, Any], monkeypatch:
 
     monkeypatch.setattr(shutil, "rmtree", locked)
     with pytest.raises(StoreError, match=r"cannot be removed \(Permission denied\), after 0.00 GB"):
-        remove(removals(kept["settings"], 7))
+        remove(kept["settings"], removals(kept["settings"], 7))
     nowhere = kept["home"].folder / "nowhere"
     with pytest.raises(ConfigurationError, match="there is no home in"):
         removals(settings_of(nowhere), 7)

@@ -20,10 +20,10 @@ from tests.models.serving.gateway_servers import serving
 from tests.tasks.serving.test_serving import GatewaySettings, Home, ask, status
 
 
-def answers(settings: Settings) -> tuple[Any, str, str]:
+def answers(settings: Settings, capability: str = "refund_payment") -> tuple[Any, str, str]:
     """Members of what the home's gateway serves, who answers a request, and what it says."""
     found, store = serving_settings(settings.folder, None)
-    fixed = Serving(routing=Routing("fixed", "refund_payment"))
+    fixed = Serving(routing=Routing("fixed", capability))
     with store, serving(build_gateway(found, store, fixed, GatewaySettings())) as url:
         said = ask(url, "Refund 7 of order 264.").json()
         return status(url)["release"]["members"], said["model"], said["choices"][0]["message"]["content"]
