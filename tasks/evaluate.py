@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
+
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from errors import EpisodesSpent
 from models.scripted import NoopPolicy
-from tasks.challenge import look_at, rules_of
-from tasks.measuring.gate_rules import unclear_families
+from tasks.challenge import families_of, look_at, rules_of
+from tasks.measuring.decisions import ReleaseDecision
+from tasks.measuring.gate_rules import judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import align, clustered_interval
 from tasks.releases.lifecycle import release_numbered
@@ -22,17 +25,33 @@ from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
+from tasks.route import ROUTER, amend
 
 logger = logging.getLogger("trace")
 
 
 @stage("evaluate", title="evaluate on validation")
 def evaluate(context: Context) -> EvaluateResult:
-    """The validation split, with the candidate that was assembled."""
+    """The validation split, with the candidate that was assembled. Where it gains and some families fall, its router is
+    fitted again so that these are left to what answers them today, and the candidate is evaluated so."""
     routed = context.result(RouteResult)
     if routed.skipped:
         return EvaluateResult(skipped=routed.skipped)
     candidate = context.store.row(ReleaseRow, id=routed.candidate)
+    assert candidate is not None
+    # As `route` left it, also where this stage was stopped after it had been amended.
+    first = replace(candidate, router=routed.version, router_path=f"{context.round.id}/{ROUTER}")
+    found = _compared(context, first)
+    if left := _to_leave(context, found):
+        amended = amend(context, first, left)
+        if amended is not None:
+            logger.info("%s fell: tasks like theirs are left to what answers them today", " and ".join(left))
+            return _compared(context, amended).model_copy(update={"left": left})
+    return found
+
+
+def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
+    """Base, live release and candidate on the split and its further tasks, and on those that settle a fall."""
     sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
     trials = context.settings.evaluation.validation_trials
     challenged = context.result(ChallengeResult)
@@ -47,15 +66,50 @@ def evaluate(context: Context) -> EvaluateResult:
 
     further = both(context.further_tasks(challenged.further), "further", "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
-    frames = [outcomes(context.store, [*measured[f"{name}_ids"], *further[f"further_{name}_ids"]]) for name in sides]
-    unclear = unclear_families(align(*frames), rules_of(context))
-    settled: dict[str, list[str]] = {}
+    found = EvaluateResult(**measured, **further)
+    unclear = unclear_families(_whole(context, found), rules_of(context))
     try:
         if settling := _settling(context, challenged.further, unclear):
-            settled = both(settling, "settled", "tasks that settle a fall")
+            return found.model_copy(update=both(settling, "settled", "tasks that settle a fall"))
     except EpisodesSpent as problem:
         logger.warning("whether %s fell stays unclear: %s", " and ".join(unclear), problem)
-    return EvaluateResult(**measured, **further, **settled)
+    return found
+
+
+def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
+    """What the gate's rules say of the candidate, from the episodes that are stored."""
+    challenged = context.result(ChallengeResult)
+    return judge_release(
+        _whole(context, evaluated),
+        rules_of(context),
+        challenged.alpha,
+        context.settings.evaluation.validation_trials,
+        {c: families_of(context, c) for c in challenged.passed},
+        challenged.look,
+        _pairs(context, evaluated.settled_live_ids, evaluated.settled_routed_ids),
+        evaluated.left,
+    )
+
+
+def _whole(context: Context, evaluated: EvaluateResult) -> pd.DataFrame:
+    live = [*evaluated.live_ids, *evaluated.further_live_ids]
+    return _pairs(context, live, [*evaluated.routed_ids, *evaluated.further_routed_ids])
+
+
+def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
+    """The episodes of both sides, joined by task and trial."""
+    return align(outcomes(context.store, live), outcomes(context.store, routed))
+
+
+def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
+    """Families that keep a candidate from being promoted which is better on the own families of what passed, with the
+    reason for each: none of them is such an own family."""
+    decision = decision_on(context, found)
+    own = {family for c in context.result(ChallengeResult).passed for family in families_of(context, c)}
+    fell = {f: decision.fallen[f] for f in decision.families if f in decision.fallen}
+    if decision.promoted or not decision.kept or not own or own & fell.keys():
+        return {}
+    return fell
 
 
 def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[TargetTask]:

@@ -4,23 +4,18 @@ proven becomes the live release, unless a person who was asked declines it (meth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
 from prefect.artifacts import create_markdown_artifact
 
 from db import ReleaseRow, VerdictRow
-from tasks.challenge import families_of, rules_of
+from tasks.evaluate import decision_on
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
-from tasks.measuring.gate_rules import judge_release
-from tasks.measuring.statistics import align
 from tasks.operations.told import tell_verdict
 from tasks.releases.lifecycle import promote, refuse
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
-from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 
 WHOLE = "release"
@@ -56,25 +51,8 @@ def proposal_of(context: Context) -> Proposal | None:
         return None
     candidate = context.store.row(ReleaseRow, id=context.result(RouteResult).candidate)
     assert candidate is not None
-    trials = context.settings.evaluation.validation_trials
-    own = {c: families_of(context, c) for c in challenged.passed}
-    settled = _pairs(context, evaluated.settled_live_ids, evaluated.settled_routed_ids)
-    live = [*evaluated.live_ids, *evaluated.further_live_ids]
-    decision = judge_release(
-        _pairs(context, live, [*evaluated.routed_ids, *evaluated.further_routed_ids]),
-        rules_of(context),
-        challenged.alpha,
-        trials,
-        own,
-        challenged.look,
-        settled,
-    )
+    decision = decision_on(context, evaluated)
     return Proposal(candidate, challenged, evaluated, decision)
-
-
-def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
-    """The episodes of both sides, joined by task and trial."""
-    return align(outcomes(context.store, live), outcomes(context.store, routed))
 
 
 @stage("gate", title="gate and promote")

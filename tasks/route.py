@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.router import Router
 from models.router.solved import UNKNOWN, best_answers
 from models.router.validation import accuracy, calibrated, choose_mode
-from tasks.measuring.lineup import members_of, play_alone
+from tasks.measuring.lineup import lineup_of, members_of, play_alone
 from tasks.mining.labels import LACKING
 from tasks.releases.lifecycle import new_candidate
 from tasks.round.adapters import families_about, own_adapter
@@ -38,6 +38,8 @@ from tasks.synthesis.starting import START
 
 logger = logging.getLogger("trace")
 
+# Folders of the round: the router as it was fitted, and with families left to what answers them today.
+ROUTER, AMENDED = "router", "router-amended"
 # The purpose of the episodes that show which adapter solves what.
 TRIED = "routing"
 # Tasks of its own environment that the router keeps per capability.
@@ -276,9 +278,7 @@ def route(context: Context) -> RouteResult:
     examples = _examples(context, members)
     with context.model:
         router, calibration = _fitted(context, examples)
-    folder = context.folder / "router"
-    router.save(folder)
-    context.files.put(f"{context.round.id}/router")
+    _save(context, router, ROUTER)
     candidate = _candidate(context, members, router, challenged)
     right = (
         accuracy(
@@ -299,6 +299,33 @@ def route(context: Context) -> RouteResult:
         calibration=len(calibration),
         right=right,
     )
+
+
+def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
+    """The candidate behind another router, fitted with the examples of `families`, which fell, as what answers these
+    today. None where no example is of one of them. What is stored of the candidate says which they are."""
+    examples = _examples(context, members_of(candidate))
+    frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
+    left = set(frame[frame["family"].isin(list(families))]["id"])
+    asked = [e for e in examples if e.id in left]
+    if not asked:
+        return None
+    today, base = lineup_of(context, context.incumbent).router, context.base
+    with context.model:
+        decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if today else []
+        labels = {e.id: d.capability for e, d in zip(asked, decided, strict=True)} if decided else {}
+        again = [replace(e, label=labels.get(e.id, "")) if e.id in left else e for e in examples]
+        router, _ = _fitted(context, again)
+    _save(context, router, AMENDED)
+    evidence = {**candidate.evidence, "left": sorted(families)}
+    amended = replace(candidate, router=router.version, router_path=f"{context.round.id}/{AMENDED}", evidence=evidence)
+    context.store.put([amended], replace=True)
+    return amended
+
+
+def _save(context: Context, router: Router, name: str) -> None:
+    router.save(context.folder / name)
+    context.files.put(f"{context.round.id}/{name}")
 
 
 def _candidate(context: Context, members: Mapping[str, str], router: Router, challenged: ChallengeResult) -> ReleaseRow:
@@ -323,7 +350,7 @@ def _candidate(context: Context, members: Mapping[str, str], router: Router, cha
         data_hash=context.round.data_hash,
         members=given,
         router=router.version,
-        router_path=f"{context.round.id}/router",
+        router_path=f"{context.round.id}/{ROUTER}",
         evidence={"new": challenged.passed},
     )
 

@@ -57,7 +57,8 @@ class ReleaseDecision:
 
     `difference` is over all tasks, `own` over the own families of what passed (None without any), `capabilities` the
     same one by one, `elsewhere` over all other families (None without any), `families` over each family. `falls` says
-    of each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall. `pass_k` is
+    of each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall, `fallen` why
+    of those that block. `kept` is whether the gain on the own families is significant. `pass_k` is
     the difference of pass^k with k = `trials` (None when no task had that many finished trials on both sides). `mde` is
     that of the difference over all tasks, in points, at `alpha`."""
 
@@ -69,6 +70,8 @@ class ReleaseDecision:
     elsewhere: PairedDifference | None
     families: Mapping[str, PairedDifference]
     falls: Mapping[str, FallKind]
+    fallen: Mapping[str, str]
+    kept: bool
     pass_k: PairedDifference | None
     trials: int
     mde: float

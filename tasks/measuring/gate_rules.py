@@ -87,6 +87,7 @@ def judge_release(
     own: Mapping[str, Collection[str]],
     look: int = 1,
     settled: pd.DataFrame | None = None,
+    left: Mapping[str, str] | None = None,
 ) -> ReleaseDecision:
     """Phase B: the assembled candidate (`other`) against the live release (`base`) on the same tasks and trials.
 
@@ -94,7 +95,9 @@ def judge_release(
     capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
     `trials` is k of pass^k. `settled` are the pairs of further tasks, played for families whose fall was unclear: they
     decide on the falls of these families, stand for them where all other families together, or pass^k, seem to
-    fall and may not, and change nothing else. ValueError without a task that both sides finished."""
+    fall and may not, and change nothing else. `left` are families that fell with a first router, and why: the one that
+    is judged leaves them to what answers them today. Then only the own families can be better, which that choice did
+    not touch. ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
     since = None if settled is None or settled.empty else PairedTasks.of("settled", settled)
@@ -103,7 +106,7 @@ def judge_release(
     overall, of_own = _finished("the release", table), table.of_families(of_passed).difference()
     mde = table.mde(alpha)
     whole, kept = overall.p <= alpha, of_own is not None and of_own.points > 0 and of_own.p <= alpha
-    better = overall.points > 0 and (whole or kept)
+    better = overall.points > 0 and (kept or (whole and not left))
     reasons = [f"As a whole: {_figures(overall)}: {_significant(overall.points > 0 and whole, alpha, look)}."]
     capabilities = {}
     for name, families in mine.items():
@@ -131,6 +134,8 @@ def judge_release(
         for name, change in ((ELSEWHERE, others.difference(level)), (steady, instead.pass_k(trials, level))):
             if name in falls and falls[name].kind is FallKind.UNCLEAR:
                 falls[name] = judge_settled(name, watched[name], change, rules)
+    for why in (left or {}).values():
+        reasons.append(f"With the router as it was fitted first, {why} It is left to what answers it today.")
     reasons += [fall.reason for fall in falls.values() if fall.reason]
     kinds = {fall.kind for fall in falls.values()}
     if FallKind.REGRESSION in kinds:
@@ -152,6 +157,8 @@ def judge_release(
         elsewhere=watched.get(ELSEWHERE),
         families={name: change for name, change in by_family.items() if change is not None},
         falls={name: fall.kind for name, fall in falls.items()},
+        fallen={name: fall.reason for name, fall in falls.items() if fall.blocks},
+        kept=kept,
         pass_k=pass_k,
         trials=trials,
         mde=mde,

@@ -287,15 +287,17 @@ class SuccessRate(BaseModel):
 
 
 class EvaluateResult(StageResult):
-    """The validation split: trajectory ids and success of the base, of the release that was live when the round began,
-    of the candidate (`routed`), and of the no-op. The rates are over the split as it was drawn; on the challenge's
-    further tasks, and on those that settle whether a family fell, live and candidate have ids alone."""
+    """The validation split: trajectory ids and success of base, live release, candidate (`routed`) and no-op. The rates
+    are over the split as it was drawn; live and candidate have ids on the `further` tasks, too, and on those
+    that settle whether a family fell. `left` says why families fell with the first router: with the one that counts
+    they are left to what answers them today."""
 
     stage: ClassVar[str] = "evaluate"
     further_live_ids: list[str] = []
     further_routed_ids: list[str] = []
     settled_live_ids: list[str] = []
     settled_routed_ids: list[str] = []
+    left: dict[str, str] = {}
     base_ids: list[str] = []
     live_ids: list[str] = []
     routed_ids: list[str] = []
@@ -331,8 +333,7 @@ class TestResult(EvaluateResult):
 
 
 class ReportResult(StageResult):
-    """Where the page is, relative to the home (absolute in rounds of earlier versions), and why nothing was trained
-    ("" when something was)."""
+    """Where the page is in the home (absolute in rounds of before); why nothing was trained ("": something was)."""
 
     stage: ClassVar[str] = "report"
     page: str
@@ -357,10 +358,8 @@ class StoredRound:
     round: Round
 
     def found(self, kind: type[R], *of: str) -> R | None:
-        """The stored result of a stage (of a capability), or None while it is not done.
-
-        Raises `StoreError` for a result that another version of the project has stored in another form.
-        """
+        """The stored result of a stage (of a capability), or None while it is not done. Raises `StoreError` for one
+        that another version stored in another form."""
         name = ":".join([kind.stage, *of])
         row = next(iter(self.store.rows(StageRow, round_id=self.round.id, name=name)), None)
         if row is None or not is_final(StageState(row.state)):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from db import ReleaseRow, ReleaseState
+from models.router.router import Router
+from tasks import route as route_file
+from tasks.measuring.lineup import Lineup
 from tasks.route import (
     CALIBRATION_SHARE,
     EXAMPLES_PER_CAPABILITY,
+    Example,
     _practised,
+    amend,
     diagnosed,
     kept_out,
     practised,
@@ -117,3 +126,36 @@ def test_the_share_that_thresholds_are_fitted_on_is_decided_by_the_id() -> None:
     share = [i for i in ids if kept_out(i)]
     assert share == [i for i in ids if kept_out(i)]
     assert abs(len(share) / len(ids) - CALIBRATION_SHARE) < 0.03
+
+
+@pytest.mark.parametrize("live", ["", "old"])
+def test_families_that_fell_are_left_to_what_answers_them_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: str
+) -> None:
+    """Three families of six examples; the second fell."""
+    where = np.repeat(np.eye(3, dtype=np.float32), 6, axis=0) + np.linspace(0, 0.1, 18, dtype=np.float32)[:, None]
+    labels = ["new"] * 12 + ["old"] * 6
+    examples = [Example(f"t{i}", Mock(), where[i], labels[i]) for i in range(18)]
+    frame = pd.DataFrame({"id": [e.id for e in examples], "family": np.repeat(["gained", "fell", "kept"], 6)})
+    today = Mock(route=lambda policy, renderer, openings: [Mock(capability=live) for _ in openings])
+    context = Mock(folder=tmp_path / "round", settings=Mock(router="retrieval"), model=nullcontext())
+    context.round.id = "round"
+    context.store.trajectory_frame.return_value = frame
+    for name, given in {"_examples": examples, "kept_out": False}.items():
+        monkeypatch.setattr(route_file, name, lambda *_, given=given: given)
+    monkeypatch.setattr(route_file, "lineup_of", lambda *_: Lineup({}, today if live else None))
+    first = ReleaseRow(
+        id="r", target="shop", number=1, round_id="round", base="b", base_revision="r", data_hash="d",
+        members={"new": {"adapter_id": "n"}, "old": {"adapter_id": "o"}}, router="first", router_path="round/router",
+        state=ReleaseState.CANDIDATE, evidence={"new": ["new"]},
+    )  # fmt: skip
+    amended = amend(context, first, ["fell"])
+    assert amended is not None
+    assert (amended.id, amended.router_path) == ("r", "round/router-amended")
+    assert amended.evidence == {"new": ["new"], "left": ["fell"]}
+    context.files.put.assert_called_once_with("round/router-amended")
+    context.store.put.assert_called_once_with([amended], replace=True)
+    saved = Router.load(tmp_path / "round" / "router-amended")
+    assert saved.version == amended.router != "first"
+    assert list(saved.labels) == ["new"] * 6 + [live] * 6 + ["old"] * 6
+    assert amend(context, first, ["never met"]) is None

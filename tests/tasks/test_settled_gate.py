@@ -1,8 +1,10 @@
-"""A candidate that gains much and seems to lose a little: the stages play further tasks, and the gate promotes it."""
+"""A candidate that gains much and seems to lose a little: the stages play further tasks, and the gate promotes it.
+What does fall is left to what answers it today, and the candidate is judged so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,6 @@ from errors import EpisodesSpent
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks import evaluate as evaluate_file
-from tasks import gate as gate_file
 from tasks.evaluate import evaluate
 from tasks.gate import proposal_of
 from tasks.measuring.decisions import GateVerdict
@@ -27,7 +28,7 @@ from tasks.round.rollouts import episodes_for
 from tasks.round.stage import forget, open_context
 
 OWN, OTHER, STEADY = "refund_part", "cancel_other", ("item_price", "move_pending", "swap_delivered", "use_coupon")
-CANDIDATE = Lineup({"refund_payment": "an-adapter"})
+CANDIDATE, SECOND = Lineup({"refund_payment": "an-adapter"}), Lineup({"refund_payment": "the same"})
 
 
 @pytest.fixture
@@ -45,12 +46,14 @@ def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     whole = [t for t in opened.tasks("validation") if t.family in (OWN, OTHER, *STEADY)]
     monkeypatch.setattr(Context, "tasks", lambda self, split: whole)
     results = {
-        RouteResult: RouteResult(candidate="candidate"),
+        RouteResult: RouteResult(candidate="candidate", version="first"),
         ChallengeResult: ChallengeResult(passed=["refund_payment"], alpha=0.05, look=1),
     }
     monkeypatch.setattr(Context, "result", lambda self, kind, *of: results[kind])
-    monkeypatch.setattr(gate_file, "families_of", lambda context, capability: [OWN])
-    monkeypatch.setattr(evaluate_file, "lineup_of", lambda context, row: CANDIDATE if row else BARE_BASE)
+    monkeypatch.setattr(evaluate_file, "families_of", lambda context, capability: [OWN])
+    lineups = {"first": CANDIDATE, "second": SECOND}
+    monkeypatch.setattr(evaluate_file, "lineup_of", lambda context, row: lineups[row.router] if row else BARE_BASE)
+    monkeypatch.setattr(evaluate_file, "amend", lambda context, candidate, families: None)
     opened.__dict__["results"] = results
     yield opened
     forget(opened.round.id)
@@ -65,7 +68,9 @@ def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[
         context: Context, lineup: Lineup, tasks: Sequence[TargetTask], trials: int, seed: int, what: str, _: str
     ) -> Any:
         told.append(what)
-        if lineup is CANDIDATE:
+        if lineup is SECOND:  # leaves that family to the live release, which solves it
+            failed = set[str]()
+        elif lineup is CANDIDATE:
             mine = [t.id for t in tasks if t.family == OTHER]
             failed = set(mine[: lost_later if "settle" in what else lost])
         else:
@@ -108,11 +113,47 @@ def test_two_tasks_lost_of_eight_are_settled_by_ten_more(
     assert proposal.decision.difference.tasks == 48, "the further tasks settle a fall and count for nothing else"
 
 
+@pytest.mark.parametrize("lost", [2, 7])
+def test_what_falls_is_left_to_what_answers_it_today(
+    context: Context, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    asked: list[list[str]] = []
+
+    def amended(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow:
+        assert candidate.router == "first"
+        asked.append(list(families))
+        return replace(candidate, router="second")
+
+    monkeypatch.setattr(evaluate_file, "amend", amended)
+    played(monkeypatch, lost, 8)
+    found = evaluated(context)
+    assert asked == [[OTHER]]
+    assert list(found.left) == [OTHER]
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.verdict is GateVerdict.PROMOTED
+    assert proposal.decision.families[OTHER].changed == 0
+    (said,) = [r for r in proposal.decision.reasons if "as it was fitted first" in r]
+    assert said.endswith("It is left to what answers it today.")
+    assert f"{OTHER}: " in said
+
+
+def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_file, "amend", lambda *given: pytest.fail("there is nothing to save"))
+    played(monkeypatch, 7, 8)
+    for own in ([OTHER], [OTHER, OWN], ["item_price"]):
+        monkeypatch.setattr(evaluate_file, "families_of", lambda context, capability, own=own: own)
+        assert evaluate._work(context).left == {}
+
+
 def test_nothing_is_played_where_nothing_is_unclear(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     for lost in (0, 1, 8):
         played(monkeypatch, lost, 0)
         found = evaluate._work(context)
         assert found.settled_live_ids == found.settled_routed_ids == []
+        assert found.left == {}
 
 
 def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

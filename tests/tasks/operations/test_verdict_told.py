@@ -25,8 +25,8 @@ GAIN = PairedDifference(points=12.5, low=4.0, high=21.0, p=0.003, tasks=48, chan
 
 def decision(verdict: GateVerdict) -> ReleaseDecision:
     return ReleaseDecision(
-        verdict, ("It is better.",), GAIN, None, {"refund_payment": GAIN}, None, {"cancel": GAIN}, {}, None, 2,
-        8.0, 0.05, 1,
+        verdict, ("It is better.",), GAIN, None, {"refund_payment": GAIN}, None, {"cancel": GAIN}, {}, {}, True,
+        None, 2, 8.0, 0.05, 1,
     )  # fmt: skip
 
 
