@@ -25,7 +25,7 @@ from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
-from tasks.route import ROUTER, amend
+from tasks.route import amend
 
 logger = logging.getLogger("trace")
 
@@ -39,14 +39,12 @@ def evaluate(context: Context) -> EvaluateResult:
         return EvaluateResult(skipped=routed.skipped)
     candidate = context.store.row(ReleaseRow, id=routed.candidate)
     assert candidate is not None
-    # As `route` left it, also where this stage was stopped after it had been amended.
-    first = replace(candidate, router=routed.version, router_path=f"{context.round.id}/{ROUTER}")
-    found = _compared(context, first)
+    found = _compared(context, candidate)
     if left := _to_leave(context, found):
-        amended = amend(context, first, left)
+        amended = amend(context, candidate, left)
         if amended is not None:
             logger.info("%s fell: tasks like theirs are left to what answers them today", " and ".join(left))
-            return _compared(context, amended).model_copy(update={"left": left})
+            return _compared(context, amended).model_copy(update={"candidate": amended.id, "left": left})
     return found
 
 

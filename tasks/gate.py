@@ -23,12 +23,13 @@ WHOLE = "release"
 
 @dataclass(frozen=True)
 class Proposal:
-    """The candidate of a round, and what the gate says of it."""
+    """The candidate of a round, and what the gate says of it; `superseded` is the one that it replaced (its id)."""
 
     candidate: ReleaseRow
     challenged: ChallengeResult
     evaluated: EvaluateResult
     decision: ReleaseDecision
+    superseded: str = ""
 
     def table(self) -> str:
         """The verdict in Markdown: reasons, and each family's difference."""
@@ -49,10 +50,12 @@ def proposal_of(context: Context) -> Proposal | None:
     challenged, evaluated = context.result(ChallengeResult), context.result(EvaluateResult)
     if evaluated.skipped:
         return None
-    candidate = context.store.row(ReleaseRow, id=context.result(RouteResult).candidate)
+    routed = context.result(RouteResult)
+    candidate = context.store.row(ReleaseRow, id=evaluated.candidate or routed.candidate)
     assert candidate is not None
     decision = decision_on(context, evaluated)
-    return Proposal(candidate, challenged, evaluated, decision)
+    superseded = routed.candidate if evaluated.candidate else ""
+    return Proposal(candidate, challenged, evaluated, decision, superseded)
 
 
 @stage("gate", title="gate and promote")
@@ -91,6 +94,9 @@ def gate(context: Context) -> GateResult:
         [replace(candidate, evidence=_evidence(candidate, challenged, proposal.evaluated, decision))], replace=True
     )
     promoted = _apply(context, candidate, decision)
+    if proposal.superseded:
+        reason = f"its router was fitted again: release {candidate.number} has the verdict"
+        refuse(context.store, proposal.superseded, reason)
     verdicts = {**challenged.verdicts, WHOLE: verdict}
     tell_verdict(context, candidate.number, verdicts, " ".join(decision.reasons))
     return GateResult(

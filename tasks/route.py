@@ -14,6 +14,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -279,7 +280,7 @@ def route(context: Context) -> RouteResult:
     with context.model:
         router, calibration = _fitted(context, examples)
     _save(context, router, ROUTER)
-    candidate = _candidate(context, members, router, challenged)
+    candidate = _candidate(context, _versions(context, members), router, ROUTER, {"new": challenged.passed})
     right = (
         accuracy(
             router.route(context.base.policy, context.base.renderer, [e.opening for e in calibration]),
@@ -302,8 +303,8 @@ def route(context: Context) -> RouteResult:
 
 
 def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
-    """The candidate behind another router, fitted with the examples of `families`, which fell, as what answers these
-    today. None where no example is of one of them. What is stored of the candidate says which they are."""
+    """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
+    answers these today. None where no example is of one of them. What is stored of it says which they are."""
     examples = _examples(context, members_of(candidate))
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     left = set(frame[frame["family"].isin(list(families))]["id"])
@@ -318,9 +319,7 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
         router, _ = _fitted(context, again)
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
-    amended = replace(candidate, router=router.version, router_path=f"{context.round.id}/{AMENDED}", evidence=evidence)
-    context.store.put([amended], replace=True)
-    return amended
+    return _candidate(context, candidate.members, router, AMENDED, evidence)
 
 
 def _save(context: Context, router: Router, name: str) -> None:
@@ -328,8 +327,8 @@ def _save(context: Context, router: Router, name: str) -> None:
     context.files.put(f"{context.round.id}/{name}")
 
 
-def _candidate(context: Context, members: Mapping[str, str], router: Router, challenged: ChallengeResult) -> ReleaseRow:
-    """The candidate as it is stored: exact versions with their digests, and the router fitted for them."""
+def _versions(context: Context, members: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Exact versions of the members, with their digests."""
     given = {}
     for capability, identity in sorted(members.items()):
         row = context.store.row(AdapterRow, id=identity)
@@ -340,6 +339,17 @@ def _candidate(context: Context, members: Mapping[str, str], router: Router, cha
             "version": str(row.registered_version),
             "sha256": row.sha256,
         }
+    return given
+
+
+def _candidate(
+    context: Context,
+    members: Mapping[str, Mapping[str, str]],
+    router: Router,
+    folder: str,
+    evidence: Mapping[str, Any],
+) -> ReleaseRow:
+    """The candidate as it is stored, with the router fitted for its members, which lies in a folder of the round."""
     return new_candidate(
         context.store,
         target=context.round.target,
@@ -348,10 +358,10 @@ def _candidate(context: Context, members: Mapping[str, str], router: Router, cha
         base=context.base.identity.base,
         base_revision=context.base.identity.revision,
         data_hash=context.round.data_hash,
-        members=given,
+        members=members,
         router=router.version,
-        router_path=f"{context.round.id}/{ROUTER}",
-        evidence={"new": challenged.passed},
+        router_path=f"{context.round.id}/{folder}",
+        evidence=evidence,
     )
 
 

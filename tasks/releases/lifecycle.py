@@ -71,7 +71,7 @@ def new_candidate(
 ) -> ReleaseRow:
     """A release with the next number of its target, in state `candidate`.
 
-    The same round with the same parent and members gives the row that is there (without a round: while it is a
+    The same round with the same parent, members and router gives the row that is there (without a round: while it is a
     candidate). Raises `ConfigurationError` for members that are not whole, stand on another base, or are not the
     stored adapters, and for a parent on another base or other data.
     """
@@ -87,7 +87,8 @@ def new_candidate(
     with store.transaction() as connection:
         moves.check_adapters(connection, given, base, base_revision)
         for known in rows(connection, ReleaseRow, {"target": target, "round_id": round_id, "parent_id": parent_id}):
-            if known.members == given and (round_id is not None or known.state == ReleaseState.CANDIDATE):
+            same = known.members == given and known.router == router
+            if same and (round_id is not None or known.state == ReleaseState.CANDIDATE):
                 return known
         table = TABLES[ReleaseRow.TABLE]
         newest = select(func.coalesce(func.max(table.c.number), 0)).where(table.c.target == target)

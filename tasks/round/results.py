@@ -287,16 +287,16 @@ class SuccessRate(BaseModel):
 
 
 class EvaluateResult(StageResult):
-    """The validation split: trajectory ids and success of base, live release, candidate (`routed`) and no-op. The rates
-    are over the split as it was drawn; live and candidate have ids on the `further` tasks, too, and on those
-    that settle whether a family fell. `left` says why families fell with the first router: with the one that counts
-    they are left to what answers them today."""
+    """The validation split: trajectory ids and success of base, live release, candidate (`routed`) and no-op; ids alone
+    on the `further` tasks, and on those that settle whether a family fell. `left` says why families fell with the first
+    router: the `candidate` that counts leaves them to what answers them today."""
 
     stage: ClassVar[str] = "evaluate"
     further_live_ids: list[str] = []
     further_routed_ids: list[str] = []
     settled_live_ids: list[str] = []
     settled_routed_ids: list[str] = []
+    candidate: str = ""
     left: dict[str, str] = {}
     base_ids: list[str] = []
     live_ids: list[str] = []

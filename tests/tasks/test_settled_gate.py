@@ -17,6 +17,7 @@ from errors import EpisodesSpent
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks import evaluate as evaluate_file
+from tasks import gate as gate_file
 from tasks.evaluate import evaluate
 from tasks.gate import proposal_of
 from tasks.measuring.decisions import GateVerdict
@@ -39,7 +40,7 @@ def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     opened = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
     row = ReleaseRow(
         id="candidate", target="shop", number=1, round_id=opened.round.id, base="b", base_revision="r",
-        data_hash=opened.round.data_hash, members={}, router="", router_path="", state=ReleaseState.CANDIDATE,
+        data_hash=opened.round.data_hash, members={}, router="first", router_path="", state=ReleaseState.CANDIDATE,
         evidence={},
     )  # fmt: skip
     opened.store.put([row])
@@ -122,20 +123,32 @@ def test_what_falls_is_left_to_what_answers_it_today(
     def amended(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow:
         assert candidate.router == "first"
         asked.append(list(families))
-        return replace(candidate, router="second")
+        second = replace(candidate, id="second", number=2, router="second")
+        context.store.put([second])
+        return second
 
     monkeypatch.setattr(evaluate_file, "amend", amended)
     played(monkeypatch, lost, 8)
     found = evaluated(context)
     assert asked == [[OTHER]]
-    assert list(found.left) == [OTHER]
+    assert (found.candidate, list(found.left)) == ("second", [OTHER])
     proposal = proposal_of(context)
     assert proposal is not None
+    assert proposal.candidate.id == "second"
     assert proposal.decision.verdict is GateVerdict.PROMOTED
     assert proposal.decision.families[OTHER].changed == 0
     (said,) = [r for r in proposal.decision.reasons if "as it was fitted first" in r]
     assert said.endswith("It is left to what answers it today.")
     assert f"{OTHER}: " in said
+    for name in ("create_markdown_artifact", "promote", "tell_verdict"):
+        monkeypatch.setattr(gate_file, name, lambda *_, **__: None)
+    assert gate_file.gate._work(context).release == 2
+    first = context.store.row(ReleaseRow, id="candidate")
+    assert first is not None
+    assert (first.state, first.reason) == (
+        ReleaseState.REFUSED,
+        "its router was fitted again: release 2 has the verdict",
+    )
 
 
 def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
