@@ -16,6 +16,7 @@ def s3_served() -> Iterator[str]:
     """The address of an empty bucket; the environment says how it is reached for as long."""
     import boto3
     import s3fs
+    from mlflow.store.artifact.s3_artifact_repo import _cached_get_s3_client
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -28,5 +29,7 @@ def s3_served() -> Iterator[str]:
             boto3.client("s3").create_bucket(Bucket=BUCKET)
             yield f"s3://{BUCKET}"
     finally:
-        s3fs.S3FileSystem.clear_instance_cache()  # a client knows its server from when it was made
+        # A client knows its server from when it was made.
+        s3fs.S3FileSystem.clear_instance_cache()
+        _cached_get_s3_client.cache_clear()
         server.stop()

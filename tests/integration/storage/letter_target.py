@@ -26,7 +26,8 @@ class Letter:
 
     def reset(self, task: TargetTask) -> Observation:
         self.task, self.said = task, ""
-        return Observation((Message("user", f"Say {task.family}."),))
+        # With its number: the router learns from how far openings of one kind lie apart.
+        return Observation((Message("user", f"Say {task.family} {task.payload['n']}."),))
 
     def step(self, action: Action) -> Observation:
         self.said += action.content + action.malformed

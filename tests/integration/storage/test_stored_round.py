@@ -28,7 +28,7 @@ from tests.tokenizers_trained import tiny_policy
 
 pytestmark = pytest.mark.integration
 CAPABILITY = "begin_with_a_letter"
-# Every difference that is there counts: what is tried here is not the gate.
+# So few tasks cannot show that nothing fell by two points; what is tried here is not the gate.
 GIVEN: dict[str, Any] = {
     "profile": "smoke",
     "target": target.name,
@@ -40,13 +40,14 @@ GIVEN: dict[str, Any] = {
     "rollout": {"max_tokens": 3, "temperature": 0.7, "tasks": 0},
     "selection": {"most": 1, "delta": 0.1},
     "calibration": {"seeds": 4, "samples": 6, "uniform": 1.0, "low": 0.0, "high": 1.0, "informative": 0.0},
-    "evaluation": {"trials": 1, "validation_trials": 2, "fresh": 8, "own_tasks": 0, "margin": 100, "alpha": 0.9},
+    "evaluation": {"trials": 1, "validation_trials": 2, "fresh": 8, "own_tasks": 0, "margin": 100},
 }  # fmt: skip
 
 
 @pytest.fixture
 def settings(settings_folder: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """Of a home with its databases elsewhere and its files in a bucket, and of a tiny random model."""
+    """Of a home with its databases elsewhere and its files in a bucket, and of a tiny random model, named by a relative
+    folder: draws follow from its name, and are the same in every run."""
     policy, _ = tiny_policy(tiny_tokenizer, context=2048)
     policy.model.save_pretrained(settings_folder / "base")
     tiny_tokenizer.save_pretrained(settings_folder / "base")
@@ -54,7 +55,7 @@ def settings(settings_folder: Path, tiny_tokenizer: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("tasks.synthesize.validate_environment", lambda *_: ACCEPTED)
     with s3_served() as s3:
         places = {name: f"sqlite:///{settings_folder}/{name}.db" for name in ("database", "tracking")}
-        given = {**GIVEN, **places, "base_model": str(settings_folder / "base"), "files": f"{s3}/letters"}
+        given = {**GIVEN, **places, "base_model": "base", "files": f"{s3}/letters"}
         for name, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value)
             monkeypatch.setenv(f"TRACE_{name.upper()}", text)
@@ -90,7 +91,8 @@ def test_a_round_goes_on_where_nothing_but_storage_and_databases_is_left(
     with open_store(other.database_url) as store:
         assert figures_by_key(other, store, outcome.round) == figures
         acted = store.query(f"SELECT DISTINCT adapter_id FROM trajectories WHERE id IN {tuple(played['trajectories'])}")
-    assert list(acted["adapter_id"]) == [trained], "the next round is played by the release, from the other home"
+    used = set(acted["adapter_id"].dropna())
+    assert used == {trained}, "the next round's diagnosis is played by the release, from the other home"
 
     program = str(Path(flow.__file__).parents[1])
     for place in (str(settings.folder), str(other.folder), program):
