@@ -1,6 +1,6 @@
 """A whole round of `trace-agent improve` on tiny random models of the architectures that people use, on each backend.
 
-    python -m benchmarks.shape_rounds [--kinds llama qwen3 qwen3_moe gemma gpt_oss] [--backends local vllm] [--logs FOLDER]
+    python -m benchmarks.shape_rounds [--kinds llama qwen3 qwen3_moe gemma gpt_oss] [--backends local vllm] [--logs DIR]
 
 A row for each: stages done of all that a round has, adapters registered, validation episodes that an adapter answered,
 the furthest that trainer and sampler lie apart in a step of GRPO (mean of a token, at most 0.02 nats), how far the

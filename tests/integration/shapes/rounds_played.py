@@ -24,8 +24,8 @@ TEMPLATES: Mapping[str, str] = {
     "gemma": "gemma",
     "gpt_oss": "gptoss",
 }
-# What a random model needs beside the profile: its noise is diverse when it is hot alone, two layers are all it has, and
-# the gate is lenient, so that a gain on two dozen tasks brings the round to the assembled release.
+# What a random model needs beside the profile: its noise is diverse when it is hot alone, two layers are all it has,
+# and the gate is lenient, so that a gain on two dozen tasks brings the round to the assembled release.
 HOT: Mapping[str, str] = {
     "DTYPE": "float32",
     "ROLLOUT__TEMPERATURE": "1.0",
@@ -81,8 +81,8 @@ class Played:
 
 
 def round_played(model: Path, home: Path, server: Server | None = None) -> Played:
-    """Play `trace-agent improve` in this process on the base in the folder `model`, whose turns `server` samples; without
-    one the model in this process does."""
+    """Play `trace-agent improve` in this process on the base in the folder `model`, whose turns `server` samples;
+    without one the model in this process does."""
     given = {f"TRACE_{name}": value for name, value in HOT.items()}
     if server is not None:
         given |= {f"TRACE_POLICY__{name.upper()}": str(value) for name, value in policy_on(server).items()}

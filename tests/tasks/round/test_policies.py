@@ -102,7 +102,7 @@ def test_servers_are_checked_before_a_round(settings_folder: Path, stub: Stub, m
 def test_a_server_that_warms_up_on_its_first_text_is_waited_for(
     settings_folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers at once what it is asked of itself; a text takes longer than that may, and no longer than a turn may."""
+    """It answers at once what it is asked of itself. A text takes longer than that may, not longer than a turn may."""
     monkeypatch.setattr(policies, "CHECK_SECONDS", 0.15)
     stub.delay = 0.3
     check_policy(on_servers(url=stub.url))
