@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
+import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -30,6 +33,7 @@ BRACKETS = (
     "{% else %}[{{ m['role'] | upper }}]{{ m['content'] }}[/{{ m['role'] | upper }}]{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}[ANSWER]{% endif %}"
 )
+SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_turn>|\[gMASK\]|<sop>")
 CORPUS = [
     "Please cancel order 512. The lamp is 22 dollars, red and small. refund(order, amount) find(order) error: no",
     '<tool_call>{"name": "move", "arguments": {"order": 314, "address": "12 Elm Street"}}</tool_call>',
@@ -81,6 +85,14 @@ def metaspace_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
     return _wrapped(tokenizer, special, BRACKETS)
+
+
+def shipped_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Byte-level, with a real template that TRL ships, such as "qwen3", and the special tokens that it names."""
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    tokenizer = byte_level([*sorted(set(SPECIAL.findall(template))), "<bos>", "</s>"], template, 420)
+    tokenizer.bos_token, tokenizer.eos_token = "<bos>", "</s>"
+    return tokenizer
 
 
 def tiny_policy(tokenizer: Any, rows: int = 8, context: int = 512) -> tuple[LocalPolicy, Renderer]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from models.training.actors import Actor
     from models.vllm.policy import VllmPolicy
     from models.vllm.server import VllmServer
+
+# Longest wait for what a server says of itself, before a round.
+CHECK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,18 @@ def check_policy(settings: Settings) -> None:
     backend."""
     if settings.policy.backend == "vllm":
         from models.vllm.equality import check_base, probe
+        from models.vllm.server import WAITS
 
         writable_folder(settings.lora_folder)
         scores = {}
-        for server in open_servers(settings, seconds=30.0):
-            server.check()
-            if settings.devices.sleep:
-                server.check_sleep()
-            scores[server.url] = probe(server)
-            server.close()
+        # That it is there is told soon; the first text that a server scores may take what any turn may: it warms up.
+        for server in open_servers(settings):
+            with closing(server), closing(server.limited(CHECK_SECONDS)) as quick:
+                quick.models(WAITS[:2])
+                server.check()
+                if settings.devices.sleep:
+                    quick.check_sleep()
+                scores[server.url] = probe(server)
         check_base(scores)
 
 

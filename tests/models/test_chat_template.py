@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 
 from environments.contract import Message, Prompt
 from errors import ConfigurationError
 from models.renderer import Renderer
 from models.serving.openai_api.turn_reader import TurnReader
-from tests.tokenizers_trained import CHATML, byte_level
+from tests.tokenizers_trained import CHATML, byte_level, shipped_tokenizer
 
-SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_turn>|\[gMASK\]|<sop>")
 # What each template's notes speak of, what ends its turns, and what it writes before a sampled one's first word.
 KNOWN: dict[str, tuple[str, set[str], str]] = {
     "llama3": ("", {"<|eot_id|>"}, "assistant<|end_header_id|>\n\n"),
@@ -39,11 +36,8 @@ KNOWN: dict[str, tuple[str, set[str], str]] = {
 
 
 def made(name: str, calls: str = "json") -> Renderer:
-    """A renderer on a byte-level tokenizer with a template that TRL ships and the special tokens that it names."""
-    template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
-    tokenizer = byte_level([*sorted(set(SPECIAL.findall(template))), "<bos>", "</s>"], template, 420)
-    tokenizer.bos_token, tokenizer.eos_token = "<bos>", "</s>"
-    return Renderer(tokenizer, calls)
+    """A renderer with a template that TRL ships."""
+    return Renderer(shipped_tokenizer(name), calls)
 
 
 def text_of(renderer: Renderer, ids: list[int]) -> str:

@@ -4,7 +4,7 @@ server as the sampler, exported, loaded, proven live, and both say what they thi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from settings import load_settings
 from tasks.round.policies import check_adapters, open_backend
 from tests.integration.vllm_servers import CONTEXT, MAX_RANK, Server, vllm_server
 from tests.models.training.test_grpo import SMALL, Source
-from tests.shapes_made import tiny_model
+from tests.shapes_made import tiny_config, tiny_model
 
 # Nats: how far a token's log-probability on the server may lie from the trainer's, both in float32.
 TOLERANCE = 0.02
@@ -64,15 +64,24 @@ def saved_shape(kind: str, folder: Path, tokenizer: Any) -> Path:
     return folder
 
 
+def server_of(kind: str, folder: Path, model: Path) -> AbstractContextManager[Server]:
+    """A server with the shape that lies in `model`, in float32; its log goes into `folder`."""
+    options = ATTENTION_ONLY if has_experts(tiny_config(kind)) else ()
+    return vllm_server(folder, 4, model, "float32", options)
+
+
+def policy_on(server: Server) -> dict[str, Any]:
+    """The settings' part `policy` for a round that samples on the server."""
+    return {"backend": "vllm", "url": server.url, "concurrency": 8, "max_lora_rank": MAX_RANK}
+
+
 @contextmanager
 def served_shape(kind: str, folder: Path, tokenizer: Any) -> Iterator[Shape]:
     """The shape on a server of its own, which a round would take: the same base, and adapters reach it."""
     model = saved_shape(kind, folder / "base", tokenizer)
     base = load_base(str(model), "float32", rows=8)
-    options = ATTENTION_ONLY if has_experts(base.policy.model.config) else ()
-    with vllm_server(folder, 4, model, "float32", options) as server:
-        policy = {"backend": "vllm", "url": server.url, "concurrency": 8, "max_lora_rank": MAX_RANK}
-        settings = load_settings(home=folder / "home", base_model=str(model), policy=policy)
+    with server_of(kind, folder, model) as server:
+        settings = load_settings(home=folder / "home", base_model=str(model), policy=policy_on(server))
         backend = open_backend(settings, base)
         assert isinstance(backend.policy, VllmPolicy)
         try:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from environments.contract import Message, Prompt
-from errors import AdapterError, ConfigurationError
+from errors import AdapterError, ConfigurationError, ProviderError
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.local.base import BaseModel
@@ -20,6 +20,7 @@ from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ServerAway
 from settings import load_settings
+from tasks.round import policies
 from tasks.round import stage as stages
 from tasks.round.context import Context
 from tasks.round.policies import check_adapters, check_policy, open_backend, open_servers
@@ -96,6 +97,18 @@ def test_servers_are_checked_before_a_round(settings_folder: Path, stub: Stub, m
         check_policy(on_servers(url=stub.url, api_key_env="STUB_KEY"))
     monkeypatch.setenv("STUB_KEY", "secret")
     check_policy(on_servers(url=stub.url, api_key_env="STUB_KEY"))
+
+
+def test_a_server_that_warms_up_on_its_first_text_is_waited_for(
+    settings_folder: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers at once what it is asked of itself. A text takes longer than that may, not longer than a turn may."""
+    monkeypatch.setattr(policies, "CHECK_SECONDS", 0.15)
+    stub.delay = 0.3
+    check_policy(on_servers(url=stub.url))
+    assert len(stub.bodies) == 3
+    with pytest.raises(ProviderError, match=r"broke off after 0\.[12] s"):
+        check_policy(on_servers(url=stub.url, seconds=0.15))
 
 
 def test_other_weights_are_refused_before_anything_is_sampled(
