@@ -29,6 +29,9 @@ from models.router.label_prompt import Candidate, label_probabilities
 MODES = ("retrieval", "label", "both", "fixed", "off")
 # Share of the probability that is spread evenly over all classes, so that none is impossible.
 SMOOTHING = 0.01
+# How far apart, in cosine, the same opening may come out in two batches: where all of a family open alike, nothing else
+# lies between a request and them, and it is not unlike them for that.
+ROUNDING = 0.02
 TEMPERATURES = tuple(float(t) for t in np.geomspace(0.003, 1.0, 24))
 VECTORS, FIELDS = "router.safetensors", "router.json"
 
@@ -241,11 +244,11 @@ class Router:
 
     def _nearest_apart(self) -> float:
         """The similarity below which a request is unlike all training rows: a standard deviation below the least that
-        any of them has to its nearest other."""
+        any of them has to its nearest other, and at least `ROUNDING`."""
         similarity = self.vectors @ self.vectors.T
         np.fill_diagonal(similarity, -np.inf)
         nearest = similarity.max(axis=1)
-        return round(float(nearest.min() - nearest.std()), 6)
+        return round(float(nearest.min() - max(nearest.std(), ROUNDING)), 6)
 
     def _fields(self) -> dict[str, object]:
         """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""

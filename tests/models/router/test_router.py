@@ -55,6 +55,17 @@ def test_centring_is_what_separates_vectors_far_from_the_origin() -> None:
     assert [d.capability for d in near] == [d.capability for d in far]
 
 
+def test_a_family_that_always_opens_alike_is_not_taken_for_unknown() -> None:
+    """Its rows are one vector, which another batch computes a little otherwise."""
+    one, other = np.eye(2, 8, dtype=np.float32) + 3
+    router = Router.fit(np.stack([one] * 6 + [other] * 6), ["a"] * 6 + ["b"] * 6, [str(i) for i in range(12)])
+    noise = np.random.default_rng(0).normal(0, 0.02, (50, 8)).astype(np.float32)
+    assert {d.capability for d in router.decide(one + noise)} == {"a"}
+    assert {d.capability for d in router.decide(other + noise)} == {"b"}
+    across = np.eye(8, dtype=np.float32)[5:6] * 4 + 3  # a direction that neither has
+    assert {d.capability for d in router.decide(across)} == {""}
+
+
 def test_the_nearest_of_a_mixed_neighbourhood_weighs_most() -> None:
     rows = np.array([[1, 0], [0.9, 0.1], [0, 1], [-1, 0], [-0.9, -0.1], [0, -1]], dtype=np.float32)
     router = Router.fit(rows, ["a", "a", "b", "", "", "b"], list("uvwxyz"), neighbours=3)
