@@ -13,6 +13,11 @@ def live_release(store: Store, target: str) -> ReleaseRow | None:
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
 
 
+def made_by(store: Store, round_id: str) -> ReleaseRow | None:
+    """The release that a round made: its last, where a first candidate's router was fitted again."""
+    return max(store.rows(ReleaseRow, round_id=round_id), key=lambda row: row.number, default=None)
+
+
 def releases_of(store: Store, target: str) -> list[ReleaseRow]:
     """All releases of a target, oldest first."""
     return sorted(store.rows(ReleaseRow, target=target), key=lambda row: row.number)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from db import ReleaseRow, VerdictRow
+from tasks.releases.lookup import made_by
 from tasks.reporting.figures import HistoryRow, ReleaseFigures
 from tasks.reporting.history import WHOLE, changes, history_of
 from tasks.round.results import GateResult, StoredRound, TestResult
@@ -33,7 +34,7 @@ def before_after(stored: StoredRound) -> BeforeAfter | None:
         return None
     parent = store.row(ReleaseRow, id=this.parent_id) if this.parent_id else None
     before = parent.number if parent else 0
-    candidate = next(iter(store.rows(ReleaseRow, round_id=this.id)), None)
+    candidate = made_by(store, this.id)
     after = test.release if test else (gated.release if gated else 0) or before
     return BeforeAfter(before, after, candidate, frozenset(parent.members if parent else ()))
 
@@ -41,7 +42,7 @@ def before_after(stored: StoredRound) -> BeforeAfter | None:
 def release_figures(stored: StoredRound) -> ReleaseFigures | None:
     """The candidate that the round made, with the gate's verdict on it as a whole; None where it made none."""
     store, this = stored.store, stored.round
-    candidate = next(iter(store.rows(ReleaseRow, round_id=this.id)), None)
+    candidate = made_by(store, this.id)
     if candidate is None:
         return None
     parent = {r.id: r for r in store.rows(ReleaseRow, id=candidate.parent_id)} if candidate.parent_id else {}
@@ -57,6 +58,7 @@ def release_figures(stored: StoredRound) -> ReleaseFigures | None:
         new=what["new"],
         renewed=what["renewed"],
         kept=sorted(set(candidate.members) - set(what["new"]) - set(what["renewed"])),
+        left=list(candidate.evidence.get("left", ())),
     )
 
 

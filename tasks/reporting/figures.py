@@ -177,7 +177,8 @@ class CapabilityFigures(_Figures):
 class ReleaseFigures(_Figures):
     """The candidate release that the round made: its number, the gate's verdict on it as a whole ("" before the gate)
     with reasons, points and p on validation against what was live, and what it has by name: `new` capabilities,
-    `renewed` ones (another version than before) and those that were `kept`."""
+    `renewed` ones (another version than before) and those that were `kept`. `left` are families that fell with its
+    first router and are answered as before."""
 
     number: int
     verdict: str = ""
@@ -188,6 +189,7 @@ class ReleaseFigures(_Figures):
     new: list[str] = []
     renewed: list[str] = []
     kept: list[str] = []
+    left: list[str] = []
 
 
 class HistoryRow(_Figures):
@@ -198,7 +200,8 @@ class HistoryRow(_Figures):
     before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
     single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base.
     `seconds` is working time. `members` are the versions of its release as the gateway names them, by capability, and
-    `barred` the capabilities whose adapter may not be promoted automatically.
+    `barred` the capabilities whose adapter may not be promoted automatically. `left` are families that it leaves to
+    what answered before.
     """
 
     round: int | None = None
@@ -211,6 +214,7 @@ class HistoryRow(_Figures):
     new: list[str] = []
     renewed: list[str] = []
     gone: list[str] = []
+    left: list[str] = []
     members: dict[str, str] = {}
     barred: list[str] = []
     test: Rate | None = None
@@ -231,7 +235,7 @@ class HistoryRow(_Figures):
         """What its release brings and, where that is not live, what became of it; without a release, the reason."""
         if self.candidate is None:
             return self.reason
-        parts = (("new", self.new), ("renewed", self.renewed), ("gone", self.gone))
+        parts = (("new", self.new), ("renewed", self.renewed), ("gone", self.gone), ("answered as before", self.left))
         brought = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
         state = "" if self.state in ("", "live") else f" ({self.state})"
         why = f" ({self.reason})" if self.reason and self.round is None else ""

@@ -76,7 +76,9 @@ def _promoted(figures: RoundFigures) -> str:
     made = figures.release
     assert made is not None
     brought = "; ".join(
-        f"{what}: {', '.join(names)}" for what, names in (("new", made.new), ("renewed", made.renewed)) if names
+        f"{what}: {', '.join(names)}"
+        for what, names in (("new", made.new), ("renewed", made.renewed), ("answered as before", made.left))
+        if names
     )
     brought = f" {brought[:1].upper()}{brought[1:]}." if brought else ""
     before, after, base = figures.live, figures.routed, figures.base

@@ -114,6 +114,7 @@ def _brought(release: ReleaseRow, parts: _Parts) -> dict[str, Any]:
     """What a release changed, what it is made of, and what of it is barred."""
     return {
         **changes(release, parts.by_id),
+        "left": list(release.evidence.get("left", ())),
         "members": {c: version_name(c, m) for c, m in release.members.items()},
         "barred": [c for c, m in release.members.items() if m["sha256"] in parts.barred],
     }

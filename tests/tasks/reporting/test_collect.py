@@ -28,9 +28,11 @@ from db import (
 from models.policy import PolicyIdentity
 from settings import Settings, load_settings
 from tasks.reporting.analyst import analyst_figures
+from tasks.reporting.before_after import release_figures
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import Ending, RoundFigures
 from tasks.reporting.headline import headline
+from tasks.reporting.history import history_of
 from tasks.reporting.nothing_trained import Ended
 from tasks.reporting.page import render
 from tasks.round.results import (
@@ -172,6 +174,21 @@ def test_a_round_whose_candidate_became_live(shop: Shop, settings: Settings) -> 
     assert router.counts == [[1, 0, 1], [0, 2, 0], [0, 0, 0]]
     assert router.accuracy == 0.75
     assert [(r.round, r.after) for r in found.history] == [(1, 0), (2, None)]
+
+
+def test_a_candidate_whose_router_was_fitted_again_is_the_rounds_release(shop: Shop, settings: Settings) -> None:
+    one, row = prepared(shop)
+    members = {"issue_refund": "1", "set_address": "2"}
+    first = shop.release(9, members, one, row, ReleaseState.CANDIDATE, router="r2")
+    left = {"evidence": {"left": ["refund", "coupon"]}}
+    shop.release(10, members, one, row, ReleaseState.CANDIDATE, router="r3", **left)
+    shop.store.set_state(ReleaseRow, first.id, ReleaseState.REFUSED)
+    shop.verdict(row, "release", "promoted", "As a whole: +25.0 points.")
+    found = release_figures(StoredRound(shop.store, row))
+    assert found is not None
+    assert (found.number, found.verdict, found.left) == (10, "promoted", ["refund", "coupon"])
+    (told,) = [r.told for r in history_of(shop.store, "shop") if r.round_id == row.id]
+    assert told == "release 10 (candidate): new: set_address; answered as before: refund, coupon"
 
 
 def test_a_round_whose_candidate_was_refused(shop: Shop, settings: Settings) -> None:

@@ -40,6 +40,13 @@ def test_a_later_release_is_compared_with_what_was_live_and_the_base_in_passing(
     assert tone(later_round()) == "good"
 
 
+def test_what_fell_and_is_answered_as_before_is_named() -> None:
+    data = later_round().model_dump(mode="json")
+    data["release"]["left"] = ["cancel_other"]
+    said = headline(RoundFigures.model_validate(data))
+    assert "New: cancel_order; renewed: set_delivery_address; answered as before: cancel_other. The bare" in said
+
+
 def test_noise_on_test_is_called_noise_with_what_the_gate_saw() -> None:
     said = headline(within_noise())
     assert "went from 55.0 % (release 2) to 61.3 %: +2.5 points" in said
