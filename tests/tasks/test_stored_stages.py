@@ -57,7 +57,8 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
     router = Router.fit(np.eye(4, dtype=np.float32), ["a", "a", "", ""], ["1", "2", "3", "4"])
     found: list[str] = []
     monkeypatch.setattr(context, "result", lambda *_: Mock(passed=["a"]))
-    for name, gives in {"own_adapter": "x", "try_on_diagnosis": [], "_examples": [], "_versions": {}, "_fitted": (router, [])}.items():
+    given = {"own_adapter": "x", "try_on_diagnosis": [], "_examples": [], "_versions": {}, "_fitted": (router, [])}
+    for name, gives in given.items():
         monkeypatch.setattr(route_file, name, lambda *_, gives=gives: gives)
     place = f"{context.round.id}/router"
     monkeypatch.setattr(route_file, "_candidate", then(lambda: found.append(Router.load(other.fetch(place)).version)))
