@@ -2,8 +2,9 @@
 (method, section 7; the rules are `tasks.measuring.gate_rules`).
 
 The release that was live when the round began and each new adapter play the same validation tasks with the same seeds.
-An adapter passes when it is better than the live release on its own families; on all others what it would cost to be
-chosen wrongly is a figure of its verdict. The rules are stored, with their hash, before the first of these episodes.
+An adapter plays the tasks of its own families, and passes when it is better there than the live release. What it would
+cost to be chosen wrongly on others is known from the diagnosis tasks that `route` has it play. The rules are stored,
+with their hash, before the first of these episodes.
 """
 
 from __future__ import annotations
@@ -178,12 +179,10 @@ def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[Ta
 def _alone(
     context: Context, capability: str, own: Sequence[str], tasks: Sequence[TargetTask], trials: int
 ) -> list[str]:
-    """Episodes of the adapter without a router: all trials on its own families, one on every other task."""
+    """Episodes of the adapter without a router on its own families, or on all where these are not known."""
     adapter = own_adapter(context.stored, capability)
     mine = [t for t in tasks if not own or t.family in own]
-    others = [t for t in tasks if own and t.family not in own]
-    ids = play_alone(context, capability, adapter, mine, trials, context.seed, SPLIT)
-    return ids + play_alone(context, capability, adapter, others, 1, context.seed, f"other families of {SPLIT}")
+    return play_alone(context, capability, adapter, mine, trials, context.seed, SPLIT)
 
 
 def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:

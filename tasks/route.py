@@ -36,6 +36,7 @@ from tasks.round.stage import stage
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.starting import START
+from tasks.tracking.wrong_routes import tell_wrong_routes
 
 logger = logging.getLogger("trace")
 
@@ -63,13 +64,14 @@ def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
     return {i: found[i] for i in ids if i in found}
 
 
-def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> int:
-    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; how many episodes."""
+def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
+    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; the trajectories of each
+    capability."""
     tasks = context.tasks("diagnosis")
-    return sum(
-        len(play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED))
+    return {
+        c: play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED)
         for c in capabilities
-    )
+    }
 
 
 def practised(frame: pd.DataFrame, owners: Mapping[str, str], most: int) -> dict[str, str]:
@@ -276,6 +278,7 @@ def route(context: Context) -> RouteResult:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
     members = members_of(context.parent) | {c: own_adapter(context.stored, c) for c in challenged.passed}
     tried = try_on_diagnosis(context, challenged.passed)
+    tell_wrong_routes(context, tried)
     examples = _examples(context, members)
     with context.model:
         router, calibration = _fitted(context, examples)
@@ -293,7 +296,7 @@ def route(context: Context) -> RouteResult:
         candidate=candidate.id,
         version=router.version,
         mode=router.mode,
-        tried=tried,
+        tried=sum(len(ids) for ids in tried.values()),
         examples=len(examples) - len(calibration),
         labels={k or "none": v for k, v in Counter(e.label for e in examples).items()},
         threshold=router.certain,

@@ -28,8 +28,7 @@ class CapabilityDecision:
     """Phase A's verdict on one capability's adapter, with every figure behind it.
 
     `difference` is over its own families and `adjusted_p` its p-value after Holm over the `tried`; `mde` in points, at
-    the level that Holm grants for certain (alpha / tried). `elsewhere` holds all other families together and `families`
-    each of them (None and empty without any): the adapter alone, without the router."""
+    the level that Holm grants for certain (alpha / tried)."""
 
     capability: str
     verdict: GateVerdict
@@ -40,8 +39,6 @@ class CapabilityDecision:
     alpha: float
     look: int
     tried: int
-    elsewhere: PairedDifference | None
-    families: Mapping[str, PairedDifference]
 
     @property
     def passed(self) -> bool:

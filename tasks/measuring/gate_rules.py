@@ -5,8 +5,8 @@ Two phases, on the same held-out tasks, trials and seeds, at the level that the 
 **A, every capability that was tried** (`judge_capabilities`). *Incumbent*: the live release, routed as in production
 (the bare base in round 1). *Challenger*: the capability's new adapter alone, without the router. It is `better` when
 over the capability's own families (all tasks where it has none) the paired difference is positive and its p-value,
-after Holm over all capabilities tried, is at most the look's level. On all other families the adapter alone is a figure
-in the verdict, what a wrong route costs: it decides nothing, because a router stands before it.
+after Holm over all capabilities tried, is at most the look's level. What the adapter alone does to all other families
+decides nothing, because a router stands before it (`wrong_routes`).
 
 **B, the assembled candidate** (`judge_release`): the live members, with those that passed and the router fitted for
 exactly these, against the live release as a whole. It is promoted when
@@ -60,7 +60,7 @@ def judge_capabilities(
     mine = {name: _own(name, table, own.get(name, ())) for name, table in tables.items()}
     differences = {name: _finished(name, table) for name, table in mine.items()}
     adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
-    for name, table in tables.items():
+    for name in tables:
         difference, mde = differences[name], mine[name].mde(alpha / tried)
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= alpha
@@ -72,9 +72,8 @@ def judge_capabilities(
         if not better:
             verdict, why = _not_better("Its own tasks", difference, mde, (alpha / tried, worthwhile))
             reasons.append(why)
-        elsewhere, each, told = _elsewhere(table.of_families(table.names - mine[name].names))
         verdicts[name] = CapabilityDecision(
-            name, verdict, (*reasons, *told), difference, adjusted[name], mde, alpha, look, tried, elsewhere, each
+            name, verdict, tuple(reasons), difference, adjusted[name], mde, alpha, look, tried
         )
     return verdicts
 
@@ -197,22 +196,6 @@ def _finished(name: str, table: PairedTasks) -> PairedDifference:
     if difference is None:
         raise ValueError(f"{name}: no task was finished by both sides; evaluate both on the same tasks")
     return difference
-
-
-def _elsewhere(
-    others: PairedTasks,
-) -> tuple[PairedDifference | None, dict[str, PairedDifference], list[str]]:
-    """What a wrong route costs: the adapter alone on all other families together, on each, and as sentences."""
-    together = others.difference()
-    if together is None:
-        return None, {}, []
-    families = {str(name): others.of_families({name}).difference() for name in sorted(others.names)}
-    each = {name: change for name, change in families.items() if change is not None}
-    told = f"What a wrong route costs: alone on all other families, {_figures(together)}"
-    worst = min(each, key=lambda name: each[name].points)
-    if each[worst].points < 0:
-        told += f"; most in {worst}, {each[worst].points:+.1f}"
-    return together, each, [told + "."]
 
 
 def _figures(d: PairedDifference) -> str:

@@ -1,9 +1,9 @@
 """Methods that take TRACE's adapters as they are: one of them, all of them as one, or all of them chosen by the truth.
 
-`single`: the adapter that does best on validation answers every task. `merge-linear` and `merge-ties`: one adapter made
-of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families of their
-capabilities, which is what a router comes to that knows what each was trained for and nothing of what it solves. Each
-inherits TRACE's whole account: without it there is no adapter to take.
+`single`: the adapter that does best on the diagnosis tasks answers every task. `merge-linear` and `merge-ties`: one
+adapter made of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families
+of their capabilities, which is what a router comes to that knows what each was trained for and nothing of what it
+solves. Each inherits TRACE's whole account: without it there is no adapter to take.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from tasks.methods.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult
+from tasks.route import try_on_diagnosis
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"
 
 
 def single(run: SeedRun, context: Context, account: Account) -> Answer:
-    """The adapter with the highest success on validation, alone; before the challenge, with the largest gain on fresh
-    seeds."""
+    """The adapter with the highest success on the diagnosis tasks, alone; where the challenge was not reached, with the
+    largest gain on fresh seeds."""
     names = registered(context.stored)
     if not names:
         return Answer(context, notes=(NONE_TRAINED,))
     challenged = context.found(ChallengeResult)
     if challenged and challenged.alone_ids:
-        worth = {c: success_of(context, challenged.alone_ids[c]) for c in names}
+        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, names).items()}
     else:
         measured = {c: context.result(RegisterResult, c) for c in names}
         worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}

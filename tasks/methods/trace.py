@@ -85,21 +85,23 @@ def after_training(context: Context, selected: list[str]) -> int:
         families = context.target.families() if isinstance(context.target, Generators) else {}
         mine = {name for name, needs in families.items() if capability in needs}
         own.append(sum(t.family in mine for t in tasks) if mine else len(tasks))
-    return proof_episodes(context.settings, len(tasks), own, isinstance(context.target, Drawable))
+    diagnosis = len(context.tasks("diagnosis"))
+    return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable))
 
 
-def proof_episodes(settings: Settings, tasks: int, own: list[int], draws: bool) -> int:
+def proof_episodes(settings: Settings, diagnosis: int, tasks: int, own: list[int], draws: bool) -> int:
     """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks each of
-    `tasks` in all. `draws` says whether further tasks can be drawn."""
+    `tasks` in all; each plays the `diagnosis` tasks for the router. `draws` says whether further tasks can be drawn."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
     measured = n * (choosing_episodes(settings) + 2 * e.fresh) + starting_episodes(settings, n)
     live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
-    routed, noop = tasks * (trials - 1), tasks
-    further = n * e.own_tasks * (2 * trials + n - 1) if draws else 0
+    live, alone, tried = tasks * trials, sum(own) * trials, n * diagnosis
+    routed, noop = tasks * trials, tasks
+    further = n * e.own_tasks * 3 * trials if draws else 0
     settling = 2 * SETTLED * e.own_tasks * trials if draws else 0
-    return measured + live + alone + routed + noop + further + settling
+    return measured + live + alone + tried + routed + noop + further + settling
 
 
 def choosing_episodes(settings: Settings) -> int:
@@ -129,5 +131,5 @@ def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: b
         diagnosis * settings.rollout.trials
         + calibration
         + settings.train.groups * settings.train.group_size
-        + proof_episodes(settings, validation, [validation], draws)
+        + proof_episodes(settings, diagnosis, validation, [validation], draws)
     )

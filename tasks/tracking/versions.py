@@ -6,26 +6,23 @@ from __future__ import annotations
 from db import AdapterRow, GatePlanRow
 from models.adapters.registry import Registry
 from models.adapters.releases import registered_version
-from models.adapters.runs import RunLog, as_tag, describe_capability, put_on_version
+from models.adapters.runs import RunLog, describe_capability, put_on_version
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import p_phrase
 from tasks.reporting.figures import CapabilityFigures, RoundFigures, duration, percent, release_name, two
 from tasks.round.results import ChallengeResult, RegisterResult, StoredRound, TrainResult
+from tasks.tracking.wrong_routes import BEGINS
 
 
 def log_decision(registry: Registry, capability: str, version: str, decision: CapabilityDecision) -> None:
-    """Write the gate's verdict on an adapter alone, with its figures, on its version and its run: `gate/points` over
-    its own families, `gate/elsewhere` over all others, `gate/family/NAME` over each, in points."""
+    """Write the gate's verdict on an adapter alone, with its figures over its own families (`gate/points` and others),
+    on its version and its run."""
     adapter, d = registered_version(registry, capability, version), decision.difference
     figures = {"points": d.points, "p": d.p, "p_holm": decision.adjusted_p, "low": d.low, "high": d.high,
                "mde": decision.mde, "tasks": float(d.tasks)}  # fmt: skip
-    if decision.elsewhere is not None:
-        figures["elsewhere"] = decision.elsewhere.points
-    families = {name: change.points for name, change in decision.families.items()}
-    metrics = {f"gate/{k}": v for k, v in figures.items()} | {f"gate/family/{k}": v for k, v in families.items()}
-    RunLog(registry, adapter.run_id).metrics(metrics, adapter)
+    RunLog(registry, adapter.run_id).metrics({f"gate/{k}": v for k, v in figures.items()}, adapter)
     tags = {"gate": str(decision.verdict)} | {f"gate.{k}": f"{v:.4g}" for k, v in figures.items()}
-    put_on_version(registry, adapter, tags | ({"gate.families": as_tag(families)} if families else {}))
+    put_on_version(registry, adapter, tags)
 
 
 def describe_versions(registry: Registry, stored: StoredRound, figures: RoundFigures) -> None:
@@ -91,7 +88,7 @@ def _costs(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures) -> 
         f"{cost['cost/episodes']:,.0f} training episodes, {cost['cost/tokens']:,.0f} sampled tokens, "
         f"{duration(cost['cost/seconds'])}."
     )
-    wrong = [reason for reason in c.reasons if reason.startswith("What a wrong route costs")]
+    wrong = [reason for reason in c.reasons if reason.startswith(BEGINS)]
     return " ".join([told, *wrong[:1]])
 
 

@@ -26,6 +26,7 @@ from tasks.round.registry import run_name
 from tasks.tracking.parts import log_parts
 from tasks.tracking.rounds import log_round
 from tasks.tracking.versions import describe_versions, log_decision
+from tasks.tracking.wrong_routes import WrongRoute, log_wrong_route
 from tests.integration.servers import BROWSER, clean_environment, free_port, running, status
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
@@ -47,9 +48,10 @@ def night(registry: Registry, folder: Path, number: int, points: float) -> str:
         place.mkdir()
         adapter = made.judged(registry, place, float(number))
         d = PairedDifference(points, points - 9, points + 9, 0.001, 40, 20, 0, 0.0001)
-        other = {"set_address": PairedDifference(-points / 4, -20, 1, 0.2, 16, 4, 0, 0.01)}
-        decision = CapabilityDecision(CAPABILITY, GateVerdict.BETTER, (), d, 0.002, 12.0, 0.05, 1, 1, None, other)
+        other = PairedDifference(-points / 4, -20, 1, 0.2, 16, 4, 0, 0.01)
+        decision = CapabilityDecision(CAPABILITY, GateVerdict.BETTER, (), d, 0.002, 12.0, 0.05, 1, 1)
         log_decision(registry, CAPABILITY, adapter.version, decision)
+        log_wrong_route(registry, CAPABILITY, adapter.version, WrongRoute(other, {"set_address": other}, ""))
         log_parts(registry, made.stored, whole)
         describe_versions(registry, made.stored, figures)
         log_traces(registry, made.stored, figures, str, 1)

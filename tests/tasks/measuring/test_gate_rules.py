@@ -43,15 +43,12 @@ def release(*frames: pd.DataFrame, alpha: float = 0.05, trials: int = 2, own=OWN
 # Phase A.
 
 
-def test_a_gain_on_its_own_tasks_passes_whatever_a_wrong_route_would_cost():
-    verdict = alone(GAIN, fell(10, 9), fell(4, 0, "coupon"), look=1)
+def test_a_gain_on_its_own_tasks_passes():
+    verdict = alone(GAIN, look=1)
     assert verdict.verdict is GateVerdict.BETTER
     assert verdict.passed
     assert verdict.difference.points == pytest.approx(75.0)
-    assert verdict.elsewhere.points == pytest.approx(-100 * 9 / 14)
-    assert verdict.families["refund"].points == pytest.approx(-90.0)
     assert "+75.0 points over 20 tasks" in verdict.reasons[0]
-    assert "most in refund, -90.0" in verdict.reasons[-1]
     assert json.loads(json.dumps(verdict.as_json()))["verdict"] == "better"
     sure = family("address", [0.0] * 60, [1.0] * 60)
     assert ", p < 0.0001" in alone(sure).reasons[0]
@@ -101,8 +98,6 @@ def test_unknown_own_families_mean_all_tasks():
     pair = pd.concat([GAIN, fell(10, 7)])
     verdict = judge_capabilities({"set_address": pair}, {}, RULES, 0.05)["set_address"]
     assert verdict.difference.tasks == 30
-    assert verdict.elsewhere is None
-    assert verdict.families == {}
 
 
 def test_bad_pairs_are_refused_by_name():

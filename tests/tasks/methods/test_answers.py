@@ -87,13 +87,14 @@ def taken(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return members
 
 
-def test_single_takes_the_best_on_validation(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_takes_the_best_on_the_diagnosis(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     members = taken(run, monkeypatch)
     alone = {name: [name] for name in NAMES}
     challenged = ChallengeResult(alone_ids=alone)
     monkeypatch.setattr(type(run.context), "found", lambda self, kind, *of: challenged)
     worth = {NAMES[0]: 0.25, NAMES[1]: 0.5}
     monkeypatch.setattr(adapters, "success_of", lambda context, ids: worth[ids[0]])
+    monkeypatch.setattr(adapters, "try_on_diagnosis", lambda context, names: {name: [name] for name in names})
     answer = single(run, run.context, pay(run.context, "single", 9, ["trace"]))
     assert answer.lineup.members == {NAMES[1]: members[NAMES[1]]}
     assert set((answer.families or {}).values()) == {NAMES[1]}

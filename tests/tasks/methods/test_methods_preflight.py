@@ -92,7 +92,7 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     settings = small_settings(home)
     least = least_episodes(settings, SIZE, SIZE, False)
     group, calibration, diagnosis = 8, 4 * 6, SIZE
-    proof = choosing_episodes(settings) + 2 * 4 + SIZE + SIZE + SIZE
+    proof = choosing_episodes(settings) + 2 * 4 + 5 * SIZE
     assert least == diagnosis + calibration + group + proof
 
     def check(budget: int, *names: str) -> None:
@@ -111,21 +111,22 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
 
 
 def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
-    """Live release and each adapter alone on every task, once more on its own; further tasks where they are drawn."""
+    """Live release and candidate on every task, each adapter alone on its own and on the diagnosis; further tasks where
+    they are drawn."""
     settings = small_settings(home)
     two = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"validation_trials": 2})})
-    assert proof_episodes(two, 10, [], True) == 0
+    assert proof_episodes(two, 7, 10, [], True) == 0
     fresh = 2 * 4 + choosing_episodes(settings)
-    assert proof_episodes(two, 10, [3], False) == fresh + 2 * 10 + (10 + 3) + 10 + 10
+    assert proof_episodes(two, 7, 10, [3], False) == fresh + 2 * 10 + 2 * 3 + 7 + 2 * 10 + 10
     # A training chooses what it begins from: the second of the base and the first's adapter, the third of one more.
     carrying = two.model_copy(update={"train": two.train.model_copy(update={"carry": True})})
     tried = choosing_episodes(settings) // (settings.train.candidates + 1)
     for own, more in (([3], 0), ([3, 3], 2 * tried), ([3, 3, 3], 5 * tried)):
-        assert proof_episodes(carrying, 10, own, False) - proof_episodes(two, 10, own, False) == more
+        assert proof_episodes(carrying, 0, 10, own, False) - proof_episodes(two, 0, 10, own, False) == more
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
-    # Own tasks, and those that settle a fall in so many families: both sides, two trials.
-    further = proof_episodes(drawn, 10, [3], True) - proof_episodes(two, 10, [3], True)
-    assert further == 5 * (2 + 2) + 5 * 2 * 2 * SETTLED
+    # Own tasks of live release, adapter and candidate, and those that settle a fall in so many families: two trials.
+    further = proof_episodes(drawn, 7, 10, [3], True) - proof_episodes(two, 7, 10, [3], True)
+    assert further == 5 * 3 * 2 + 5 * 2 * 2 * SETTLED
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from db import Store, open_store
+from db import Store
 from models.adapters.registry import PARENT_TAG, Registry
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict
 from tasks.measuring.statistics import PairedDifference
@@ -19,25 +18,8 @@ from tasks.tracking import parts
 from tasks.tracking.parts import log_parts, outcome_table
 from tasks.tracking.rounds import log_round
 from tasks.tracking.versions import describe_versions, log_decision
+from tasks.tracking.wrong_routes import WrongRoute, log_wrong_route
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
-
-
-@pytest.fixture(scope="module")
-def registries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("registry")
-
-
-@pytest.fixture
-def registry(registries: Path, request: pytest.FixtureRequest) -> Registry:
-    return Registry(
-        f"sqlite:///{registries}/mlflow.db", f"shop-{abs(hash(request.node.name)) % 10**8}", registries / "a"
-    )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"sqlite:///{tmp_path}/trace.db") as opened:
-        yield opened
 
 
 def practised(store: Store, registry: Registry) -> tuple[Practised, str]:
@@ -111,21 +93,22 @@ def test_the_gates_figures_stand_on_the_version_and_on_its_run(
     made, _ = practised(store, registry)
     adapter = made.judged(registry, tmp_path)
     decision = CapabilityDecision(
-        CAPABILITY, GateVerdict.BETTER, (), difference(37.5), 0.0002, 27.0, 0.05, 1, 1, difference(-6.25, 30),
-        {"swap delivered": difference(-37.5, 4)},
+        CAPABILITY, GateVerdict.BETTER, (), difference(37.5), 0.0002, 27.0, 0.05, 1, 1
     )  # fmt: skip
+    cost = WrongRoute(difference(-6.25, 30), {"swap delivered": difference(-37.5, 4)}, "")
     for _ in range(2):
         log_decision(registry, CAPABILITY, adapter.version, decision)
+        log_wrong_route(registry, CAPABILITY, adapter.version, cost)
     expected = {
         "gate/points": 37.5, "gate/p": 0.01, "gate/p_holm": 0.0002, "gate/low": 27.5, "gate/high": 47.5,
-        "gate/mde": 27.0, "gate/tasks": 20.0, "gate/elsewhere": -6.25, "gate/family/swap delivered": -37.5,
+        "gate/mde": 27.0, "gate/tasks": 20.0, "wrong-route/all": -6.25, "wrong-route/family/swap delivered": -37.5,
     }  # fmt: skip
     assert registry.client.get_run(made.run).data.metrics == expected
     model = registry.client.get_logged_model(adapter.model_id)
     assert {m.key: m.value for m in model.metrics} == expected
     tags = registry.client.get_model_version(adapter.name, adapter.version).tags
     assert (tags["gate"], tags["gate.points"], tags["gate.p_holm"]) == ("better", "37.5", "0.0002")
-    assert json.loads(tags["gate.families"]) == {"swap delivered": -37.5}
+    assert json.loads(tags["wrong-route.families"]) == {"swap delivered": -37.5}
 
 
 def test_a_version_tells_its_story(store: Store, registry: Registry, tmp_path: Path) -> None:
