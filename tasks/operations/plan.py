@@ -9,11 +9,12 @@ are not known, and the plan says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 
 from db import Round, RoundState, StageRow, Store, open_store
-from environments.contract import SPLITS, Target
+from environments.contract import SPLITS, Generators, Target
 from errors import ConfigurationError
 from settings import Settings
 from tasks.measuring.gate_plan import SETTLED
@@ -71,9 +72,8 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
     starts = MOST + 1 if t.carry else 0
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
-    # An adapter alone: every trial on its own families, one on each other task.
-    adapters = s.selection.most * (most["validation"] + s.evaluation.own_tasks * trials + further)
-    # And once on diagnosis, for the router.
+    # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
+    adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
     adapters += s.selection.most * most["diagnosis"]
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and those that settle
     # whether a family fell, are for the last two.
@@ -92,6 +92,17 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
         calls=least_calls(s, target),
         seconds=seconds,
     )
+
+
+def _own_tasks(target: Target, capabilities: int, most: int) -> int:
+    """The most validation tasks that so many capabilities have as their own, each at most `most`: all, where the target
+    does not say which families are whose."""
+    if not isinstance(target, Generators):
+        return capabilities * most
+    tasks, own = Counter(t.family for t in target.tasks("validation")), Counter[str]()
+    for family, needs in target.families().items():
+        own.update(dict.fromkeys(needs, tasks[family]))
+    return sum(min(most, n) for _, n in own.most_common(capabilities))
 
 
 def pace_of(store: Store, settings: Settings) -> float | None:

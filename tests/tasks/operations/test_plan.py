@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from db import RoundState, open_store
+from environments.contract import Target
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
@@ -74,3 +75,15 @@ def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     assert lines[4].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:
         assert store.latest_round() is None
+
+
+@pytest.mark.parametrize(("planned", "own"), [(load_target("shop"), 40), (target, len(target.tasks("validation")))])
+def test_an_adapter_alone_is_planned_on_its_own_families(planned: Target, own: int, settings_folder: Path) -> None:
+    """Of the shop's validation tasks the capability with the most has 56, the next 40; all where nobody knows."""
+    settings = load_settings(profile="laptop", evaluation={"own_tasks": 0})
+    one, two = (
+        plan_of(settings.model_copy(update={"selection": settings.selection.model_copy(update={"most": n})}), planned)
+        for n in (1, 2)
+    )
+    trials = settings.evaluation.validation_trials
+    assert two.evaluation - one.evaluation == own * trials + len(planned.tasks("diagnosis"))
