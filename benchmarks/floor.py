@@ -4,10 +4,12 @@
 
 Random weights of the model's shapes, one set per layer so that no cache holds them, are multiplied with 1 to 1,024 rows
 in fp32, bf16 and int8 (dynamic), plain and arranged (`models/local/packed.py`), q, k, v and gate, up apart or stacked;
-the fastest of all counts. The floor of a piece of work is then the time of the linear layers and the head for exactly
-the tokens that were computed (`models/local/work.py`): decoded tokens at the rate of a full batch (`--rows`), so that
-tails count against whoever leaves them; all others at the rate of 256 rows. Attention's products, adapters and
-everything that is no matrix product are above the floor by definition.
+the fastest of all counts; so are attention's two products, of the queries of all rows with the keys and values of a
+prefix of 768 tokens, four of the kind on the way back. The floor of a piece of work is then the time of the linear
+layers, the head and attention's products for exactly the tokens that were computed and what they attend to
+(`models/local/work.py`): decoded tokens at the rate of a full batch (`--rows`), so that tails count against whoever
+leaves them; all others at the rate of 256 rows. Adapters and everything that is no matrix product are above the floor
+by definition. `Floor.linear` leaves attention out, as all figures did that are older than it.
 
 `--clock processor` takes processor time, for one thread on a machine that others use meanwhile.
 """
@@ -29,16 +31,22 @@ from models.local.work import Work
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
 WIDE = 256
+# Tokens that attention's products see.
+SEEN = 768
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What decides the products of a model: (out, in) of a layer's matrices, apart and stacked, and of the head."""
+    """What decides the products of a model: (out, in) of a layer's matrices, apart and stacked, and of the head;
+    attention's key-value heads, the query heads of each, and their width."""
 
     layers: int
     apart: tuple[tuple[int, int], ...]
     stacked: tuple[tuple[int, int], ...]
     head: tuple[int, int]
+    groups: int
+    each: int
+    dim: int
 
     @classmethod
     def of(cls, config: Any) -> Shapes:
@@ -52,13 +60,17 @@ class Shapes:
             ((q, hidden), (kv, hidden), (kv, hidden), (inner, hidden), (inner, hidden), *ends),
             ((q + 2 * kv, hidden), (2 * inner, hidden), *ends),
             (config.vocab_size, hidden),
+            config.num_key_value_heads,
+            config.num_attention_heads // config.num_key_value_heads,
+            dim,
         )
 
 
 @dataclass(frozen=True)
 class Floor:
     """Seconds per token on this machine: through all layers when decoding and when many tokens are computed, back
-    through all layers, and through the head forward and back."""
+    through all layers, and through the head forward and back. `seen_...`: seconds of attention's products in all layers
+    per token that one sees."""
 
     dtype: str
     decoded: float
@@ -67,10 +79,23 @@ class Floor:
     head: float
     head_wide: float
     head_back: float
+    seen_decoded: float
+    seen_wide: float
+    seen_back: float
     layers: int
 
     def seconds(self, work: Work) -> float:
         """The floor of `work`."""
+        return (
+            self.linear(work)
+            + work.seen_decoding * self.seen_decoded
+            + work.seen_prefilling * self.seen_wide
+            + work.seen_forward / self.layers * self.seen_wide
+            + work.seen_backward / self.layers * self.seen_back
+        )
+
+    def linear(self, work: Work) -> float:
+        """The floor of its linear layers and the head alone."""
         return (
             work.decoded * self.decoded
             + work.prefilled * self.wide
@@ -120,6 +145,32 @@ def products(shapes: tuple[tuple[int, int], ...], copies: int, rows: int, kind: 
     return found
 
 
+@torch.inference_mode()
+def attending(shapes: Shapes, rows: int, kind: str, clock: Clock, back: bool = False) -> float:
+    """Least seconds of attention's products in one layer, of one new token of each of `rows` rows with `SEEN` tokens;
+    `back`: of those that its gradient needs (of values, weights, queries and keys)."""
+    dtype = getattr(torch, kind)
+    q = [torch.randn(rows * shapes.each, shapes.dim).to(dtype) for _ in range(shapes.groups)]
+    w = [torch.randn(rows * shapes.each, SEEN).to(dtype) for _ in range(shapes.groups)]
+    k, v = ([torch.randn(SEEN, shapes.dim).to(dtype) for _ in range(shapes.groups)] for _ in range(2))
+
+    def turned() -> None:
+        for queries, weights, keys, values in zip(q, w, k, v, strict=True):
+            weights.t() @ queries
+            queries @ values.t()
+            weights @ keys
+            weights.t() @ queries
+
+    if back:
+        return best(turned, clock)
+    found = [best(lambda: [(x @ y.t(), u @ z) for x, y, u, z in zip(q, k, w, v, strict=True)], clock)]
+    if can_arrange(k[0]):
+        calls = [(_product(y, True), x) for x, y in zip(q, k, strict=True)]
+        calls += [(_product(z.t().contiguous(), True), u) for u, z in zip(w, v, strict=True)]
+        found.append(best(lambda: [call(x) for call, x in calls], clock))
+    return min(found)
+
+
 def _least(shapes: Shapes, rows: int, kind: str, clock: Clock, turned: bool = False) -> float:
     """Least seconds of all layers with `rows` rows, over all arrangements; `turned`: y W instead of x W^T."""
     sets = [shapes.apart, shapes.stacked]
@@ -140,6 +191,10 @@ def measure(config: Any, dtype: torch.dtype, rows: int = 48, clock: Clock = time
         min(products(head, 1, rows, kind, clock).values()) / rows,
         min(products(head, 1, WIDE, kind, clock).values()) / WIDE,
         min(products(turned, 1, WIDE, kind, clock).values()) / WIDE,
+        *(
+            attending(shapes, n, kind, clock, back) * shapes.layers / (n * SEEN)
+            for n, back in ((rows, False), (WIDE, False), (WIDE, True))
+        ),
         shapes.layers,
     )
 
@@ -171,7 +226,9 @@ def main() -> None:
         print(
             f"{floor.dtype}: us a token: decoded {1e6 * (floor.decoded + floor.head):.0f} (its head "
             f"{1e6 * floor.head:.0f}), prefilled {1e6 * floor.wide:.0f}, back through all layers "
-            f"{1e6 * floor.back:.0f}, head forward and back {1e6 * (floor.head_wide + floor.head_back):.0f}"
+            f"{1e6 * floor.back:.0f}, head forward and back {1e6 * (floor.head_wide + floor.head_back):.0f}; "
+            f"attending to {SEEN} tokens {1e6 * SEEN * floor.seen_decoded:.0f}, "
+            f"{1e6 * SEEN * floor.seen_wide:.0f} and back {1e6 * SEEN * floor.seen_back:.0f}"
         )
 
 

@@ -13,7 +13,7 @@ floor or the sampler is less than 8 times as fast as `generate`.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ def generate(model: Any, rows: list[list[int]], tokens: int, pad: int) -> int:
 
 def lower(a: Floor, b: Floor) -> Floor:
     """The lower of two measurements, figure by figure."""
-    times = ("decoded", "wide", "back", "head", "head_wide", "head_back")
+    times = (f.name for f in fields(Floor) if f.type == "float")
     return replace(a, **{name: min(getattr(a, name), getattr(b, name)) for name in times})
 
 
@@ -107,7 +107,10 @@ def main() -> None:
     ratios = {}
     for kind, floor in floors.items():
         ratios[kind] = seconds / floor.seconds(work)
-        print(f"floor in {floor.dtype}: {floor.seconds(work):.2f} s, ratio {ratios[kind]:.2f}")
+        print(
+            f"floor in {floor.dtype}: {floor.seconds(work):.2f} s, ratio {ratios[kind]:.2f}; without attention's "
+            f"products {floor.linear(work):.2f} s, ratio {seconds / floor.linear(work):.2f}"
+        )
 
     rows, shared = prompts(base.renderer, given.rows)
     base.policy.stop_ids = frozenset()  # both sides sample the same number of tokens

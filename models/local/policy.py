@@ -249,6 +249,7 @@ class LocalPolicy:
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [offset + j for count in counts for j in range(count)]
         self.work.prefilled += len(positions)
+        self.work.seen_prefilling += sum(positions) + len(positions)
         return self._forward([i for row in rows for i in row], positions, batch, layers)
 
     def _at_rest(self, what: str) -> None:
@@ -328,6 +329,7 @@ class LocalPolicy:
         if key not in self._prefixes:
             shared = PrefixPass()
             self.work.prefilled += len(ids)
+            self.work.seen_prefilling += len(ids) * (len(ids) + 1) // 2
             self._forward(ids, range(len(ids)), shared)
             self._prefixes[key] = shared
             while len(self._prefixes) > PREFIXES_KEPT:
@@ -361,6 +363,9 @@ class LocalPolicy:
         single = counts.count(1)
         self.work.decoded += single
         self.work.prefilled += len(ids) - single
+        decoding = sum(offset + s + 1 for s, c in zip(starts, counts, strict=True) if c == 1)
+        self.work.seen_decoding += decoding
+        self.work.seen_prefilling += sum(positions) + len(positions) - decoding
         hidden = self._forward(ids, positions, batch)
         for row in rows:
             row.ids += row.todo

@@ -11,7 +11,8 @@ class Work:
 
     `decoded` and `prefilled` tokens went through all layers, one new token to a row or several; `heads` are rows of
     the head. `trained_forward` and `trained_backward` are tokens times layers of the training pass, `trained_heads`
-    rows of the head with their gradient.
+    rows of the head with their gradient. `seen_...` are the pairs of a token and one that it attends to (itself among
+    them, windows left out of account), times layers where the tokens are.
     """
 
     decoded: int = 0
@@ -20,6 +21,10 @@ class Work:
     trained_forward: int = 0
     trained_backward: int = 0
     trained_heads: int = 0
+    seen_decoding: int = 0
+    seen_prefilling: int = 0
+    seen_forward: int = 0
+    seen_backward: int = 0
 
     def since(self, before: Work) -> Work:
         """What was added to `before`."""

@@ -180,6 +180,16 @@ class _Scored(torch.autograd.Function):
         return (given[0][:, None] * slopes).to(ctx.kind), None, None, None
 
 
+def _count(work: Work, positions_N: torch.Tensor, layers: int, learning: int) -> None:
+    """Add a pass over tokens at these positions, the last `learning` of `layers` with a gradient if one is asked."""
+    tokens, seen = len(positions_N), int(positions_N.sum()) + len(positions_N)
+    work.trained_forward += tokens * layers
+    work.seen_forward += seen * layers
+    if torch.is_grad_enabled():
+        work.trained_backward += tokens * learning
+        work.seen_backward += seen * learning
+
+
 class FusedLearner:
     """See the module's docstring. Weights of the base are the model's; adapters are read from it at every pass."""
 
@@ -227,14 +237,11 @@ class FusedLearner:
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         d = self.decoder
-        tokens = len(ids_N)
         with torch.no_grad():
             x = F.embedding(ids_N, d.embedding)
             rotation = d.rotation(x, positions_N)
             x = d.through(range(self.frozen), x, rotation, batch)
-        self.work.trained_forward += tokens * (self.frozen + len(self.layers))
-        if torch.is_grad_enabled():
-            self.work.trained_backward += tokens * len(self.layers)
+        _count(self.work, positions_N, self.frozen + len(self.layers), len(self.layers))
         for index in range(len(self.layers)):
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(self._layer, index, x, rotation, batch, use_reentrant=False)
@@ -281,9 +288,7 @@ class PlainLearner:
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         layers = self.causal.config.num_hidden_layers
-        self.work.trained_forward += len(ids_N) * layers
-        if torch.is_grad_enabled():
-            self.work.trained_backward += len(ids_N) * layers
+        _count(self.work, positions_N, layers, layers)
         call = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False, "shared": batch}
         hidden: torch.Tensor = self.causal.model(**call).last_hidden_state[0]
         return hidden

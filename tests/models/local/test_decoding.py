@@ -120,4 +120,7 @@ def test_work_is_counted_by_kind(tiny_model: Any) -> None:
     assert done.prefilled == 12 + 3 * 2  # the prefix once, then each row's own
     assert 3 < drawn <= 12
     assert done.decoded == drawn - 3  # all draws but each row's first come from a decoded token
-    assert done.trained_forward == done.trained_backward == done.trained_heads == 0
+    assert done.trained_forward == done.trained_backward == done.trained_heads == done.seen_forward == 0
+    # The prefix sees 1 to 12 tokens, each row's own two 13 and 14, and decoded ones 15, 16, ... up to its last.
+    assert done.seen_prefilling == sum(range(1, 13)) + 3 * (13 + 14)
+    assert 15 * done.decoded <= done.seen_decoding <= sum(15 + i for i in range(3)) * 3
