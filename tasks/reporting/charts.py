@@ -229,14 +229,13 @@ def confusion_chart(router: RouterFigures) -> str:
         parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{chr(65 + i)}  {_short(name, 17)}", "name end", name))
         for j, count in enumerate(row):
             share = count / sum(row) if sum(row) else 0.0
-            kind = "routed" if i == j else "wrong"
             x, y = x0 + cell * j + 1, top + tall * i + 1
             box = f'x="{x:.1f}" y="{y:.1f}" width="{cell - 2:.1f}" height="{tall - 2:.1f}" rx="3"'
             parts.append(f'<rect class="cell" {box}/>')
             if count:
-                parts.append(f'<rect class="{kind} bar" style="opacity:{0.15 + 0.6 * share:.2f}" {box}/>')
+                parts.append(f'<rect class="routed bar" style="opacity:{0.15 + 0.6 * share:.2f}" {box}/>')
             parts.append(_text(x0 + cell * (j + 0.5), top + tall * (i + 0.5) + 5, str(count), "middle"))
-    return _svg(height, "Router confusion matrix", f"accuracy {percent(router.accuracy)}", parts)
+    return _svg(height, "Where the router sent tasks", f"{percent(router.sent)} to an adapter", parts)
 
 
 def share_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:

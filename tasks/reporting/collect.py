@@ -261,7 +261,7 @@ def _calibration(stored: StoredRound, name: str) -> Calibration | None:
 
 def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigures | None:
     """How the candidate's router did on the examples that were kept out, and how the live one did on test: its
-    decisions against the capability that a task's family is known to need, of those that are served. Where one of these
+    decisions against the capability that a task's family is tagged with, of those that are served. Where one of these
     is no name of the target's, as a language model mines them, what a task needs is not known."""
     routes = {r.trajectory_id: r for r in stored.store.rows(RouteRow, trajectory_id=test.routed_ids)}
     fitted = stored.found(RouteResult)
@@ -274,22 +274,28 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
     families = target.families() if isinstance(target, Generators) else {}
     known = {c for needed in families.values() for c in needed}
     served = list(live.members) if live else stored.result(GateResult).promoted
-    if not (routes and served and known.issuperset(served)):
+    if not (routes and served):
         return RouterFigures(**kept_out)
     frame = outcomes(stored.store, test.routed_ids).drop_duplicates("task")
+    times = sorted(r.milliseconds for r in routes.values())
+    told = {
+        "sent": sum(bool(routes[i].capability) for i in frame["id"]) / max(1, len(frame)),
+        "milliseconds": times[len(times) // 2],
+    }
+    if not known.issuperset(served):
+        return RouterFigures(**kept_out, **told)
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():
         truth = next((c for c in served if c in families.get(r.family, ())), "")
         pairs[truth, routes[r.id].capability] += 1
     labels = [*served, ""]
     right = sum(n for (truth, chosen), n in pairs.items() if truth == chosen)
-    times = sorted(r.milliseconds for r in routes.values())
     return RouterFigures(
         **kept_out,
+        **told,
         accuracy=right / max(1, sum(pairs.values())),
         labels=[label or "none" for label in labels],
         counts=[[pairs[a, b] for b in labels] for a in labels],
-        milliseconds=times[len(times) // 2],
     )
 
 

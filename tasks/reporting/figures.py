@@ -243,10 +243,13 @@ class HistoryRow(_Figures):
 
 
 class RouterFigures(_Figures):
-    """How the router chose; `counts[i][j]` tasks of label i were sent to label j, `accuracy` is the share sent right
-    (None where no task's label is known). Of the candidate's router: `right` is the share sent right of the
-    `calibration` examples that were kept out to fit its `threshold`, the probability below which it abstains."""
+    """How the router chose: `sent` is the share of test tasks that an adapter answered, `counts[i][j]` tasks whose
+    family is tagged with label i were sent to label j, `accuracy` is the share on the diagonal (None where no task's
+    label is known). The router goes by what solves a task, not by tags. Of the candidate's router: `right` is the share
+    sent right of the `calibration` examples that were kept out to fit its `threshold`, the probability below which it
+    abstains."""
 
+    sent: float | None = Field(default=None, ge=0, le=1)
     accuracy: float | None = Field(default=None, ge=0, le=1)
     right: float | None = Field(default=None, ge=0, le=1)
     calibration: int = 0

@@ -132,6 +132,7 @@ def full_round() -> RoundFigures:
             ],
             "router": {
                 "accuracy": 0.9333,
+                "sent": 0.2833,
                 "milliseconds": 41.2,
                 "labels": ["no adapter", "set_delivery_address"],
                 "counts": [[42, 3], [1, 14]],

@@ -172,7 +172,7 @@ def test_a_round_whose_candidate_became_live(shop: Shop, settings: Settings) -> 
     assert (router.right, router.calibration, router.threshold) == (0.95, 20, 0.6)
     assert router.labels == ["issue_refund", "set_address", "none"]
     assert router.counts == [[1, 0, 1], [0, 2, 0], [0, 0, 0]]
-    assert router.accuracy == 0.75
+    assert (router.accuracy, router.sent) == (0.75, 0.75)
     assert [(r.round, r.after) for r in found.history] == [(1, 0), (2, None)]
 
 
@@ -234,6 +234,7 @@ def test_a_release_of_mined_names_has_no_known_truth_for_its_router(shop: Shop, 
     )
     assert found.router is not None
     assert (found.router.accuracy, found.router.labels, found.router.right) == (None, [], 0.95)
+    assert found.router.sent == 0.75
     assert "sent 95.0 % of 20 examples right" in render(found)
 
 
