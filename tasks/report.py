@@ -6,12 +6,13 @@ from __future__ import annotations
 from prefect.artifacts import create_markdown_artifact
 
 from tasks.episodes.lineage import as_table, lineages_of
-from tasks.episodes.pages import FOLDER, INDEX, REPORT, write_report
+from tasks.episodes.pages import INDEX, write_report
 from tasks.episodes.secrets import hiding
 from tasks.episodes.traces import log_traces
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import headline
+from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.reporting.nothing_trained import how_it_ended
 from tasks.round.context import Context
 from tasks.round.results import ReportResult, StoredRound
@@ -30,9 +31,9 @@ def report(context: Context) -> ReportResult:
     figures = figures_of(context.stored, settings, target, context.base.identity, ended)
     html = write_report(settings, context.store, figures)
     (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
-    for name in (REPORT, FOLDER, "figures.json"):
+    for name in (REPORT, EPISODES, "figures.json"):
         context.files.put(f"{context.round.id}/{name}")
-    run = log_round(context.registry, figures, html, context.folder / FOLDER)
+    run = log_round(context.registry, figures, html, context.folder / EPISODES)
     log_parts(context.registry, context.stored, run)
     describe_versions(context.registry, context.stored, figures)
     log_traces(context.registry, context.stored, figures, hiding(settings), settings.traces)
@@ -48,7 +49,7 @@ def told_in_prefect(stored: StoredRound, figures: RoundFigures, link: str = "") 
     """How the round ended, the way of each capability from failure to release, and where the pages are, in Markdown.
     `link` is the round's run in MLflow ("": there is no server)."""
     run = f"[MLflow's run of it]({link})" if link else "MLflow's run of it"
-    where = f"`{REPORT}` and `{FOLDER}/{INDEX}` in the folder of round `{stored.round.id}`, and in {run}"
+    where = f"`{REPORT}` and `{EPISODES}/{INDEX}` in the folder of round `{stored.round.id}`, and in {run}"
     parts = (
         headline(figures),
         as_table(lineages_of(stored, figures, {})),

@@ -164,14 +164,15 @@ def status(
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
     """Where the report of a round is; written again from its figures when the page is gone."""
     from models.objects import files_of
-    from tasks.episodes.pages import FOLDER, write_report
-    from tasks.reporting.lookup import figures_by_key
+    from tasks.reporting.lookup import EPISODES, REPORT, figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     files = files_of(settings)
-    page, _ = (files.fetch(f"{figures.round}/{name}") for name in ("report.html", FOLDER))
+    page, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, EPISODES))
     if not page.is_file():
+        from tasks.episodes.pages import write_report
+
         write_report(settings, store, figures)
     _print({"report": str(page)}, as_json, str(page))
 

@@ -26,10 +26,10 @@ from tasks.episodes.lineage import Lineage, lineages_of
 from tasks.episodes.secrets import hiding
 from tasks.episodes.shown import Hide
 from tasks.reporting.figures import RoundFigures
+from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.reporting.page import TEMPLATES, environment, render
 from tasks.round.results import StoredRound, TrainResult
 
-FOLDER, REPORT = "episodes", "report.html"
 INDEX = "index.html"
 # One page, in bytes of text: a browser shows it at once. Groups beyond it are left out, and counted.
 MOST_BYTES = 2_000_000
@@ -59,7 +59,7 @@ def write_pages(stored: StoredRound, figures: RoundFigures, folder: Path, hide: 
     """Write the pages into `folder/episodes`, in place of those that are there; returns the index."""
     pages = pages_of(stored, figures, hide)
     links = {page.title: page.file for page in pages}
-    place = folder / FOLDER
+    place = folder / EPISODES
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for page in pages:

@@ -10,6 +10,9 @@ from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.reporting.figures import Provenance, RoundFigures
 
+# In a round's folder: the report's page, and the folder of its episodes' pages.
+REPORT, EPISODES = "report.html", "episodes"
+
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
     """The figures that the round's report was made of; for an unfinished round, the figures known so far."""

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from db import open_store
+from settings import load_settings
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "litellm")
 IMPORTED = f"""
@@ -96,3 +99,16 @@ def test_the_collector_waits_and_comes_back() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == "inside False\nafter True True\n"
+
+
+def test_where_a_report_is_takes_no_drawing_of_it(tmp_path: Path) -> None:
+    """Of a round whose page is there, the answer comes without the libraries that make pages."""
+    settings = load_settings(home=tmp_path / "runs")
+    with open_store(settings.database_url) as store:
+        made = store.start_round("shop", "data", 0, "smoke", {})
+    page = settings.folder / made.id / "report.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("<p>report</p>")
+    code = "import atexit, sys; atexit.register(lambda: print('pandas' in sys.modules, 'jinja2' in sys.modules))"
+    done = run(tmp_path, f"{code}\nfrom flows.cli.main import main; main()", "report", "--home", str(settings.folder))
+    assert done.stdout.split() == [str(page), "False", "False", "imported"], done.stderr

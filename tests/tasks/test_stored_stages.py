@@ -17,7 +17,8 @@ from environments.validation.checks import ValidationVerdict
 from models.objects import HomeFiles
 from models.router.router import Router
 from settings import load_settings
-from tasks.episodes.pages import FOLDER, INDEX, REPORT
+from tasks.episodes.pages import INDEX
+from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult
 from tasks.round.stage import forget, open_context
@@ -70,7 +71,7 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
 
 def test_pages_before_the_report_is_done(context: Context, other: HomeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    names = (REPORT, f"{FOLDER}/{INDEX}", "figures.json")
+    names = (REPORT, f"{EPISODES}/{INDEX}", "figures.json")
 
     def written(*_: Any) -> str:
         for name in names[:2]:
@@ -80,7 +81,7 @@ def test_pages_before_the_report_is_done(context: Context, other: HomeFiles, mon
         return "html"
 
     def look() -> None:
-        for name in (REPORT, FOLDER, "figures.json"):
+        for name in (REPORT, EPISODES, "figures.json"):
             other.fetch(f"{context.round.id}/{name}")
         found.extend((other.home / context.round.id / name).read_text() for name in names)
 
