@@ -21,25 +21,25 @@ from tasks.methods.budget import Account
 from tasks.methods.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.results import ChallengeResult, RegisterResult
+from tasks.round.results import ChallengeResult, RegisterResult, RouteResult
 from tasks.route import try_on_diagnosis
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"
 
 
 def single(run: SeedRun, context: Context, account: Account) -> Answer:
-    """The adapter with the highest success on the diagnosis tasks, alone; where the challenge was not reached, with the
-    largest gain on fresh seeds."""
+    """Of the adapters that passed the challenge, the one with the highest success on the diagnosis tasks, which all of
+    them played for the router; where there was no router, the one with the largest gain on fresh seeds."""
     names = registered(context.stored)
     if not names:
         return Answer(context, notes=(NONE_TRAINED,))
-    challenged = context.found(ChallengeResult)
-    if challenged and challenged.alone_ids:
-        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, names).items()}
+    routed, challenged = context.found(RouteResult), context.found(ChallengeResult)
+    if routed and challenged and challenged.passed and not routed.skipped:
+        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, challenged.passed).items()}
     else:
         measured = {c: context.result(RegisterResult, c) for c in names}
         worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}
-    best = max(names, key=lambda c: worth[c])
+    best = max(worth, key=lambda c: worth[c])
     answer = one_adapter(context, best, own_adapter(context.stored, best))
     return Answer(context, answer.lineup, answer.families, notes=(f"the adapter for {best}",))
 

@@ -37,14 +37,15 @@ class Lender:
 
 
 class Account:
-    """A method's account in the store of a seed. `reserve` is what a training has to leave for what follows it; what
-    `lender` has of the episodes that are charged is taken from there.
+    """A method's account in the store of a seed. `reserve` says, whenever a training begins, what that has to leave for
+    what follows it; what `lender` has of the episodes that are charged is taken from there.
 
     `dollars` says what language models have cost so far, in dollars; what is added while `working` is the method's.
     """
 
     def __init__(self, store: Store, method: str, dollars: Callable[[], float] = lambda: 0.0) -> None:
-        self.store, self.method, self.reserve = store, method, 0
+        self.store, self.method = store, method
+        self.reserve: Callable[[], int] = lambda: 0
         self._dollars = dollars
         self._since: tuple[float, float] | None = None
         self.lender: Lender | None = None
@@ -131,7 +132,7 @@ class Account:
         charged = self.charged()
         mine = self.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose="training")["id"]
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
-        return max(0, self.episodes - len(others) - self.reserve)
+        return max(0, self.episodes - len(others) - self.reserve())
 
     @contextmanager
     def working(self) -> Iterator[Account]:

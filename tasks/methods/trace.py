@@ -23,7 +23,7 @@ from tasks.methods.seed_run import SeedRun, find_lacking
 from tasks.releases.lookup import release_numbered
 from tasks.round.adapters import registered
 from tasks.round.context import Context
-from tasks.round.results import GateResult, SelectResult, TrainResult
+from tasks.round.results import CalibrateResult, GateResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
 from tasks.synthesis.starting import MOST
 
@@ -56,7 +56,7 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
     """Practise and prove what was selected; what answers after the gate. Where the budget ends before the gate, nothing
     was proven, and the bare base answers."""
     selected = context.result(SelectResult).selected
-    account.reserve = after_training(context, selected)
+    account.reserve = lambda: after_training(context, selected)
     notes = []
     try:
         run.play_round(context)
@@ -76,26 +76,38 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def after_training(context: Context, selected: list[str]) -> int:
-    """The most episodes that a round needs once its adapters are trained: to choose and measure them on fresh seeds,
-    and to prove them on validation."""
-    tasks = context.tasks("validation")
-    capabilities = selected[: context.settings.selection.most]
+    """The most episodes that a round needs from here on beside its trainings' own: to choose and measure adapters on
+    fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
+    tasks, most = context.tasks("validation"), context.settings.selection.most
+    capabilities = [c for c in selected if not _fell_out(context, c)][:most]
+    trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     own = []
     for capability in capabilities:
         families = context.target.families() if isinstance(context.target, Generators) else {}
         mine = {name for name, needs in families.items() if capability in needs}
         own.append(sum(t.family in mine for t in tasks) if mine else len(tasks))
     diagnosis = len(context.tasks("diagnosis"))
-    return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable))
+    return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
 
 
-def proof_episodes(settings: Settings, diagnosis: int, tasks: int, own: list[int], draws: bool) -> int:
+def _fell_out(context: Context, capability: str) -> bool:
+    """Whether a capability's environment was refused, or its calibration or training did not go on."""
+    found = (context.found(kind, capability) for kind in (SynthesizeResult, CalibrateResult, TrainResult))
+    return any(result is not None and not result.goes_on for result in found)
+
+
+def proof_episodes(
+    settings: Settings, diagnosis: int, tasks: int, own: list[int], draws: bool, trained: int = 0
+) -> int:
     """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks each of
-    `tasks` in all; each plays the `diagnosis` tasks for the router. `draws` says whether further tasks can be drawn."""
+    `tasks` in all; each plays the `diagnosis` tasks for the router. `draws` says whether further tasks can be drawn,
+    `trained` of how many the checkpoint is chosen already."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
-    measured = n * (choosing_episodes(settings) + 2 * e.fresh) + starting_episodes(settings, n)
+    chosen = (n - trained) * choosing_episodes(settings)
+    starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
+    measured = chosen + starting + n * 2 * e.fresh
     live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
     live, alone, tried = tasks * trials, sum(own) * trials, n * diagnosis
     routed, noop = tasks * trials, tasks

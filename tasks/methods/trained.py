@@ -160,7 +160,7 @@ def _trained(run: SeedRun, account: Account, name: str, environment: TrainingEnv
     """One adapter, trained with all that the account leaves; the bare base where nothing could be learnt."""
     context = run.context
     identity = adapter_id(context.round.id, name)
-    account.reserve = choosing_episodes(context.settings)
+    account.reserve = lambda: choosing_episodes(context.settings)
     train = context.settings.train
     steps = account.for_training(identity) // (train.groups * train.group_size)
     if not steps:

@@ -53,7 +53,8 @@ def compose(
     """The environment of a capability, from the generators of `target`; `success` is that of what is live, by family.
 
     Its families need the capability, are not mastered, and otherwise need only what the base has shown; retention
-    families are all others in which what is live has any success. A family is never in both.
+    families are all others in which what is live has any success and that no single answer solves: there what always
+    does the same would be paid for it, and what is trained drifts to it. A family is never in both.
     """
     assert isinstance(target, Generators)
     families = target.families()
@@ -61,11 +62,23 @@ def compose(
     needing = sorted(n for n, needs in families.items() if capability in needs and success.get(n, 0.0) < MASTERED)
     alone = [n for n in needing if set(families[n]) - {capability} <= shown]
     own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
-    retention = tuple(sorted(n for n in families if n not in own and success.get(n, 0.0) > 0))
+    others = sorted(n for n in families if n not in own and success.get(n, 0.0) > 0)
+    alike = _one_answer_families(target, others)
+    retention = tuple(n for n in others if n not in alike)
     share = retention_share if retention else 0.0
     return ComposedEnvironment(
         target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version)
     )
+
+
+def _one_answer_families(target: Target, families: Sequence[str]) -> set[str]:
+    """Those of `families` in which one answer solves every scenario."""
+    assert isinstance(target, Generators)
+    environment = target.environment()
+    try:
+        return {f for f in families if one_answer(environment, [target.generate(f, s) for s in range(PROBED + 1)])}
+    finally:
+        environment.close()
 
 
 def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, Contrast | None, str]:

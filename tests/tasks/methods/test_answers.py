@@ -18,7 +18,7 @@ from tasks.methods import adapters
 from tasks.methods.adapters import NONE_TRAINED, merge_ties, oracle_route, single
 from tasks.methods.answers import Answer, first_of, one_adapter, play_answer, successes
 from tasks.methods.seed_run import SeedRun, close_round, pay
-from tasks.round.results import ChallengeResult, SelectResult
+from tasks.round.results import ChallengeResult, RouteResult, SelectResult
 from tests.adapters_made import make_adapter
 from tests.tasks.methods.letters_target import target
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
@@ -89,9 +89,8 @@ def taken(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_single_takes_the_best_on_the_diagnosis(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     members = taken(run, monkeypatch)
-    alone = {name: [name] for name in NAMES}
-    challenged = ChallengeResult(alone_ids=alone)
-    monkeypatch.setattr(type(run.context), "found", lambda self, kind, *of: challenged)
+    found = {ChallengeResult: ChallengeResult(passed=list(NAMES)), RouteResult: RouteResult(candidate="one")}
+    monkeypatch.setattr(type(run.context), "found", lambda self, kind, *of: found[kind])
     worth = {NAMES[0]: 0.25, NAMES[1]: 0.5}
     monkeypatch.setattr(adapters, "success_of", lambda context, ids: worth[ids[0]])
     monkeypatch.setattr(adapters, "try_on_diagnosis", lambda context, names: {name: [name] for name in names})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from tasks.measuring.gate_plan import SETTLED
 from tasks.methods import catalogue
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
-from tasks.methods.trace import choosing_episodes, least_episodes, proof_episodes
+from tasks.methods.trace import after_training, choosing_episodes, least_episodes, proof_episodes
+from tasks.round.results import SynthesizeResult
 from tests.tasks.comparison.seed_files import seed_result
 from tests.tasks.methods.letters_target import SIZE, target
 from tests.tasks.methods.seeds_made import small_settings
@@ -123,10 +125,24 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     tried = choosing_episodes(settings) // (settings.train.candidates + 1)
     for own, more in (([3], 0), ([3, 3], 2 * tried), ([3, 3, 3], 5 * tried)):
         assert proof_episodes(carrying, 0, 10, own, False) - proof_episodes(two, 0, 10, own, False) == more
+    # What is trained has chosen its checkpoint and where it began.
+    for done, less in ((1, 3 * tried), (2, (3 + 2 + 3) * tried), (3, (3 + 5 + 6) * tried)):
+        left = proof_episodes(carrying, 0, 10, [3, 3, 3], False, done)
+        assert proof_episodes(carrying, 0, 10, [3, 3, 3], False) - left == less, done
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
     # Own tasks of live release, adapter and candidate, and those that settle a fall in so many families: two trials.
     further = proof_episodes(drawn, 7, 10, [3], True) - proof_episodes(two, 7, 10, [3], True)
     assert further == 5 * 3 * 2 + 5 * 2 * 2 * SETTLED
+
+
+def test_what_fell_out_is_not_paid_for(home: Path) -> None:
+    """Two of three are in: one environment was refused."""
+    settings = small_settings(home)
+    refused = {(SynthesizeResult, "b"): SynthesizeResult(accepted=False)}
+    context: Any = SimpleNamespace(settings=settings, target=object(), tasks=lambda split: [None] * 10)
+    context.found = lambda kind, capability: refused.get((kind, capability))
+    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 10, 10, [10, 10], False)
+    assert after_training(context, ["b"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,13 @@ def test_without_anything_beside_it_the_reason_is_told(success: dict[str, float]
     assert contrast is None
     assert "one answer solves every scenario of 'hand_over_customer'" in alone
     assert "retention_share" in alone
+
+
+def test_a_family_that_one_answer_solves_is_nobodys_retention() -> None:
+    """Handing over solves every `wants_person`: a red team that tries every tool would be paid for it."""
+    environment = composed("cancel_order", SOLVED)
+    assert environment.spec.retention_families == ("item_price",)
+    verdict = validate_environment(environment.environment, environment.scenario, LIMITS)
+    assert verdict.accepted, verdict.reasons
+    alone = composed("cancel_order", {"wants_person": 0.1})
+    assert (alone.spec.retention_families, alone.spec.retention_share) == ((), 0.0)
