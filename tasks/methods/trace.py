@@ -108,7 +108,6 @@ def proof_episodes(
     chosen = (n - trained) * choosing_episodes(settings)
     starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
     measured = chosen + starting + n * 2 * e.fresh
-    live, alone = tasks * trials, sum(tasks + mine * (trials - 1) for mine in own)
     live, alone, tried = tasks * trials, sum(own) * trials, n * diagnosis
     routed, noop = tasks * trials, tasks
     further = n * e.own_tasks * 3 * trials if draws else 0
