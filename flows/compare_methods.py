@@ -7,6 +7,8 @@ kill costs at most what was being played.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +17,11 @@ from prefect import flow
 from pydantic import BaseModel
 
 from db import open_store
+from errors import TraceError
 from flows.improve import code_version, stages
+from models.adapters.registry import Registry
+from models.deadline import end_with_parent
+from models.telemetry.place import Place, at
 from settings import Settings, load_settings, writable_folder
 from tasks.comparison.results import path_of
 from tasks.comparison.tracking import log_method
@@ -23,12 +29,19 @@ from tasks.methods.catalogue import QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import SeedRun, close_round, open_round
-from tasks.operations.devices import check_whole
+from tasks.operations.devices import check_at_once, check_whole, parts_of_machine
+from tasks.operations.jobs import run_at_once, say_failure
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
+from tasks.round.progress import Meter
 from tasks.round.registry import open_registry
 
 logger = logging.getLogger("trace")
+# The process of a seed; its lines are set up before Prefect would do it.
+SEED = (
+    "import sys; from models.telemetry.logs import configure; configure(); "
+    "from flows.compare_methods import main; raise SystemExit(main(sys.argv[1]))"
+)
 __all__ = ["QUICK", "CompareParameters", "check", "compare_methods"]
 
 
@@ -44,6 +57,7 @@ class CompareParameters(BaseModel):
     methods: list[str] = []
     points: int = 0
     out: Path
+    at_once: int = 1
 
 
 def check(params: CompareParameters) -> Settings:
@@ -51,6 +65,7 @@ def check(params: CompareParameters) -> Settings:
     names = chosen(params.methods)
     settings = load_settings(**params.model_dump(include={"target", "profile", "base_model", "home", "budget"}))
     check_whole(settings)
+    check_at_once(params.at_once)
     first = seed_settings(settings, params.seeds[0], params.budget)
     writable_folder(first.folder)
     with open_store(first.database_url) as store, closing(round_client(first, store, None)) as client:
@@ -63,7 +78,7 @@ def check(params: CompareParameters) -> Settings:
 @flow(name="compare-methods", log_prints=False)
 def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
-    settings, names = check(params), chosen(params.methods)
+    settings = check(params)
     if settings.devices.trainings > 1:
         logger.info(
             "devices.trainings = %d does not hold for a comparison: trainings come one after another, as what one may "
@@ -71,18 +86,37 @@ def compare_methods(params: CompareParameters) -> list[str]:
             settings.devices.trainings,
         )
     registry = open_registry(settings, settings.target)
-    written = []
-    for seed in params.seeds:
-        context = open_round(seed_settings(settings, seed, params.budget))
-        run = SeedRun(context, params.budget, play_round, params.points)
+    if params.at_once > 1 and len(params.seeds) > 1:
+        _side_by_side(params)
+    else:
+        for seed in params.seeds:
+            with at(Place(seed=str(seed))):
+                _play(params, settings, registry, seed)
+    return [path_of(params.out, settings.target, seed).name for seed in params.seeds]
+
+
+def _play(params: CompareParameters, settings: Settings, registry: Registry, seed: int) -> None:
+    """Run what one seed owes."""
+    names = chosen(params.methods)
+    context = open_round(seed_settings(settings, seed, params.budget))
+    run = SeedRun(context, params.budget, play_round, params.points)
+    try:
+        head = head_of(run, command_of(settings, seed, params.budget, names), code_version())
         path = path_of(params.out, settings.target, seed)
-        try:
-            head = head_of(run, command_of(settings, seed, params.budget, names), code_version())
-            run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
-        finally:
-            close_round(context)
-        written.append(path.name)
-    return written
+        run_seed(run, names, path, head, lambda result, name: log_method(registry, result, name))
+    finally:
+        close_round(context)
+
+
+def _side_by_side(params: CompareParameters) -> None:
+    """Each seed as a process, and a flow run, of its own: two of one thread play more than one of two threads. One
+    that fails stops no other, and its error is raised when all are over."""
+    lines = {"PREFECT_LOGGING_EXTRA_LOGGERS": os.environ.get("PREFECT_LOGGING_EXTRA_LOGGERS", "")}
+    orders = {seed: params.model_copy(update={"seeds": [seed], "at_once": 1}) for seed in params.seeds}
+    run_at_once(
+        {f"seed {seed}": (sys.executable, "-c", SEED, order.model_dump_json()) for seed, order in orders.items()},
+        [part | lines for part in parts_of_machine(params.at_once)],
+    )
 
 
 def play_round(context: Context) -> None:
@@ -98,3 +132,15 @@ def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str])
         f"trace-agent compare-methods --target {settings.target} --profile {settings.profile} --base-model {model} "
         f"--seed {seed} --budget {budget} --methods {','.join(names)}"
     )
+
+
+def main(order: str) -> int:
+    """One of several processes: play the seed that `order` names; an error is a line of JSON."""
+    end_with_parent()
+    Meter.bars = False
+    try:
+        compare_methods(CompareParameters.model_validate_json(order))
+    except TraceError as problem:
+        say_failure(problem)
+        return 1
+    return 0

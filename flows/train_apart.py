@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
@@ -31,12 +27,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
 
-import errors
 from db import open_store
 from errors import BudgetExceeded, TraceError, TrainingStuck
 from models.deadline import end_with_parent
 from settings import MachineSettings, load_settings
 from tasks.operations.devices import shares, training_processes
+from tasks.operations.jobs import Stopped, raise_failure, run_job, say_failure
 from tasks.round.context import Context
 from tasks.round.progress import Meter
 from tasks.round.registry import mlflow_failures
@@ -44,18 +40,12 @@ from tasks.round.results import TrainResult
 from tasks.round.retries import RETRIES
 from tasks.round.stage import adopt, forget
 from tasks.train import train
-from tasks.unattended.stalls import pulse, watched
+from tasks.unattended.stalls import watched
 
 logger = logging.getLogger("trace")
 # A training that was ended is gone on with this often: what hung by chance does not hang again.
 ATTEMPTS = 2
-POLL_SECONDS = 0.5
-PATIENCE = 10.0
 JOB = ("-m", "models.training.job")
-
-
-class Stopped(Exception):
-    """The round ends, and its trainings with it."""
 
 
 def apart(context: Context) -> bool:
@@ -160,9 +150,9 @@ def train_apart(
         with tempfile.TemporaryDirectory(prefix="training-") as folder:
             spec = Path(folder) / "spec.json"
             spec.write_text(json.dumps(spec_of(context, capability)), encoding="utf-8")
-            done = _run((*command, str(spec)), 60 * minutes or float("inf"), share or {}, stop or threading.Event())
+            done = run_job((*command, str(spec)), 60 * minutes or float("inf"), share or {}, stop or threading.Event())
         if done is not None:
-            _check(done, capability)
+            raise_failure(done, f"the process that trained {capability!r}")
             return
         logger.warning(
             "the training of %s took longer than limits.training_minutes = %g and was ended%s",
@@ -191,66 +181,6 @@ def _settings_of(context: Context) -> dict[str, Any]:
     return context.settings.model_dump(mode="json", exclude=set(MachineSettings.model_fields))
 
 
-def _run(
-    command: tuple[str, ...], seconds: float, share: Mapping[str, str], stop: threading.Event
-) -> tuple[int, str] | None:
-    """Exit status and standard output of the process; None when it was ended after `seconds`. It is ended with this
-    process, too: its standard input is a pipe that stays open, and it ends when the pipe does."""
-    if stop.is_set():
-        raise Stopped("ended with the round")
-    # Its lines are this process's: Prefect would send them for a run that it does not know.
-    environment, pipe = {**os.environ, **share, "PREFECT_LOGGING_EXTRA_LOGGERS": ""}, subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
-    deadline = time.monotonic() + seconds
-    try:
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                return None
-            pulse()  # the other process has a watch of its own
-            if stop.wait(POLL_SECONDS):
-                raise Stopped("ended with the round")
-        assert process.stdout is not None
-        return process.returncode, process.stdout.read()
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and all that it started."""
-    for what, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, None)):
-        try:
-            os.killpg(process.pid, what)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def _check(done: tuple[int, str], capability: str) -> None:
-    """Raise what the other process raised."""
-    status, said = done
-    if status == 0:
-        return
-    for line in reversed(said.splitlines()):  # other processes of the job may have said something, too
-        try:
-            problem = json.loads(line)
-        except ValueError:
-            continue
-        kind = getattr(errors, str(problem.get("error")), None) if isinstance(problem, dict) else None
-        if isinstance(kind, type) and issubclass(kind, TraceError):
-            raised = kind(problem["message"])
-            raised.transient = bool(problem.get("transient", raised.transient))
-            raise raised
-    raise RuntimeError(f"the process that trained {capability!r} ended with status {status}; its log says why")
-
-
 def lead(order: dict[str, Any]) -> int:
     """The other process, the first of several: do the stage, or say what went wrong in a line of JSON."""
     end_with_parent()
@@ -263,9 +193,7 @@ def lead(order: dict[str, Any]) -> int:
             with watched(settings.limits.idle_minutes, context.folder, shared=True):
                 train.do(context, order["capability"])
         except TraceError as problem:
-            kind = next(k.__name__ for k in type(problem).__mro__ if getattr(errors, k.__name__, None) is k)
-            said = {"error": kind, "message": str(problem), "transient": problem.transient}
-            print(json.dumps(said), flush=True)
+            say_failure(problem)
             return 1
         finally:
             forget(context.round.id)

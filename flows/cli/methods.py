@@ -18,6 +18,7 @@ def compare_methods(
     methods: Annotated[str, typer.Option(help="Names with commas between; all without it.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds; base, examples, grpo-target, trace.")] = False,
     curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
+    at_once: Annotated[int, typer.Option(min=1, help="Seeds side by side, each on its share of the cores.")] = 1,
     render: Annotated[bool, typer.Option("--render", help="Only draw table and page, from the files alone.")] = False,
     profile: Annotated[str | None, typer.Option(help="laptop, night, gpu-small, gpu, cluster or smoke.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
@@ -47,7 +48,7 @@ def compare_methods(
             given = names or (list(flow.QUICK) if quick else [])  # type: ignore[attr-defined]
             return flow.CompareParameters(  # type: ignore[attr-defined]
                 target=target, profile=profile, base_model=base_model, home=home, budget=budget, seeds=wanted,
-                methods=given, out=out, points=curve,
+                methods=given, out=out, points=curve, at_once=at_once,
             )  # fmt: skip
 
         flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)))

@@ -6,21 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+# What a number alone would not say.
+NAMED = ("round", "seed")
+
 
 @dataclass(frozen=True)
 class Place:
-    """`round` is its number as text; "" where there is none."""
+    """`round` is its number as text, `seed` that of a comparison; "" where there is none."""
 
     round: str = ""
     stage: str = ""
     capability: str = ""
+    seed: str = ""
 
     def fields(self) -> dict[str, str]:
         """What is known, by name."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
-        return " ".join(f"{name} {value}" if name == "round" else value for name, value in self.fields().items())
+        told = [f"{name} {value}" if name in NAMED else value for name, value in self.fields().items()]
+        return " ".join(told[-1:] + told[:-1] if self.seed else told)
 
 
 # One of a process and not of a thread: a process does one stage at a time, and its threads work on that one.

@@ -44,7 +44,12 @@ def training_processes(settings: Settings) -> int:
 def shares(settings: Settings) -> list[dict[str, str]]:
     """What each of the trainings at once has of this machine, as variables of its processes' environment: as many GPUs
     as every other, or as many threads. A training that is alone has everything."""
-    many = settings.devices.trainings
+    return parts_of_machine(settings.devices.trainings, training_processes(settings))
+
+
+def parts_of_machine(many: int, processes: int = 1) -> list[dict[str, str]]:
+    """This machine's GPUs, or threads, in `many` equal parts of `processes` processes each, as variables of their
+    environment; one part alone is everything."""
     if many == 1:
         return [{}]
     if gpus := visible_gpus():
@@ -52,7 +57,7 @@ def shares(settings: Settings) -> list[dict[str, str]]:
         return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[each * i : each * (i + 1)])} for i in range(many)]
     import torch
 
-    threads = max(1, torch.get_num_threads() // (many * training_processes(settings)))
+    threads = max(1, torch.get_num_threads() // (many * processes))
     return [{"OMP_NUM_THREADS": str(threads)}] * many
 
 
@@ -90,6 +95,24 @@ def _check_places(settings: Settings) -> None:
         raise ConfigurationError(
             f"devices.trainings = {many} of {processes} processes each need a core for every process, and this one may "
             f"use {cores}; set devices.trainings (or devices.processes) to fewer"
+        )
+
+
+def check_at_once(many: int) -> None:
+    """Raise `ConfigurationError` where `many` processes would not have a GPU, or a core, each."""
+    if many == 1:
+        return
+    from models.local.base import cores_here
+
+    if gpus := len(visible_gpus()):
+        if gpus % many:
+            raise ConfigurationError(
+                f"--at-once {many} cannot share {gpus} visible GPUs evenly; give a divisor of {gpus}, or set "
+                "CUDA_VISIBLE_DEVICES to another number of them"
+            )
+    elif many > (cores := cores_here()):
+        raise ConfigurationError(
+            f"--at-once {many} needs a core for every seed, and this process may use {cores}; give at most {cores}"
         )
 
 

@@ -27,7 +27,7 @@ from errors import StoreError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
 from models.telemetry.metrics import METRICS, serve
-from models.telemetry.place import Place, at
+from models.telemetry.place import Place, at, here
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
 from tasks.releases.lifecycle import live_release, publish, releases_of
 from tasks.round.analyst import check_user, round_client, target_of
@@ -188,7 +188,7 @@ class Stage(Generic[P, R]):
         Raises `StoreError` when a process that is alive holds the stage, and where MLflow fails.
         """
         ledger_name = ":".join([self.name, *map(str, args), *map(str, kwargs.values())])
-        place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2])
+        place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2], here().seed)
         with at(place), mlflow_failures(context.settings, f"stage {ledger_name!r} was done"):
             done = self._claimed(context, ledger_name, place, lambda: self._work(context, *args, **kwargs))
         return done or context.result(self.result, *map(str, args), *map(str, kwargs.values()))

@@ -15,6 +15,7 @@ from errors import ConfigurationError, LimitReached, ProviderError, StoreError, 
 from flows import train_apart as apart
 from flows.train_apart import train_apart
 from settings import load_settings
+from tasks.operations import jobs
 from tasks.operations.devices import check_processes, training_processes
 from tasks.round.context import Context
 from tasks.round.results import TrainResult
@@ -84,7 +85,7 @@ def test_what_is_done_starts_no_process(settings_folder: Path) -> None:
 def test_a_training_that_hangs_is_ended_twice_with_all_that_it_started(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.02)
     pids = settings_folder / "pids"
     hang = command(
         "import os, subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"

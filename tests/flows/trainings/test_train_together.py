@@ -22,6 +22,7 @@ from flows import train_apart as apart
 from flows.compare_methods import CompareParameters
 from flows.train_apart import at_once, spec_of, train_together
 from settings import load_settings
+from tasks.operations import jobs
 from tasks.round.results import TrainResult
 
 pytestmark = pytest.mark.usefixtures("prefect")
@@ -176,7 +177,7 @@ def test_a_round_that_is_stopped_ends_all_its_trainings(settings_folder: Path, m
     pids = settings_folder / "pids"
     pids.mkdir()
     monkeypatch.setenv("PIDS", str(pids))
-    monkeypatch.setattr(apart, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(apart, "command_of", lambda processes: (sys.executable, "-c", HANG))
     monkeypatch.setattr("torch.get_num_threads", lambda: 6)
 

@@ -1,0 +1,126 @@
+"""Work in a process of its own: ended with the process that ordered it, its error raised there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
+
+import errors
+from errors import TraceError
+from tasks.unattended.stalls import pulse
+
+logger = logging.getLogger("trace")
+POLL_SECONDS = 0.5
+# A job that is asked to end has this long before it is killed.
+PATIENCE = 10.0
+
+
+class Stopped(Exception):
+    """What ordered the job ends, and the job with it."""
+
+
+def run_job(
+    command: Sequence[str], seconds: float, share: Mapping[str, str], stop: threading.Event
+) -> tuple[int, str] | None:
+    """Exit status and standard output of the process; None when it was ended after `seconds`. `share` are variables of
+    its environment. It is ended with this process, too: its standard input is a pipe that stays open, and it ends when
+    the pipe does (`models/deadline.py:end_with_parent`). Raises `Stopped` once `stop` is set.
+    """
+    if stop.is_set():
+        raise Stopped("ended with what ordered it")
+    # Its lines are this process's: Prefect would send them for a run that it does not know, if it has none of its own.
+    environment, pipe = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": "", **share}, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
+    deadline = time.monotonic() + seconds
+    try:
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                return None
+            pulse()  # the other process has a watch of its own
+            if stop.wait(POLL_SECONDS):
+                raise Stopped("ended with what ordered it")
+        assert process.stdout is not None
+        return process.returncode, process.stdout.read()
+    finally:
+        _end(process)
+
+
+def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, str]]) -> None:
+    """Run the commands, by name, as many at a time as there are `places` (variables of a process's environment). One
+    that fails stops no other: the first's error is raised when all are over, the others' are told."""
+    free, stop = SimpleQueue[Mapping[str, str]](), threading.Event()
+    for place in places:
+        free.put(place)
+
+    def one(name: str, command: Sequence[str]) -> None:
+        place = free.get()
+        try:
+            done = run_job(command, float("inf"), place, stop)
+        finally:
+            free.put(place)
+        assert done is not None, "it has no limit"
+        raise_failure(done, f"the process of {name}")
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        futures = {name: pool.submit(one, name, command) for name, command in commands.items()}
+        try:
+            wait(futures.values())
+        except BaseException:
+            stop.set()
+            raise
+    problems = {name: problem for name, future in futures.items() if (problem := future.exception())}
+    for name, problem in list(problems.items())[1:]:
+        logger.error("%s failed, too: %s: %s", name, type(problem).__name__, problem)
+    for problem in problems.values():
+        raise problem
+
+
+def say_failure(problem: TraceError) -> None:
+    """In the job: say what went wrong, as a line of JSON on standard output."""
+    kind = next(k.__name__ for k in type(problem).__mro__ if getattr(errors, k.__name__, None) is k)
+    said = {"error": kind, "message": str(problem), "transient": problem.transient}
+    print(json.dumps(said), flush=True)
+
+
+def raise_failure(done: tuple[int, str], what: str) -> None:
+    """Raise what the job raised; `what` is its name where it said nothing."""
+    status, said = done
+    if status == 0:
+        return
+    for line in reversed(said.splitlines()):  # other processes of the job may have said something, too
+        try:
+            problem = json.loads(line)
+        except ValueError:
+            continue
+        kind = getattr(errors, str(problem.get("error")), None) if isinstance(problem, dict) else None
+        if isinstance(kind, type) and issubclass(kind, TraceError):
+            raised = kind(problem["message"])
+            raised.transient = bool(problem.get("transient", raised.transient))
+            raise raised
+    raise RuntimeError(f"{what} ended with status {status}; its log says why")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and all that it started."""
+    for what, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, what)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
