@@ -37,8 +37,9 @@ class Lender:
 
 
 class Account:
-    """A method's account in the store of a seed. `reserve` says, whenever a training begins, what that has to leave for
-    what follows it; what `lender` has of the episodes that are charged is taken from there.
+    """A method's account in the store of a seed. Whenever a training begins, `reserve` says what has to be left for
+    what follows all trainings, and `share` how much of the rest this one may take, so that those after it have theirs.
+    What `lender` has of the episodes that are charged is taken from there.
 
     `dollars` says what language models have cost so far, in dollars; what is added while `working` is the method's.
     """
@@ -46,6 +47,7 @@ class Account:
     def __init__(self, store: Store, method: str, dollars: Callable[[], float] = lambda: 0.0) -> None:
         self.store, self.method = store, method
         self.reserve: Callable[[], int] = lambda: 0
+        self.share: Callable[[int], int] = lambda left: left
         self._dollars = dollars
         self._since: tuple[float, float] | None = None
         self.lender: Lender | None = None
@@ -127,12 +129,12 @@ class Account:
         self._tick()
 
     def for_training(self, adapter: str) -> int:
-        """The most episodes that the training of an adapter may play in all, `reserve` left over; the same whenever it
-        is asked: what this training has played itself is not taken off."""
+        """The most episodes that the training of an adapter may play in all: its share, `reserve` left over; the same
+        whenever it is asked: what this training has played itself is not taken off."""
         charged = self.charged()
         mine = self.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose="training")["id"]
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
-        return max(0, self.episodes - len(others) - self.reserve())
+        return self.share(max(0, self.episodes - len(others) - self.reserve()))
 
     @contextmanager
     def working(self) -> Iterator[Account]:

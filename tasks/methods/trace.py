@@ -57,6 +57,7 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
     was proven, and the bare base answers."""
     selected = context.result(SelectResult).selected
     account.reserve = lambda: after_training(context, selected)
+    account.share = lambda left: share_of(context, selected, left)
     notes = []
     try:
         run.play_round(context)
@@ -78,16 +79,28 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
 def after_training(context: Context, selected: list[str]) -> int:
     """The most episodes that a round needs from here on beside its trainings' own: to choose and measure adapters on
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
-    tasks, most = context.tasks("validation"), context.settings.selection.most
-    capabilities = [c for c in selected if not _fell_out(context, c)][:most]
+    tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     own = []
     for capability in capabilities:
         families = context.target.families() if isinstance(context.target, Generators) else {}
         mine = {name for name, needs in families.items() if capability in needs}
-        own.append(sum(t.family in mine for t in tasks) if mine else len(tasks))
+        own.append((sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0))
     diagnosis = len(context.tasks("diagnosis"))
     return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
+
+
+def share_of(context: Context, selected: list[str], left: int) -> int:
+    """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it.
+    What it does not use is theirs. Where not every one can fill a batch of groups, the first may."""
+    train = context.settings.train
+    waiting = sum(context.found(TrainResult, c) is None for c in _still_in(context, selected))
+    return left // max(1, min(waiting, left // (train.groups * train.group_size)))
+
+
+def _still_in(context: Context, selected: list[str]) -> list[str]:
+    """The capabilities of `selected` that have not fallen out, as many as a round trains."""
+    return [c for c in selected if not _fell_out(context, c)][: context.settings.selection.most]
 
 
 def _fell_out(context: Context, capability: str) -> bool:
@@ -97,20 +110,22 @@ def _fell_out(context: Context, capability: str) -> bool:
 
 
 def proof_episodes(
-    settings: Settings, diagnosis: int, tasks: int, own: list[int], draws: bool, trained: int = 0
+    settings: Settings, diagnosis: int, tasks: int, own: list[tuple[int, int]], draws: bool, trained: int = 0
 ) -> int:
-    """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks each of
-    `tasks` in all; each plays the `diagnosis` tasks for the router. `draws` says whether further tasks can be drawn,
-    `trained` of how many the checkpoint is chosen already."""
+    """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks of `tasks`
+    in all, each with the number of its families (0: not known); each plays the `diagnosis` tasks for the router.
+    `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is chosen already."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
     chosen = (n - trained) * choosing_episodes(settings)
     starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
     measured = chosen + starting + n * 2 * e.fresh
-    live, alone, tried = tasks * trials, sum(own) * trials, n * diagnosis
+    live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, n * diagnosis
     routed, noop = tasks * trials, tasks
-    further = n * e.own_tasks * 3 * trials if draws else 0
+    # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
+    short = [families * math.ceil(max(0, e.own_tasks - mine) / families) for mine, families in own if families]
+    further = 3 * sum(short) * trials if draws else 0
     settling = 2 * SETTLED * e.own_tasks * trials if draws else 0
     return measured + live + alone + tried + routed + noop + further + settling
 
@@ -142,5 +157,5 @@ def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: b
         diagnosis * settings.rollout.trials
         + calibration
         + settings.train.groups * settings.train.group_size
-        + proof_episodes(settings, diagnosis, validation, [validation], draws)
+        + proof_episodes(settings, diagnosis, validation, [(validation, 0)], draws)
     )

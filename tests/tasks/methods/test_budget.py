@@ -68,6 +68,8 @@ def test_a_training_may_play_the_same_whenever_it_is_asked(store: Store) -> None
     account.admit([row.id for row in played], "training")
     assert account.for_training("adapter") == 50, "its own episodes are not taken off"
     assert account.for_training("another") == 50 - len(played)
+    account.share = lambda left: left // 3
+    assert account.for_training("adapter") == 50 // 3
     account.reserve = lambda: 1000
     assert account.for_training("adapter") == 0
 

@@ -16,8 +16,8 @@ from tasks.measuring.gate_plan import SETTLED
 from tasks.methods import catalogue
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
-from tasks.methods.trace import after_training, choosing_episodes, least_episodes, proof_episodes
-from tasks.round.results import SynthesizeResult
+from tasks.methods.trace import after_training, choosing_episodes, least_episodes, proof_episodes, share_of
+from tasks.round.results import SynthesizeResult, TrainResult
 from tests.tasks.comparison.seed_files import seed_result
 from tests.tasks.methods.letters_target import SIZE, target
 from tests.tasks.methods.seeds_made import small_settings
@@ -119,20 +119,24 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     two = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"validation_trials": 2})})
     assert proof_episodes(two, 7, 10, [], True) == 0
     fresh = 2 * 4 + choosing_episodes(settings)
-    assert proof_episodes(two, 7, 10, [3], False) == fresh + 2 * 10 + 2 * 3 + 7 + 2 * 10 + 10
+    assert proof_episodes(two, 7, 10, [(3, 1)], False) == fresh + 2 * 10 + 2 * 3 + 7 + 2 * 10 + 10
     # A training chooses what it begins from: the second of the base and the first's adapter, the third of one more.
     carrying = two.model_copy(update={"train": two.train.model_copy(update={"carry": True})})
     tried = choosing_episodes(settings) // (settings.train.candidates + 1)
-    for own, more in (([3], 0), ([3, 3], 2 * tried), ([3, 3, 3], 5 * tried)):
+    for count, more in ((1, 0), (2, 2 * tried), (3, 5 * tried)):
+        own = [(3, 1)] * count
         assert proof_episodes(carrying, 0, 10, own, False) - proof_episodes(two, 0, 10, own, False) == more
     # What is trained has chosen its checkpoint and where it began.
     for done, less in ((1, 3 * tried), (2, (3 + 2 + 3) * tried), (3, (3 + 5 + 6) * tried)):
-        left = proof_episodes(carrying, 0, 10, [3, 3, 3], False, done)
-        assert proof_episodes(carrying, 0, 10, [3, 3, 3], False) - left == less, done
+        left = proof_episodes(carrying, 0, 10, [(3, 1)] * 3, False, done)
+        assert proof_episodes(carrying, 0, 10, [(3, 1)] * 3, False) - left == less, done
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
-    # Own tasks of live release, adapter and candidate, and those that settle a fall in so many families: two trials.
-    further = proof_episodes(drawn, 7, 10, [3], True) - proof_episodes(two, 7, 10, [3], True)
-    assert further == 5 * 3 * 2 + 5 * 2 * 2 * SETTLED
+    # Own tasks of live release, adapter and candidate, as many of each family, where there are too few of them; and
+    # those that settle a fall in so many families: two trials.
+    settling = 5 * 2 * 2 * SETTLED
+    for own, short in (((3, 1), 2), ((3, 2), 2), ((1, 3), 6), ((5, 2), 0), ((10, 0), 0)):
+        further = proof_episodes(drawn, 7, 10, [own], True) - proof_episodes(two, 7, 10, [own], True)
+        assert further == short * 3 * 2 + settling, own
 
 
 def test_what_fell_out_is_not_paid_for(home: Path) -> None:
@@ -141,8 +145,26 @@ def test_what_fell_out_is_not_paid_for(home: Path) -> None:
     refused = {(SynthesizeResult, "b"): SynthesizeResult(accepted=False)}
     context: Any = SimpleNamespace(settings=settings, target=object(), tasks=lambda split: [None] * 10)
     context.found = lambda kind, capability: refused.get((kind, capability))
-    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 10, 10, [10, 10], False)
+    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 10, 10, [(10, 0)] * 2, False)
     assert after_training(context, ["b"]) == 0
+
+
+def test_trainings_share_what_is_left_for_them(home: Path) -> None:
+    """As much for each that is to come; what one does not use is the others'; no share is too small for a batch."""
+    settings = small_settings(home, selection={"most": 3, "delta": 0.1})
+    batch = settings.train.groups * settings.train.group_size
+    found: dict[tuple[type, str], Any] = {(SynthesizeResult, "b"): SynthesizeResult(accepted=False)}
+    context: Any = SimpleNamespace(settings=settings, found=lambda *what: found.get(what))
+    names = ["a", "b", "c", "d"]
+    assert share_of(context, names, 12 * batch) == 4 * batch
+    assert share_of(context, names, 2 * batch + 1) == batch
+    assert share_of(context, names, batch - 1) == batch - 1
+    found[TrainResult, "a"] = TrainResult(
+        adapter="a", sha256="0", steps=1, run="r", ending="steps", chosen=1, verdict=""
+    )
+    assert share_of(context, names, 11 * batch) == 11 * batch // 2
+    found[TrainResult, "c"] = found[TrainResult, "a"]
+    assert share_of(context, names, 5 * batch) == 5 * batch
 
 
 @pytest.mark.parametrize(
