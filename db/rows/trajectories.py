@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from db.values.blobs import decode_ids, decode_logprobs, decode_mask, encode_ids, encode_logprobs, encode_mask
 from db.values.text import clean_text, clean_value, dump_json
 from db.values.types import utc_now
 from errors import StoreError
+
+if TYPE_CHECKING:  # a command that shows what is stored looks at no array, and numpy is a tenth of its start
+    import numpy as np
+    from numpy.typing import NDArray
 
 PURPOSES = ("diagnosis", "calibration", "training", "transfer", "routing", "evaluation", "traffic")
 BLOBS = ("token_ids", "sampled_mask", "logprobs")
@@ -98,6 +98,8 @@ _PLAIN = tuple(
 
 def trajectory_values(row: TrajectoryRow) -> dict[str, Any]:
     """The columns of `trajectories` for a row; `StoreError` when the row contradicts itself."""
+    from db.values.blobs import encode_ids, encode_logprobs, encode_mask
+
     _check(row)
     values = {name: clean_value(getattr(row, name), name, "of trajectory", row.id) for name in _PLAIN}
     values["metrics"] = dict(row.metrics)
@@ -144,6 +146,8 @@ def trajectory_from(
     values: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], checks: Sequence[Mapping[str, Any]]
 ) -> TrajectoryRow:
     """The row that was stored, with its arrays decoded (None where they were not read or not stored)."""
+    from db.values.blobs import decode_ids, decode_logprobs, decode_mask
+
     given = {name: values[name] for name in _PLAIN}
     decoders = {"token_ids": decode_ids, "sampled_mask": decode_mask, "logprobs": decode_logprobs}
     arrays: dict[str, Any] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
-import numpy as np
 import orjson
 
 from errors import StoreError
@@ -37,7 +37,7 @@ def clean_value(value: Any, *where: str) -> Any:
     """A column's value as both databases keep it; `where` are the words that name it in an error. NumPy scalars become
     Python's (SQLite would store an integer as its bytes), text is cleaned, and NaN and infinity raise `StoreError`
     (SQLite would store NaN as NULL)."""
-    if isinstance(value, np.generic):
+    if _is_scalar(value):
         value = value.item()
     if isinstance(value, str):
         return clean_text(value)
@@ -46,8 +46,14 @@ def clean_value(value: Any, *where: str) -> Any:
     return value
 
 
+def _is_scalar(value: Any) -> bool:
+    """Whether it is NumPy's: where nobody has imported NumPy, nothing is."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
+    if _is_scalar(value):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not JSON")
 
