@@ -36,7 +36,7 @@ from tasks.round.stage import stage
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.starting import START
-from tasks.tracking.wrong_routes import tell_wrong_routes
+from tasks.tracking.wrong_routes import answers_unlike, tell_wrong_routes
 
 logger = logging.getLogger("trace")
 
@@ -278,12 +278,16 @@ def route(context: Context) -> RouteResult:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
     members = members_of(context.parent) | {c: own_adapter(context.stored, c) for c in challenged.passed}
     tried = try_on_diagnosis(context, challenged.passed)
-    tell_wrong_routes(context, tried)
+    today = lineup_of(context, context.incumbent).router
+    kept = today.unlike if today and today.unlike in members else ""
+    unlike = answers_unlike(tell_wrong_routes(context, tried), kept)
     examples = _examples(context, members)
     with context.model:
-        router, calibration = _fitted(context, examples)
+        router, calibration = _fitted(context, examples, unlike)
     _save(context, router, ROUTER)
-    candidate = _candidate(context, _versions(context, members), router, ROUTER, {"new": challenged.passed})
+    candidate = _candidate(
+        context, _versions(context, members), router, ROUTER, {"new": challenged.passed, "unlike": unlike}
+    )
     right = (
         accuracy(
             router.route(context.base.policy, context.base.renderer, [e.opening for e in calibration]),
@@ -319,7 +323,7 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
         decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if today else []
         labels = {e.id: d.capability for e, d in zip(asked, decided, strict=True)} if decided else {}
         again = [replace(e, label=labels.get(e.id, "")) if e.id in left else e for e in examples]
-        router, _ = _fitted(context, again)
+        router, _ = _fitted(context, again, str(candidate.evidence.get("unlike", "")))
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
     return _candidate(context, candidate.members, router, AMENDED, evidence)
@@ -368,9 +372,9 @@ def _candidate(
     )
 
 
-def _fitted(context: Context, examples: Sequence[Example]) -> tuple[Router, list[Example]]:
+def _fitted(context: Context, examples: Sequence[Example], unlike: str) -> tuple[Router, list[Example]]:
     """The router, and the examples on which its mode (where `router` is `auto`) and its threshold were chosen. What is
-    kept out is of no use to the votes, so it stays out."""
+    kept out is of no use to the votes, so it stays out. `unlike` answers what is like none of them."""
     used = [e for e in examples if not kept_out(e.id)]
     held = [e for e in examples if kept_out(e.id)]
     if len({e.label for e in used}) < len({e.label for e in examples}):
@@ -384,4 +388,4 @@ def _fitted(context: Context, examples: Sequence[Example]) -> tuple[Router, list
     mode: str = context.settings.router
     if mode == "auto":
         mode = choose_mode(router, base.policy, base.renderer, rows).mode if rows else "retrieval"
-    return calibrated(router.with_mode(mode), base.policy, base.renderer, rows), held
+    return replace(calibrated(router.with_mode(mode), base.policy, base.renderer, rows), unlike=unlike), held

@@ -3,8 +3,9 @@
 Retrieval: the nearest training episodes by the base model's hidden states vote, weighted by similarity. Episodes that
 the base model solves alone are a class of their own (""), so that the router knows when no adapter should be used.
 Label: the base model reads a letter per candidate (`models/router/label_prompt.py`).
-It abstains (no adapter) from what it was not fitted for: a request further from every training episode than any of
-them is from the others, and a class that is less probable than validation showed to be worth it.
+It abstains (no adapter) from a class that is less probable than validation showed to be worth it. A request further
+from every training episode than any of them is from the others is unlike all of them, and no neighbour of it says
+anything: it gets the one class that was found to do best on what it was not made for, or no adapter.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ VECTORS, FIELDS = "router.safetensors", "router.json"
 @dataclass(frozen=True)
 class RouteDecision:
     """`capability` whose adapter answers ("" = the base model alone), the probabilities of all classes, the ids of the
-    neighbours that voted (nearest first), the milliseconds that deciding took (a batch's time divided evenly), and
-    the mode."""
+    neighbours that voted (nearest first), the milliseconds that deciding took (a batch's time divided evenly), the
+    mode, and whether it is unlike all that the router was fitted on."""
 
     capability: str
     probabilities: Mapping[str, float]
     neighbours: tuple[str, ...]
     milliseconds: float
     mode: str
+    unlike: bool = False
 
     def mixture(self, p: float) -> dict[str, float]:
         """The smallest set of classes with cumulative probability > p, renormalised; {"": 1.0} if the base model
-        alone is the most probable. A weight on "" means that much of no adapter."""
+        alone is the most probable. A weight on "" means that much of no adapter. What is unlike all is not blended."""
         if not 0.0 <= p < 1.0:
             raise ConfigurationError(f"p is {p}; give 0 <= p < 1 (0 keeps the most probable class only)")
-        if not self.capability:
-            return {"": 1.0}
+        if self.unlike or not self.capability:
+            return {self.capability: 1.0}
         kept: dict[str, float] = {}
         for name, probability in sorted(self.probabilities.items(), key=lambda item: (-item[1], item[0])):
             kept[name] = probability
@@ -69,8 +71,9 @@ class Router:
     """Made by `Router.fit`, `Router.always` or `Router.load`; `replace`d to change the mode (`with_mode`).
 
     `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `source`
-    names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. No adapter is chosen for
-    a request whose nearest training row has a similarity below `near`, nor by a probability below `certain`.
+    names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
+    training row has a similarity below `near` is answered by `unlike` ("": no adapter); none is chosen by a probability
+    below `certain`.
     """
 
     mode: str
@@ -86,6 +89,7 @@ class Router:
     fixed: str = ""
     near: float = -1.0
     certain: float = 0.0
+    unlike: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -170,7 +174,7 @@ class Router:
         began = time.perf_counter()
         probabilities, nearest = np.ones((count, 1)), np.zeros((count, 0), dtype=int)
         names: tuple[str, ...] = (self.fixed,)
-        abstains: np.ndarray | None = None
+        abstains, unlike = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
         if self.mode in ("retrieval", "label", "both"):
             names, parts = self.classes, []
             if self.mode != "label":
@@ -185,12 +189,13 @@ class Router:
             product = np.prod(parts, axis=0)
             probabilities = product / product.sum(axis=1, keepdims=True)
             abstains = probabilities.max(axis=1) < self.certain
+            unlike = np.zeros(len(product), dtype=bool)
             if embeddings is not None and self.mode != "label":
-                abstains |= self.novel(embeddings)
+                unlike = self.novel(embeddings)
             if self.mode == "label":
                 nearest = np.zeros((len(product), 0), dtype=int)
         best = probabilities.argmax(axis=1)
-        chosen = ["" if abstains is not None and abstains[i] else names[best[i]] for i in range(len(best))]
+        chosen = [self.unlike if unlike[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [
             RouteDecision(
@@ -199,6 +204,7 @@ class Router:
                 tuple(self.ids[j] for j in nearest[i]),
                 each,
                 self.mode,
+                bool(unlike[i]),
             )
             for i in range(len(best))
         ]
@@ -252,7 +258,7 @@ class Router:
 
     def _fields(self) -> dict[str, object]:
         """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""
-        later = {"near": -1.0, "certain": 0.0}
+        later: dict[str, object] = {"near": -1.0, "certain": 0.0, "unlike": ""}
         set_later = {name: getattr(self, name) for name, usual in later.items() if getattr(self, name) != usual}
         plain = ("mode", "labels", "ids", "neighbours", "temperature", "layers", "source", "fixed")
         candidates = [[c.capability, c.description, c.example] for c in self.candidates]

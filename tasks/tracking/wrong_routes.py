@@ -1,8 +1,8 @@
 """What a wrong route costs: an adapter alone, without the router, on families that it was not trained for.
 
-It decides nothing, because a router stands before the adapter, but users want to know it before they call one by its
-name. Measured where it costs no episode: on the diagnosis tasks, which every adapter that passed plays for the router
-(`tasks.route`), against what played them in the diagnosis.
+Users want to know it before they call one by its name, and it says who should answer a task that is unlike all that the
+router was fitted on: such a task is of nobody's families. Measured where it costs no episode: on the diagnosis tasks,
+which every adapter that passed plays for the router (`tasks.route`), against what played them in the diagnosis.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
 
+# Level of the claim that an adapter does better on what it was not made for, over all that were tried (Bonferroni).
+ALPHA = 0.05
 BEGINS = "What a wrong route costs"
 
 
@@ -55,9 +57,18 @@ def wrong_route(pair: pd.DataFrame, own: Collection[str]) -> WrongRoute | None:
     return WrongRoute(together, each, f"{told}.")
 
 
-def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> None:
-    """Add what a wrong route would cost to the verdict and the version of each capability; `tried` are the trajectories
-    of its adapter on the diagnosis tasks. Done again it changes nothing."""
+def answers_unlike(costs: Mapping[str, WrongRoute], today: str) -> str:
+    """The capability that answers a task unlike all others: of those that solve significantly more than what is live on
+    the families that are not their own, the one that solves most; where there is none, `today`'s ("" the base)."""
+    level = ALPHA / max(1, len(costs))
+    better = {name: c.together for name, c in costs.items() if c.together.points > 0 and c.together.p < level}
+    return max(sorted(better), key=lambda name: better[name].points, default=today)
+
+
+def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> dict[str, WrongRoute]:
+    """What a wrong route would cost, by capability, added to the verdict and the version of each; `tried` are the
+    trajectories of its adapter on the diagnosis tasks. Done again it changes nothing."""
+    costs = dict[str, WrongRoute]()
     diagnosis = outcomes(context.store, context.result(RolloutResult).trajectories)
     first = diagnosis[diagnosis["trial"] == 0]
     for capability, ids in tried.items():
@@ -72,6 +83,8 @@ def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> N
         if cost.told not in verdict.reasons:
             context.store.put([replace(verdict, reasons=[*verdict.reasons, cost.told])], replace=True)
         log_wrong_route(context.registry, capability, row.registered_version, cost)
+        costs[capability] = cost
+    return costs
 
 
 def log_wrong_route(registry: Registry, capability: str, version: str, cost: WrongRoute) -> None:

@@ -59,7 +59,7 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
     found: list[str] = []
     monkeypatch.setattr(context, "result", lambda *_: Mock(passed=["a"]))
     given = {"own_adapter": "x", "try_on_diagnosis": {}, "_examples": [], "_versions": {}, "_fitted": (router, [])}
-    given["tell_wrong_routes"] = None
+    given |= {"tell_wrong_routes": {}, "lineup_of": Mock(router=None)}
     for name, gives in given.items():
         monkeypatch.setattr(route_file, name, lambda *_, gives=gives: gives)
     place = f"{context.round.id}/router"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,25 @@ def test_a_family_that_always_opens_alike_is_not_taken_for_unknown() -> None:
     assert {d.capability for d in router.decide(other + noise)} == {"b"}
     across = np.eye(8, dtype=np.float32)[5:6] * 4 + 3  # a direction that neither has
     assert {d.capability for d in router.decide(across)} == {""}
+
+
+def test_what_is_unlike_all_has_its_own_answer(tmp_path: Path) -> None:
+    """It is no neighbour's, whatever the votes say, and no blend of theirs; all else is decided as before."""
+    plain = fitted()
+    router = replace(plain, unlike="move")
+    rows, _ = clusters(10, 1, noise=0.1)
+    strange = 20 - 9 * np.eye(16, dtype=np.float32)[[0, 7]]
+    assert plain.novel(strange).all()
+    assert not plain.novel(rows).any()
+    assert [d.capability for d in plain.decide(strange)] == ["", ""]
+    decided = router.decide(strange)
+    assert [d.capability for d in decided] == ["move", "move"]
+    for name in ("refund", "move", ""):
+        assert [d.mixture(0.9) for d in replace(plain, unlike=name).decide(strange)] == [{name: 1.0}] * 2
+    assert [d.capability for d in router.decide(rows)] == [d.capability for d in plain.decide(rows)]
+    router.save(tmp_path)
+    assert Router.load(tmp_path).unlike == "move"
+    assert router.version != plain.version
 
 
 def test_the_nearest_of_a_mixed_neighbourhood_weighs_most() -> None:

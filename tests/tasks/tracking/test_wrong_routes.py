@@ -12,8 +12,9 @@ import pytest
 
 from db import AdapterRow, Store, VerdictRow
 from models.adapters.registry import Registry
+from tasks.measuring.statistics import PairedDifference
 from tasks.tracking import wrong_routes
-from tasks.tracking.wrong_routes import tell_wrong_routes, wrong_route
+from tasks.tracking.wrong_routes import WrongRoute, answers_unlike, tell_wrong_routes, wrong_route
 from tests.tasks.episodes.practised_rounds import ADAPTER, CAPABILITY, Practised
 
 
@@ -43,6 +44,28 @@ def test_nothing_is_said_where_all_families_are_its_own_or_none_was_finished() -
     assert wrong_route(pairs("move", [1.0], [None]), {"refund"}) is None
 
 
+def cost(points: float, p: float) -> WrongRoute:
+    return WrongRoute(PairedDifference(points, points - 9, points + 9, p, 90, 40, 0, 0.0001), {}, "")
+
+
+@pytest.mark.parametrize(
+    ("costs", "answers"),
+    [
+        ({}, "move"),
+        ({"refund": cost(20.0, 0.01)}, "refund"),
+        ({"refund": cost(20.0, 0.01), "swap": cost(25.0, 0.001)}, "swap"),
+        ({"refund": cost(20.0, 0.01), "swap": cost(25.0, 0.04)}, "refund"),
+        ({"refund": cost(20.0, 0.06)}, "move"),
+        ({"refund": cost(-20.0, 0.0001)}, "move"),
+    ],
+    ids=["none tried", "better", "the best of them", "not proven among two", "not proven", "worse"],
+)
+def test_what_is_unlike_all_is_for_who_does_best_on_what_it_was_not_made_for(
+    costs: dict[str, WrongRoute], answers: str
+) -> None:
+    assert answers_unlike(costs, "move") == answers
+
+
 def test_it_is_told_once_in_the_verdict_and_on_the_version(
     store: Store, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +80,7 @@ def test_it_is_told_once_in_the_verdict_and_on_the_version(
     context: Any = SimpleNamespace(store=store, stored=made.stored, round=made.round, registry=registry)
     context.result = made.stored.result
     for _ in range(2):
-        tell_wrong_routes(context, {CAPABILITY: ids})
+        assert tell_wrong_routes(context, {CAPABILITY: ids})[CAPABILITY].together.points < 0
     verdict = store.row(VerdictRow, round_id=made.round.id, subject=CAPABILITY)
     assert verdict is not None
     assert len(verdict.reasons) == 2
