@@ -30,11 +30,13 @@ BEGINS = "What a wrong route costs"
 
 @dataclass(frozen=True)
 class WrongRoute:
-    """The adapter's paired differences on all other families together and on each, and what is said of them."""
+    """The adapter's paired differences on all other families together and on each, what is said of them, and its
+    success alone on all tasks, in [0, 1]."""
 
     together: PairedDifference
     families: Mapping[str, PairedDifference]
     told: str
+    alone: float
 
 
 def wrong_route(pair: pd.DataFrame, own: Collection[str]) -> WrongRoute | None:
@@ -54,15 +56,16 @@ def wrong_route(pair: pd.DataFrame, own: Collection[str]) -> WrongRoute | None:
     worst = min(each, key=lambda name: each[name].points)
     if each[worst].points < 0:
         told += f"; most in {worst}, {each[worst].points:+.1f}"
-    return WrongRoute(together, each, f"{told}.")
+    return WrongRoute(together, each, f"{told}.", float(pair["other"].mean()))
 
 
 def answers_unlike(costs: Mapping[str, WrongRoute], today: str) -> str:
     """The capability that answers a task unlike all others: of those that solve significantly more than what is live on
-    the families that are not their own, the one that solves most; where there is none, `today`'s ("" the base)."""
+    the families that are not their own, the one that solves most of all; where there is none, `today`'s ("" the base).
+    """
     level = ALPHA / max(1, len(costs))
-    better = {name: c.together for name, c in costs.items() if c.together.points > 0 and c.together.p < level}
-    return max(sorted(better), key=lambda name: better[name].points, default=today)
+    better = {name: c.alone for name, c in costs.items() if c.together.points > 0 and c.together.p < level}
+    return max(sorted(better), key=lambda name: better[name], default=today)
 
 
 def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> dict[str, WrongRoute]:

@@ -51,7 +51,7 @@ def night(registry: Registry, folder: Path, number: int, points: float) -> str:
         other = PairedDifference(-points / 4, -20, 1, 0.2, 16, 4, 0, 0.01)
         decision = CapabilityDecision(CAPABILITY, GateVerdict.BETTER, (), d, 0.002, 12.0, 0.05, 1, 1)
         log_decision(registry, CAPABILITY, adapter.version, decision)
-        log_wrong_route(registry, CAPABILITY, adapter.version, WrongRoute(other, {"set_address": other}, ""))
+        log_wrong_route(registry, CAPABILITY, adapter.version, WrongRoute(other, {"set_address": other}, "", 0.5))
         log_parts(registry, made.stored, whole)
         describe_versions(registry, made.stored, figures)
         log_traces(registry, made.stored, figures, str, 1)

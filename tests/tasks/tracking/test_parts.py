@@ -95,7 +95,7 @@ def test_the_gates_figures_stand_on_the_version_and_on_its_run(
     decision = CapabilityDecision(
         CAPABILITY, GateVerdict.BETTER, (), difference(37.5), 0.0002, 27.0, 0.05, 1, 1
     )  # fmt: skip
-    cost = WrongRoute(difference(-6.25, 30), {"swap delivered": difference(-37.5, 4)}, "")
+    cost = WrongRoute(difference(-6.25, 30), {"swap delivered": difference(-37.5, 4)}, "", 0.5)
     for _ in range(2):
         log_decision(registry, CAPABILITY, adapter.version, decision)
         log_wrong_route(registry, CAPABILITY, adapter.version, cost)

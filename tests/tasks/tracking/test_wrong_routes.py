@@ -28,7 +28,7 @@ def test_all_families_that_are_not_its_own_count_together_and_each() -> None:
     others = pairs("move", [1.0] * 4, [0.0] * 4), pairs("swap", [0.0] * 4, [1.0] * 4)
     cost = wrong_route(pd.concat([own, *others]), {"refund"})
     assert cost is not None
-    assert cost.together.points == 0.0
+    assert (cost.together.points, cost.alone) == (0.0, 0.6)
     assert {name: d.points for name, d in cost.families.items()} == {"move": -100.0, "swap": 100.0}
     assert cost.told == (
         "What a wrong route costs: alone on all other families of the diagnosis, +0.0 points over 8 tasks; most in "
@@ -44,19 +44,19 @@ def test_nothing_is_said_where_all_families_are_its_own_or_none_was_finished() -
     assert wrong_route(pairs("move", [1.0], [None]), {"refund"}) is None
 
 
-def cost(points: float, p: float) -> WrongRoute:
-    return WrongRoute(PairedDifference(points, points - 9, points + 9, p, 90, 40, 0, 0.0001), {}, "")
+def cost(alone: float, points: float, p: float) -> WrongRoute:
+    return WrongRoute(PairedDifference(points, points - 9, points + 9, p, 90, 40, 0, 0.0001), {}, "", alone)
 
 
 @pytest.mark.parametrize(
     ("costs", "answers"),
     [
         ({}, "move"),
-        ({"refund": cost(20.0, 0.01)}, "refund"),
-        ({"refund": cost(20.0, 0.01), "swap": cost(25.0, 0.001)}, "swap"),
-        ({"refund": cost(20.0, 0.01), "swap": cost(25.0, 0.04)}, "refund"),
-        ({"refund": cost(20.0, 0.06)}, "move"),
-        ({"refund": cost(-20.0, 0.0001)}, "move"),
+        ({"refund": cost(0.6, 20.0, 0.01)}, "refund"),
+        ({"refund": cost(0.6, 20.0, 0.01), "swap": cost(0.7, 15.0, 0.001)}, "swap"),
+        ({"refund": cost(0.6, 20.0, 0.01), "swap": cost(0.7, 15.0, 0.04)}, "refund"),
+        ({"refund": cost(0.6, 20.0, 0.06)}, "move"),
+        ({"refund": cost(0.6, -20.0, 0.0001)}, "move"),
     ],
     ids=["none tried", "better", "the best of them", "not proven among two", "not proven", "worse"],
 )
