@@ -14,6 +14,7 @@ from dataclasses import replace
 from environments.contract import Drawable, Generators
 from errors import EpisodesSpent
 from settings import Settings
+from tasks.challenge import families_of
 from tasks.contrast import contrast
 from tasks.measuring.gate_plan import SETTLED
 from tasks.measuring.lineup import lineup_of
@@ -83,8 +84,7 @@ def after_training(context: Context, selected: list[str]) -> int:
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     own = []
     for capability in capabilities:
-        families = context.target.families() if isinstance(context.target, Generators) else {}
-        mine = {name for name, needs in families.items() if capability in needs}
+        mine = families_of(context, capability)
         own.append((sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0))
     diagnosis = len(context.tasks("diagnosis"))
     return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
@@ -124,7 +124,7 @@ def proof_episodes(
     live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, n * diagnosis
     routed, noop = tasks * trials, tasks
     # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
-    short = [families * math.ceil(max(0, e.own_tasks - mine) / families) for mine, families in own if families]
+    short = [f * math.ceil(max(0, e.own_tasks - mine) / f) if f else e.own_tasks for mine, f in own]
     further = 3 * sum(short) * trials if draws else 0
     settling = 2 * SETTLED * e.own_tasks * trials if draws else 0
     return measured + live + alone + tried + routed + noop + further + settling

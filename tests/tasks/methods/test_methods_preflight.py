@@ -13,7 +13,7 @@ from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
 from tasks.measuring.gate_plan import SETTLED
-from tasks.methods import catalogue
+from tasks.methods import catalogue, trace
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.trace import after_training, choosing_episodes, least_episodes, proof_episodes, share_of
@@ -134,19 +134,25 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     # Own tasks of live release, adapter and candidate, as many of each family, where there are too few of them; and
     # those that settle a fall in so many families: two trials.
     settling = 5 * 2 * 2 * SETTLED
-    for own, short in (((3, 1), 2), ((3, 2), 2), ((1, 3), 6), ((5, 2), 0), ((10, 0), 0)):
+    for own, short in (((3, 1), 2), ((3, 2), 2), ((1, 3), 6), ((5, 2), 0), ((10, 0), 5)):
         further = proof_episodes(drawn, 7, 10, [own], True) - proof_episodes(two, 7, 10, [own], True)
         assert further == short * 3 * 2 + settling, own
 
 
-def test_what_fell_out_is_not_paid_for(home: Path) -> None:
+def test_what_fell_out_is_not_paid_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three are in: one environment was refused."""
     settings = small_settings(home)
     refused = {(SynthesizeResult, "b"): SynthesizeResult(accepted=False)}
     context: Any = SimpleNamespace(settings=settings, target=object(), tasks=lambda split: [None] * 10)
     context.found = lambda kind, capability: refused.get((kind, capability))
+    monkeypatch.setattr(trace, "families_of", lambda context, capability: ())
     assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 10, 10, [(10, 0)] * 2, False)
     assert after_training(context, ["b"]) == 0
+    # The gate goes by the families of the environment, which may be fewer than those that need the capability.
+    families = {"a": ("refund",), "c": ("refund", "move")}
+    monkeypatch.setattr(trace, "families_of", lambda context, capability: families[capability])
+    context.tasks = lambda split: [SimpleNamespace(family=f) for f in ("refund",) * 3 + ("move",) * 2 + ("swap",)]
+    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 6, 6, [(3, 1), (5, 2)], False)
 
 
 def test_trainings_share_what_is_left_for_them(home: Path) -> None:
