@@ -174,7 +174,7 @@ class Router:
         began = time.perf_counter()
         probabilities, nearest = np.ones((count, 1)), np.zeros((count, 0), dtype=int)
         names: tuple[str, ...] = (self.fixed,)
-        abstains, unlike = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+        novel: np.ndarray | None = None
         if self.mode in ("retrieval", "label", "both"):
             names, parts = self.classes, []
             if self.mode != "label":
@@ -188,13 +188,12 @@ class Router:
                 parts.append(np.asarray(label))
             product = np.prod(parts, axis=0)
             probabilities = product / product.sum(axis=1, keepdims=True)
-            abstains = probabilities.max(axis=1) < self.certain
-            unlike = np.zeros(len(product), dtype=bool)
             if embeddings is not None and self.mode != "label":
-                unlike = self.novel(embeddings)
+                novel = self.novel(embeddings)
             if self.mode == "label":
                 nearest = np.zeros((len(product), 0), dtype=int)
-        best = probabilities.argmax(axis=1)
+        best, abstains = probabilities.argmax(axis=1), probabilities.max(axis=1) < self.certain
+        unlike = np.zeros(len(best), dtype=bool) if novel is None else novel
         chosen = [self.unlike if unlike[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [
