@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
+from typing import Any
 
 import errors
 from errors import TraceError
@@ -50,7 +51,7 @@ def run_job(
         assert process.stdout is not None
         return process.returncode, process.stdout.read()
     finally:
-        _end(process)
+        end_group(process)
 
 
 def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, str]]) -> None:
@@ -108,8 +109,8 @@ def raise_failure(done: tuple[int, str], what: str) -> None:
     raise RuntimeError(f"{what} ended with status {status}; its log says why")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and all that it started."""
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End a process that was started with a session of its own, and all that it started."""
     for what, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, None)):
         try:
             os.killpg(process.pid, what)
