@@ -115,7 +115,7 @@ def _side_by_side(params: CompareParameters) -> None:
     orders = {seed: params.model_copy(update={"seeds": [seed], "at_once": 1}) for seed in params.seeds}
     run_at_once(
         {f"seed {seed}": (sys.executable, "-c", SEED, order.model_dump_json()) for seed, order in orders.items()},
-        [part | lines for part in parts_of_machine(params.at_once)],
+        [part | lines for part in parts_of_machine(min(params.at_once, len(params.seeds)))],
     )
 
 

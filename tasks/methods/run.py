@@ -39,9 +39,9 @@ def run_seed(
     check_same([result, head])
     for name in names:
         if name in result.methods:
-            logger.info("seed %d, %s: there already", head.seed, name)
+            logger.info("%s: there already", name)
             continue
-        logger.info("seed %d, %s: begins", head.seed, name)
+        logger.info("%s: begins", name)
         result = result.with_method(name, run_method(run, name))
         write_result(path, result)
         done(result, name)
