@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -84,9 +85,16 @@ class _Block:
             torch.mm(self.queries, self.seen[0].t(), out=scores[:, : self.before])
         torch.mm(self.queries, self.keys.t(), out=scores[:, self.before :])
         count = self.last - self.first
-        later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1)
-        scores.view(-1, count, scores.shape[1])[:, :, -count:].masked_fill_(later, float("-inf"))
+        last = scores.view(-1, count, scores.shape[1])[:, :, -count:]
+        last.masked_fill_(_later(count, scores.device), float("-inf"))
         return torch.softmax(scores, dim=-1)
+
+
+@lru_cache(maxsize=64)
+def _later(count: int, device: torch.device) -> torch.Tensor:
+    """Of `count` tokens in a row, those that come after each, (count, count): asked for once a layer and row."""
+    with torch.inference_mode(False):
+        return torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)
 
 
 def _blocks(q: torch.Tensor, rows: Sequence[Own], prefix: Prefix | None) -> Iterator[_Block]:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 
 from errors import PolicyError
 from models.local.attention import SharedBatch
-from models.local.layer_mean import LayerMean
 from models.local.packed import Packed, Part, packed_twin
 from models.local.shapes import head_of
 
@@ -28,8 +27,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class Decoder(Protocol):
-    """`layers` are the linear layers by the model's names for them: adapters are merged there."""
+    """`layers` are the linear layers by the model's names for them: adapters are merged there. `divisible` says whether
+    parts of a batch can be run side by side."""
 
+    divisible: bool
     layers: dict[str, Part]
 
     def run(
@@ -76,6 +77,8 @@ class _Layer:
 
 class FusedDecoder:
     """The layers of a Llama model on arranged weights; the parameters are the model's."""
+
+    divisible = True
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -152,6 +155,8 @@ class FusedDecoder:
 class PlainDecoder:
     """Any model that uses transformers' attention interface, with its linear layers arranged."""
 
+    divisible = False  # what a model's own code keeps between its operations is not known
+
     def __init__(self, model: Any, arranged: bool = True) -> None:
         self.layers: dict[str, Part] = {}
         self.model = model
@@ -175,13 +180,55 @@ class PlainDecoder:
         if mean is None:
             states: torch.Tensor = self.model.model(**call).last_hidden_state[0]
             return states
-        with LayerMean(self.model.model, *mean) as averaged:
+        with _LayerMean(self.model.model, *mean) as averaged:
             self.model.model(**call)
         return averaged.mean
 
 
+class _LayerMean:
+    """Within `with`, `decoder` (a module with `layers`) ends after layer `last`, and `mean` is, after each pass, the
+    mean (N, hidden) of the outputs of layers `first` to `last` (from 1, both included) for one batch of N tokens.
+
+    A pass that ends early stores keys and values of its layers only: compute shared prefixes before.
+    """
+
+    def __init__(self, decoder: Any, first: int, last: int) -> None:
+        self.decoder, self.first, self.last = decoder, first, last
+        self.total = torch.empty(0)
+
+    def __enter__(self) -> _LayerMean:
+        self.layers = self.decoder.layers
+        used = self.layers[self.first - 1 : self.last]
+        self.handles = [layer.register_forward_hook(self._add if i else self._begin) for i, layer in enumerate(used)]
+        self.decoder.layers = self.layers[: self.last]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.decoder.layers = self.layers
+        for handle in self.handles:
+            handle.remove()
+
+    def _begin(self, module: Any, inputs: Any, output: Any) -> None:
+        self.total = _states(output).float()
+
+    def _add(self, module: Any, inputs: Any, output: Any) -> None:
+        self.total = self.total + _states(output).float()
+
+    @property
+    def mean(self) -> torch.Tensor:
+        return self.total / (self.last - self.first + 1)
+
+
+def _states(output: Any) -> torch.Tensor:
+    """A decoder layer's output is a tensor (1, N, hidden), or a tuple that begins with one."""
+    states: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return states[0]
+
+
 class PartedDecoder:
     """In the place of a decoder whose model's weights are spread over processes (`models/local/parts.py`)."""
+
+    divisible = False
 
     def __init__(self) -> None:
         self.layers: dict[str, Part] = {}

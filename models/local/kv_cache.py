@@ -13,10 +13,9 @@ import torch
 
 from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
 from models.local.blocks import Own, attend_seen
-from models.policy import Request
 
 # New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
-ROW_BY_ROW = 16
+ROW_BY_ROW = 32
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
 OUT_OF_SIGHT = float("-inf")
@@ -214,7 +213,8 @@ class RowsPass:
 @dataclass
 class Row:
     """A session's place in the batch. `ids` are the tokens after the prefix whose keys and values are stored;
-    `sampling` while a turn is in flight; `turn` counts the turns of all sessions up to its last one."""
+    `sampling` while a turn is in flight, of at most `most` tokens at `temperature`; `turn` counts the turns of all
+    sessions up to its last one."""
 
     session: str
     adapter: str | None
@@ -223,7 +223,25 @@ class Row:
     todo: list[int] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    request: Request | None = None
+    temperature: float = 0.0
+    most: int = 0
     draws: np.random.Generator | None = None
     sampling: bool = False
     turn: int = 0
+
+
+def slot_of(session: str, slots: list[Row | None], most: int) -> int:
+    """The slot of a session, or one for it: a free one (there are `most` at most, and one of them is not sampling), or
+    that of the session that has waited longest, which is taken."""
+    place = next((i for i, row in enumerate(slots) if row is not None and row.session == session), None)
+    if place is None:
+        place = next((i for i, row in enumerate(slots) if row is None), None)
+    if place is None and len(slots) < most:
+        slots.append(None)
+        place = len(slots) - 1
+    if place is None:
+        # Every slot is held by a session, some between turns: the oldest of those is computed again.
+        waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
+        place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
+        slots[place] = None
+    return place

@@ -3,8 +3,9 @@
 What it does beyond `model.generate`: the prefix that requests share (instructions and worked examples) is computed
 once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new;
 finished rows leave the batch at once and waiting ones take their place, their first tokens in the same pass as the
-others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`). What it returns are
-exactly the sampled ids and their log-probabilities.
+others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`), and each of several
+cores passes a part of the rows (`models/local/threads.py`). What it returns are exactly the sampled ids and their
+log-probabilities.
 
 Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), and the architectures
 that `models/local/shapes.py` names (loading one raises).
@@ -13,10 +14,11 @@ that `models/local/shapes.py` names (loading one raises).
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +29,18 @@ from models.adapters.deltas import folder_deltas
 from models.local.attention import SharedBatch, check_supported
 from models.local.decoder import make_decoder
 from models.local.drawing import draw
-from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass
+from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, slot_of
 from models.local.packed import base_alone, merge
+from models.local.threads import cut, most_parts, side_by_side
 from models.local.work import Work
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 
 # How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
 PREFIXES_KEPT = 8
+# Rows of a part of the batch at least: fewer are sooner done by all threads together.
+LEAST_ROWS = 8
+
+T = TypeVar("T")
 
 
 class LocalPolicy:
@@ -193,9 +200,8 @@ class LocalPolicy:
         request = Request("next_logprobs", prompt, Sampling(0.0, 1), adapter, shared)
         self.submit(request)
         self._admit()
-        rows, hidden = self._run()
-        logits = self.head(hidden).float()[0]
-        rows[0].sampling = False
+        (((row,), logits),) = self._run(lambda rows, hidden: self.decoder.head(hidden).float()[0])
+        row.sampling = False
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
 
@@ -280,25 +286,9 @@ class LocalPolicy:
             free -= 1
         self._queue.extendleft(reversed(skipped))
 
-    def _place(self, session: str) -> int:
-        """The slot of a session, or one for it: a free one, or that of the session that has waited longest."""
-        slots = self._slots
-        place = next((i for i, row in enumerate(slots) if row is not None and row.session == session), None)
-        if place is None:
-            place = next((i for i, row in enumerate(slots) if row is None), None)
-        if place is None and len(slots) < self.rows:
-            slots.append(None)
-            place = len(slots) - 1
-        if place is None:
-            # Every slot is held by a session, some between turns: the oldest of those is computed again.
-            waiting = [i for i, row in enumerate(slots) if row is not None and not row.sampling]
-            place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
-            slots[place] = None
-        return place
-
     def _seat(self, request: Request, prefix: tuple[int, ...]) -> None:
         """Give the request a slot, with what is already computed of its session."""
-        place = self._place(request.session)
+        place = slot_of(request.session, self._slots, self.rows)
         row = self._slots[place] or Row(request.session, request.adapter, prefix)
         self._slots[place] = row
         suffix = list(request.prompt[len(prefix) :])
@@ -306,7 +296,8 @@ class LocalPolicy:
         if not same or len(row.ids) == len(suffix):
             row.ids, row.adapter, row.prefix = [], request.adapter, prefix
         row.todo = suffix[len(row.ids) :]
-        row.sampled, row.logprobs, row.request, row.sampling = [], [], request, True
+        row.sampled, row.logprobs, row.sampling = [], [], True
+        row.temperature, row.most = request.sampling.temperature, request.sampling.max_tokens
         row.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
         self._turns += 1
         row.turn = self._turns
@@ -349,45 +340,65 @@ class LocalPolicy:
         ids_N, positions_N = torch.tensor(ids, device=device), torch.tensor(positions, device=device)
         return self.decoder.run(ids_N, positions_N, shared, layers)
 
-    def _run(self) -> tuple[list[Row], torch.Tensor]:
-        """Compute `todo` of the rows in flight: the rows, and the hidden state (R, hidden) of each one's last token."""
+    def _run(self, read: Callable[[list[Row], torch.Tensor], T]) -> list[tuple[list[Row], T]]:
+        """Compute `todo` of the rows in flight, in parts side by side: the rows of each part, and what `read` makes of
+        them and of the hidden states (R, hidden) of their last tokens."""
         places = [(slot, row) for slot, row in enumerate(self._slots) if row is not None and row.sampling]
-        slots, rows = [slot for slot, _ in places], [row for _, row in places]
-        self._use(rows[0].adapter)
-        prefix = self._prefix(rows[0].adapter, rows[0].prefix)
-        offset = len(rows[0].prefix)
-        starts, counts = [len(r.ids) for r in rows], [len(r.todo) for r in rows]
-        batch = RowsPass(self._cache, slots, starts, counts, prefix)
-        ids = [i for r in rows for i in r.todo]
-        positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
-        single = counts.count(1)
-        self.work.decoded += single
-        self.work.prefilled += len(ids) - single
-        decoding = sum(offset + s + 1 for s, c in zip(starts, counts, strict=True) if c == 1)
-        self.work.seen_decoding += decoding
-        self.work.seen_prefilling += sum(positions) + len(positions) - decoding
-        hidden = self._forward(ids, positions, batch)
-        for row in rows:
+        first = places[0][1]
+        self._use(first.adapter)
+        prefix = self._prefix(first.adapter, first.prefix)
+        parts = self._parts(places)
+        self.work.count((len(row.prefix) + len(row.ids), len(row.todo)) for _, row in places)
+
+        def compute(part: Sequence[tuple[int, Row]]) -> T:
+            rows = [row for _, row in part]
+            offset, starts, counts = len(rows[0].prefix), [len(r.ids) for r in rows], [len(r.todo) for r in rows]
+            batch = RowsPass(self._cache, [slot for slot, _ in part], starts, counts, prefix)
+            positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
+            hidden = self._forward([i for r in rows for i in r.todo], positions, batch)
+            if len(positions) > len(rows):
+                hidden = hidden[torch.tensor(counts).cumsum(0) - 1]
+            return read(rows, hidden)
+
+        made = side_by_side([partial(compute, part) for part in parts])
+        for _, row in places:
             row.ids += row.todo
             row.todo = []
-        return rows, hidden if single == len(rows) else hidden[torch.tensor(counts).cumsum(0) - 1]
+        return [([row for _, row in part], value) for part, value in zip(parts, made, strict=True)]
+
+    def _parts(self, places: list[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
+        """The rows in parts that gain from being computed side by side, neighbours together."""
+        many = min(most_parts(), len(places) // LEAST_ROWS) if self.decoder.divisible else 1
+        if many < 2 or self._cache.like.device.type != "cpu":
+            return [places]
+        for layer in self.decoder.layers.values():  # arranged once, by all threads
+            _ = layer.packed.weight
+        return [places[part] for part in cut([1 + len(row.todo) for _, row in places], many)]
 
     def _run_and_sample(self) -> list[Generation]:
         """One more token for each turn in flight; the turns that this finished."""
         if not any(True for _ in self._sampling()):
             return []
-        rows, hidden = self._run()
-        asked = [row.request for row in rows if row.request is not None]
-        uniform = [row.draws.random() if row.draws is not None else None for row in rows]
-        chosen, logprobs = draw(self.head(hidden), [request.sampling.temperature for request in asked], uniform)
-        self.sampled_tokens += len(rows)
+
+        def drawn(rows: list[Row], hidden: torch.Tensor) -> tuple[list[int], list[float]]:
+            uniform = [row.draws.random() if row.draws is not None else None for row in rows]
+            return draw(self.decoder.head(hidden), [row.temperature for row in rows], uniform)
+
         finished = []
-        for row, request, token, value in zip(rows, asked, chosen, logprobs, strict=True):
-            row.sampled.append(token)
-            row.logprobs.append(value)
-            row.todo = [token]
-            if token in self.stop_ids or len(row.sampled) >= request.sampling.max_tokens:
-                reason = "stop" if token in self.stop_ids else "length"
-                finished.append(Generation(row.session, tuple(row.sampled), tuple(row.logprobs), reason))
-                row.sampling = False
+        for rows, (chosen, logprobs) in self._run(drawn):
+            self.sampled_tokens += len(rows)
+            for row, token, value in zip(rows, chosen, logprobs, strict=True):
+                if ended := self._taken(row, token, value):
+                    finished.append(ended)
         return finished
+
+    def _taken(self, row: Row, token: int, logprob: float) -> Generation | None:
+        """Add a sampled token to a row; the turn, where that ends it."""
+        row.sampled.append(token)
+        row.logprobs.append(logprob)
+        row.todo = [token]
+        stops = token in self.stop_ids
+        if not stops and len(row.sampled) < row.most:
+            return None
+        row.sampling = False
+        return Generation(row.session, tuple(row.sampled), tuple(row.logprobs), "stop" if stops else "length")

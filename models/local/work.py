@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 
@@ -25,6 +26,19 @@ class Work:
     seen_prefilling: int = 0
     seen_forward: int = 0
     seen_backward: int = 0
+
+    def count(self, rows: Iterable[tuple[int, int]]) -> None:
+        """Add a pass over rows, of each of which so many tokens were there before and so many are new, and whose last
+        one goes through the head."""
+        for start, new in rows:
+            seen = new * start + new * (new + 1) // 2
+            self.heads += 1
+            if new == 1:
+                self.decoded += 1
+                self.seen_decoding += seen
+            else:
+                self.prefilled += new
+                self.seen_prefilling += seen
 
     def since(self, before: Work) -> Work:
         """What was added to `before`."""

@@ -267,9 +267,15 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
     fitted = stored.found(RouteResult)
     if not routes and (fitted is None or fitted.skipped):
         return None
-    kept_out = (
-        {"right": fitted.right, "calibration": fitted.calibration, "threshold": fitted.threshold} if fitted else {}
-    )
+    kept_out: dict[str, Any] = {}
+    if fitted:
+        candidate = stored.store.row(ReleaseRow, id=fitted.candidate) if fitted.candidate else None
+        kept_out = {
+            "right": fitted.right,
+            "calibration": fitted.calibration,
+            "threshold": fitted.threshold,
+            "unlike": str(candidate.evidence.get("unlike", "")) if candidate else "",
+        }
     live = stored.store.row(ReleaseRow, target=stored.round.target, number=test.release) if test.release else None
     families = target.families() if isinstance(target, Generators) else {}
     known = {c for needed in families.values() for c in needed}

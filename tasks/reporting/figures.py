@@ -247,13 +247,14 @@ class RouterFigures(_Figures):
     family is tagged with label i were sent to label j, `accuracy` is the share on the diagonal (None where no task's
     label is known). The router goes by what solves a task, not by tags. Of the candidate's router: `right` is the share
     sent right of the `calibration` examples that were kept out to fit its `threshold`, the probability below which it
-    abstains."""
+    abstains; `unlike` is the adapter that answers a task unlike all examples ("": the base)."""
 
     sent: float | None = Field(default=None, ge=0, le=1)
     accuracy: float | None = Field(default=None, ge=0, le=1)
     right: float | None = Field(default=None, ge=0, le=1)
     calibration: int = 0
     threshold: float | None = None
+    unlike: str = ""
     labels: list[str] = []
     counts: list[list[int]] = []
     milliseconds: float | None = None

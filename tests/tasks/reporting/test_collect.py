@@ -104,7 +104,8 @@ def finished(shop: Shop, one: ReleaseRow, row: Round, promoted: bool) -> None:
     """The round's candidate, judged, and the test split played: base solves nothing, release 1 one task of each two
     refunds, the candidate all addresses too."""
     state = ReleaseState.LIVE if promoted else ReleaseState.REFUSED
-    two = shop.release(2, {"issue_refund": "1", "set_address": "2"}, one, row, ReleaseState.CANDIDATE, router="r2")
+    members, proven = {"issue_refund": "1", "set_address": "2"}, {"unlike": "set_address"}
+    two = shop.release(2, members, one, row, ReleaseState.CANDIDATE, router="r2", evidence=proven)
     if promoted:
         shop.store.set_state(ReleaseRow, one.id, ReleaseState.RETIRED)
     shop.store.set_state(ReleaseRow, two.id, state)
@@ -169,7 +170,7 @@ def test_a_round_whose_candidate_became_live(shop: Shop, settings: Settings) -> 
 
     router = found.router
     assert router is not None
-    assert (router.right, router.calibration, router.threshold) == (0.95, 20, 0.6)
+    assert (router.right, router.calibration, router.threshold, router.unlike) == (0.95, 20, 0.6, "set_address")
     assert router.labels == ["issue_refund", "set_address", "none"]
     assert router.counts == [[1, 0, 1], [0, 2, 0], [0, 0, 0]]
     assert (router.accuracy, router.sent) == (0.75, 0.75)
@@ -235,7 +236,9 @@ def test_a_release_of_mined_names_has_no_known_truth_for_its_router(shop: Shop, 
     assert found.router is not None
     assert (found.router.accuracy, found.router.labels, found.router.right) == (None, [], 0.95)
     assert found.router.sent == 0.75
-    assert "sent 95.0 % of 20 examples right" in render(found)
+    page = render(found)
+    assert "sent 95.0 % of 20 examples right" in page
+    assert "unlike all of them is answered by set_address, which solves more" in page
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,7 @@ def test_what_was_live_before_and_after_is_on_the_page() -> None:
         "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
         "Training ended: solved", "The weights after step 7 were taken",
         "95.1 % of 41 examples right", "below a probability of 0.62", "5, from release 2",
+        "unlike all of them is answered by the base",
     ):  # fmt: skip
         assert said in page.text, said
     steps = {row[0]: row for row in page.rows if len(row) == 4}
@@ -285,7 +286,7 @@ def test_figures_from_before_there_were_releases_are_read_and_shown() -> None:
     for name in ("alone", "renewed", "ending", "chosen"):
         for capability in old["capabilities"]:
             del capability[name]
-    for name in ("right", "calibration", "threshold"):
+    for name in ("right", "calibration", "threshold", "unlike"):
         del old["router"][name]
     page = Page(render(RoundFigures.model_validate(old)))
     assert "Round by round" not in page.text
