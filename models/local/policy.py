@@ -3,9 +3,8 @@
 What it does beyond `model.generate`: the prefix that requests share (instructions and worked examples) is computed
 once per adapter; a session's keys and values stay between its turns, so that each turn computes only what is new;
 finished rows leave the batch at once and waiting ones take their place, their first tokens in the same pass as the
-others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`), and each of several
-cores passes a part of the rows (`models/local/threads.py`). What it returns are exactly the sampled ids and their
-log-probabilities.
+others' next ones; the pass itself is cut down to its matrix products (`models/local/decoder.py`) and shared by cores
+(`models/local/threads.py`). What it returns are exactly the sampled ids and their log-probabilities.
 
 Not covered: beam search, top-p and top-k (the trained distribution must be the sampled one), and the architectures
 that `models/local/shapes.py` names (loading one raises).
@@ -356,14 +355,11 @@ class LocalPolicy:
             batch = RowsPass(self._cache, [slot for slot, _ in part], starts, counts, prefix)
             positions = [offset + s + j for s, c in zip(starts, counts, strict=True) for j in range(c)]
             hidden = self._forward([i for r in rows for i in r.todo], positions, batch)
-            if len(positions) > len(rows):
-                hidden = hidden[torch.tensor(counts).cumsum(0) - 1]
-            return read(rows, hidden)
+            return read(rows, hidden[torch.tensor(counts).cumsum(0) - 1] if len(hidden) > len(rows) else hidden)
 
         made = side_by_side([partial(compute, part) for part in parts])
         for _, row in places:
-            row.ids += row.todo
-            row.todo = []
+            row.ids, row.todo = row.ids + row.todo, []
         return [([row for _, row in part], value) for part, value in zip(parts, made, strict=True)]
 
     def _parts(self, places: list[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
