@@ -16,6 +16,8 @@ from models.local.blocks import Own, attend_seen
 
 # New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
 ROW_BY_ROW = 32
+# Bytes of scores at once, of rows that are attended to together: about what stays in a core's caches.
+SCORES_AT_ONCE = 2**22
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
 OUT_OF_SIGHT = float("-inf")
@@ -160,8 +162,26 @@ class _Rows:
         elif self.width == 1:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
-            out = attend_padded(padded, keys, values, self.each, before).transpose(1, 2).reshape(-1, heads, dim)
+            out = self._padded(padded, keys, values, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
+
+
+    def _padded(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        prefix: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """`attend_padded`, as many rows at once as have their scores in a core's cache."""
+        seen = self.total + (prefix[0].shape[1] if prefix is not None else 0)
+        each = q.shape[1] * self.width * seen * q.element_size()
+        step = max(1, SCORES_AT_ONCE // each) if q.device.type == "cpu" else len(q)
+        parts = [
+            attend_padded(*(x[first : first + step] for x in (q, keys, values, self.each)), prefix)
+            for first in range(0, len(q), step)
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 class RowsPass:

@@ -11,6 +11,7 @@ import torch
 from environments.contract import Prompt
 from errors import ContextOverflow, PolicyError
 from models.adapters.deltas import lora_deltas
+from models.local import kv_cache
 from models.local.kv_cache import KeyValueCache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
 from models.policy import Generation, Request, Sampling
@@ -270,6 +271,25 @@ def test_a_long_prefix_is_attended_to_in_blocks(tiny_model: Any, monkeypatch: py
     policy.free_buffers()
     monkeypatch.setattr("models.local.kv_cache.QUERIES_AT_ONCE", 16)
     assert torch.allclose(policy.next_logprobs(prompt, 40), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rows_that_are_attended_to_together_may_be_few(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    policy, _ = tiny_model
+    asked = [Request(f"r{i}", [3, 5, 8, *range(20, 24 + i)], Sampling(0.7, 4, seed=i), None, 2) for i in range(7)]
+    together = policy.generate(asked)
+    whole, seen = kv_cache.attend_padded, list[int]()
+    monkeypatch.setattr(kv_cache, "attend_padded", lambda q, *rest: seen.append(len(q)) or whole(q, *rest))
+    width, held = 4 + 7, 4 + 7 + 2  # new tokens of the longest row, and what they see
+    bytes_a_row = policy.model.config.num_attention_heads * width * held * policy.model.dtype.itemsize
+    monkeypatch.setattr(kv_cache, "SCORES_AT_ONCE", rows * bytes_a_row)
+    few = policy.generate(asked)
+    assert max(seen) == rows
+    assert [g.ids for g in few] == [g.ids for g in together]
+    for one, other in zip(few, together, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 def test_growing_keeps_what_the_rows_hold() -> None:
