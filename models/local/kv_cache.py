@@ -165,7 +165,6 @@ class _Rows:
             out = self._padded(padded, keys, values, before).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 
-
     def _padded(
         self,
         q: torch.Tensor,
@@ -177,10 +176,8 @@ class _Rows:
         seen = self.total + (prefix[0].shape[1] if prefix is not None else 0)
         each = q.shape[1] * self.width * seen * q.element_size()
         step = max(1, SCORES_AT_ONCE // each) if q.device.type == "cpu" else len(q)
-        parts = [
-            attend_padded(*(x[first : first + step] for x in (q, keys, values, self.each)), prefix)
-            for first in range(0, len(q), step)
-        ]
+        split = zip(*(x.split(step) for x in (q, keys, values, self.each)), strict=True)
+        parts = [attend_padded(q, keys, values, hidden, prefix) for q, keys, values, hidden in split]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
