@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -122,6 +123,8 @@ class JsonCalls:
         return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
 
 
+# Texts whose ids are kept: separators, instructions and worked examples, and what was said last.
+TEXTS_KEPT = 4096
 FORMATS: Mapping[str, type[CompactCalls] | type[JsonCalls]] = {"compact": CompactCalls, "json": JsonCalls}
 
 
@@ -157,6 +160,7 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
         self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
+        self._kept = lru_cache(TEXTS_KEPT)(self._encoded)
         special = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
         names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
@@ -174,21 +178,26 @@ class Renderer:
         self.thinks = THOUGHT_END in str(tokenizer.chat_template)
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
-        """Ids of separators (`special`) or of contents, where special tokens that are spelled out stay text.
+        """Ids of separators (`special`) or of contents, where special tokens that are spelled out stay text. Most texts
+        come again with every episode, so what was encoded is kept."""
+        return list(self._kept(text, special))
+
+    def _encoded(self, text: str, special: bool) -> tuple[int, ...]:
+        """`_encode` of a text that is not kept.
 
         A Unigram vocabulary holds special tokens as ordinary words too, so contents that come out with one are cut
         within its name.
         """
         if special:
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ids = self._encode_plain(text)
         if self._special_ids.isdisjoint(ids):
-            return ids
+            return tuple(ids)
         cuts = [0, *(m.start() + 1 for m in self._spelled.finditer(text)), len(text)]
         ids = [i for a, b in pairwise(cuts) for i in self._encode_plain(text[a:b])]
         if not self._special_ids.isdisjoint(ids):
             raise ConfigurationError("the tokenizer turns plain text into special tokens; use another tokenizer")
-        return ids
+        return tuple(ids)
 
     def text_ids(self, text: str) -> list[int]:
         """The ids of a plain text: special tokens that it spells out stay text."""

@@ -101,6 +101,15 @@ def test_the_shared_part_is_equal_for_all_openings(renderer: Renderer) -> None:
     assert one.ids[: one.shared] == other.ids[: one.shared]
 
 
+def test_a_text_that_comes_again_is_encoded_once(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = (Message("user", "hello"), Message("assistant", "a text that no other test has"))
+    prompt, opening = Prompt("Answer.", TOOLS, examples), [Message("user", "nor this one")]
+    first = renderer.start(prompt, opening)
+    renderer.text_ids("nor this one").clear()  # what was given out is the caller's own
+    monkeypatch.setattr(renderer, "tokenizer", None)
+    assert renderer.start(prompt, opening) == first
+
+
 def test_conversation_equals_the_template(renderer: Renderer) -> None:
     """Pieces encoded apart spell what the template would have written."""
     talk = renderer.start(Prompt("Be short."), [Message("user", "order 512")])
