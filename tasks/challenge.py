@@ -85,7 +85,7 @@ def challenge(context: Context) -> ChallengeResult:
 def rules_of(context: Context) -> GateRules:
     """The gate's levels, from the round's settings."""
     s = context.settings.evaluation
-    return GateRules(alpha=s.alpha, margin=s.margin, settling=s.own_tasks if context.draws(SPLIT) else 0)
+    return GateRules(alpha=s.alpha, margin=s.margin, settling=s.own_tasks)
 
 
 def families_of(context: Context, capability: str) -> Sequence[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -17,6 +17,7 @@ from errors import EpisodesSpent
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
+from tasks.measuring.gate_plan import AGAIN
 from tasks.measuring.gate_rules import judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import align, clustered_interval
@@ -28,6 +29,14 @@ from tasks.round.stage import stage
 from tasks.route import amend
 
 logger = logging.getLogger("trace")
+
+
+class Turn(NamedTuple):
+    """Tasks that are played in so many trials, from trial `first` on."""
+
+    tasks: Sequence[TargetTask]
+    trials: int
+    first: int = 0
 
 
 @stage("evaluate", title="evaluate on validation")
@@ -49,26 +58,26 @@ def evaluate(context: Context) -> EvaluateResult:
 
 
 def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
-    """Base, live release and candidate on the split and its further tasks, and on those that settle a fall."""
+    """Base, live release and candidate on the split and its further tasks, and what settles whether a family fell."""
     sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
     trials = context.settings.evaluation.validation_trials
     challenged = context.result(ChallengeResult)
 
-    def both(tasks: Sequence[TargetTask], prefix: str, what: str) -> dict[str, list[str]]:
-        return {
-            f"{prefix}_{name}_ids": play_lineup(
-                context, lineup, tasks, trials, context.seed, f"{what} ({name})", "evaluation"
-            ).ids
-            for name, lineup in sides.items()
-        }
+    def both(turns: Sequence[Turn], prefix: str, what: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {f"{prefix}_{name}_ids": [] for name in sides}
+        for name, lineup in sides.items():
+            for turn in turns:
+                given = lineup, turn.tasks, turn.trials, context.seed, f"{what} ({name})", "evaluation", turn.first
+                found[f"{prefix}_{name}_ids"] += play_lineup(context, *given).ids
+        return found
 
-    further = both(context.further_tasks(challenged.further), "further", "further validation tasks")
+    further = both([Turn(context.further_tasks(challenged.further), trials)], "further", "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
     found = EvaluateResult(**measured, **further)
     unclear = unclear_families(_whole(context, found), rules_of(context))
     try:
         if settling := _settling(context, challenged.further, unclear):
-            return found.model_copy(update=both(settling, "settled", "tasks that settle a fall"))
+            return found.model_copy(update=both(settling, "settled", "what settles a fall"))
     except EpisodesSpent as problem:
         logger.warning("whether %s fell stays unclear: %s", " and ".join(unclear), problem)
     return found
@@ -110,15 +119,20 @@ def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
     return fell
 
 
-def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[TargetTask]:
-    """Tasks of the families that seem to fall and may not, by the gate's rules, none of which was played. None where
-    more families than the rules allow seem to fall."""
-    rules = rules_of(context)
+def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[Turn]:
+    """What neither side has played of the families that seem to fall and may not, by the gate's rules: further tasks
+    where the target draws, else further trials of the split's own. Nothing where more families seem to fall than the
+    rules allow."""
+    rules, trials = rules_of(context), context.settings.evaluation.validation_trials
     if not unclear or not rules.settling or len(unclear) > rules.settled:
         return []
+    if not context.draws("validation"):
+        by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
+        episodes = AGAIN * rules.settling * trials
+        return [Turn(mine, max(1, episodes // len(mine)), trials) for mine in by_family.values()]
     drawn = context.further_tasks({family: further.get(family, 0) + rules.settling for family in unclear})
     played = {task.id for task in context.further_tasks(further)} if further else set()
-    return [task for task in drawn if task.id not in played]
+    return [Turn([task for task in drawn if task.id not in played], trials)]
 
 
 @stage("test", title="evaluate on test")

@@ -311,7 +311,8 @@ def route(context: Context) -> RouteResult:
 
 def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
-    answers these today. None where no example is of one of them. What is stored of it says which they are."""
+    answers these today and with many votes each. None where no example is of one of them. What is stored of
+    it says which they are."""
     examples = _examples(context, members_of(candidate))
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     left = set(frame[frame["family"].isin(list(families))]["id"])
@@ -323,7 +324,7 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
         decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if today else []
         labels = {e.id: d.capability for e, d in zip(asked, decided, strict=True)} if decided else {}
         again = [replace(e, label=labels.get(e.id, "")) if e.id in left else e for e in examples]
-        router, _ = _fitted(context, again, str(candidate.evidence.get("unlike", "")))
+        router, _ = _fitted(context, again, str(candidate.evidence.get("unlike", "")), left)
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
     return _candidate(context, candidate.members, router, AMENDED, evidence)
@@ -372,18 +373,23 @@ def _candidate(
     )
 
 
-def _fitted(context: Context, examples: Sequence[Example], unlike: str) -> tuple[Router, list[Example]]:
+def _fitted(
+    context: Context, examples: Sequence[Example], unlike: str, insisted: Collection[str] = ()
+) -> tuple[Router, list[Example]]:
     """The router, and the examples on which its mode (where `router` is `auto`) and its threshold were chosen. What is
-    kept out is of no use to the votes, so it stays out. `unlike` answers what is like none of them."""
-    used = [e for e in examples if not kept_out(e.id)]
-    held = [e for e in examples if kept_out(e.id)]
+    kept out is of no use to the votes, so it stays out. `unlike` answers what is like none of them, and `insisted` are
+    examples that are used whatever their id, with many votes each."""
+    held = [e for e in examples if kept_out(e.id) and e.id not in insisted]
+    used = [e for e in examples if not kept_out(e.id) or e.id in insisted]
     if len({e.label for e in used}) < len({e.label for e in examples}):
         logger.info("%d examples are too few to keep a share out: the router's threshold is not fitted", len(examples))
         used, held = list(examples), []
     base = context.base
     labels = [e.label for e in used]
     vectors = np.stack([e.vector for e in used])
-    router = Router.fit(vectors, labels, [e.id for e in used], max(FEWEST, min(MOST, *Counter(labels).values())))
+    smallest = min(Counter(e.label for e in used if e.id not in insisted).values(), default=FEWEST)
+    near = max(FEWEST, min(MOST, smallest))
+    router = Router.fit(vectors, labels, [e.id for e in used], near).insisting(insisted)
     rows = [(e.opening, e.label) for e in held]
     mode: str = context.settings.router
     if mode == "auto":

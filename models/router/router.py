@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -70,7 +70,8 @@ class RouteDecision:
 class Router:
     """Made by `Router.fit`, `Router.always` or `Router.load`; `replace`d to change the mode (`with_mode`).
 
-    `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `source`
+    `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `weights`
+    say how many votes a row has (empty: each one). `source`
     names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
     training row has a similarity below `near` is answered by `unlike` ("": no adapter); none is chosen by a probability
     below `certain`.
@@ -90,6 +91,7 @@ class Router:
     near: float = -1.0
     certain: float = 0.0
     unlike: str = ""
+    weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -134,6 +136,12 @@ class Router:
     def with_mode(self, mode: str) -> Router:
         """The same router deciding by another mode."""
         return replace(self, mode=mode)
+
+    def insisting(self, ids: Collection[str]) -> Router:
+        """The same router in which each training row of `ids` has as many votes as all neighbours of a request: what
+        lies near one of them is answered as they are, unless others lie much nearer."""
+        votes = tuple(float(self.neighbours) if identity in ids else 1.0 for identity in self.ids)
+        return replace(self, weights=votes if set(votes) != {1.0} else ())
 
     def described(self, candidates: Sequence[Candidate]) -> Router:
         """The same router with descriptions and examples for the label prompt; the classes stay those of `fit`."""
@@ -228,36 +236,41 @@ class Router:
     def _votes(self, similarity: np.ndarray, nearest: np.ndarray, temperature: float) -> np.ndarray:
         """(n, classes): softmax of the neighbours' similarities, added up by class, smoothed."""
         values = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / temperature
+        if self.weights:
+            values += np.log(np.array(self.weights))[nearest]
         weights = np.exp(values - values.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        column = {name: index for index, name in enumerate(self.classes)}
-        member = np.array([column[label] for label in self.labels])[nearest]
-        votes = np.stack([(weights * (member == c)).sum(axis=1) for c in range(len(column))], axis=1)
-        return (1 - SMOOTHING) * votes + SMOOTHING / len(column)
+        member, count = self._truth()[nearest], len(self.classes)
+        votes = np.stack([(weights * (member == c)).sum(axis=1) for c in range(count)], axis=1)
+        return (1 - SMOOTHING) * votes + SMOOTHING / count
+
+    def _others(self) -> tuple[np.ndarray, np.ndarray]:
+        """How alike the training rows are to each other (n, n), none to itself, and the nearest others (n, k)."""
+        similarity: np.ndarray = self.vectors @ self.vectors.T
+        np.fill_diagonal(similarity, -np.inf)
+        return similarity, nearest_columns(similarity, min(self.neighbours, len(self.labels) - 1))
+
+    def _truth(self) -> np.ndarray:
+        """(n,) the columns of the training rows' labels."""
+        return np.array([self.classes.index(label) for label in self.labels])
 
     def _best_temperature(self) -> float:
         """The temperature with the least leave-one-out log-loss; the highest of equals, which claims the least."""
-        similarity = self.vectors @ self.vectors.T
-        np.fill_diagonal(similarity, -np.inf)
-        nearest = nearest_columns(similarity, min(self.neighbours, len(self.labels) - 1))
-        truth = np.array([self.classes.index(label) for label in self.labels])
-        losses = []
+        others, truth, losses = self._others(), self._truth(), []
         for temperature in TEMPERATURES:
-            votes = self._votes(similarity, nearest, temperature)
+            votes = self._votes(*others, temperature)
             losses.append(round(float(-np.log(votes[np.arange(len(truth)), truth]).mean()), 9))
         return max(t for t, loss in zip(TEMPERATURES, losses, strict=True) if loss == min(losses))
 
     def _nearest_apart(self) -> float:
         """The similarity below which a request is unlike all training rows: a standard deviation below the least that
         any of them has to its nearest other, and at least `ROUNDING`."""
-        similarity = self.vectors @ self.vectors.T
-        np.fill_diagonal(similarity, -np.inf)
-        nearest = similarity.max(axis=1)
+        nearest = self._others()[0].max(axis=1)
         return round(float(nearest.min() - max(nearest.std(), ROUNDING)), 6)
 
     def _fields(self) -> dict[str, object]:
         """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""
-        later: dict[str, object] = {"near": -1.0, "certain": 0.0, "unlike": ""}
+        later: dict[str, object] = {"near": -1.0, "certain": 0.0, "unlike": "", "weights": ()}
         set_later = {name: getattr(self, name) for name, usual in later.items() if getattr(self, name) != usual}
         plain = ("mode", "labels", "ids", "neighbours", "temperature", "layers", "source", "fixed")
         candidates = [[c.capability, c.description, c.example] for c in self.candidates]
@@ -286,7 +299,7 @@ class Router:
             arrays = load_file(folder / VECTORS)
             version = fields.pop("version")
             fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
-            fields |= {name: tuple(fields[name]) for name in ("labels", "ids", "layers")}
+            fields |= {name: tuple(fields[name]) for name in ("labels", "ids", "layers", "weights") if name in fields}
             router = cls(vectors=arrays["vectors"], centre=arrays["centre"], **fields)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise StoreError(f"router in {folder} cannot be read ({problem}); fit and save it again") from problem

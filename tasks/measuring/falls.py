@@ -4,7 +4,7 @@ A fall of at most `margin` points is none. A larger one is
 
 - a **regression** when it is distinguishable from noise: its paired interval lies below zero;
 - **unclear** when it is not, but is larger than one task (100 / tasks points). It blocks all the same: what cannot be
-  excluded is not promoted. Where further tasks of a family can be played they settle it (`judge_settled`);
+  excluded is not promoted. Playing more of a family settles it (`judge_settled`);
 - **within** the resolution when it is at most one task: it passes, and the reasons say so. So ten tasks block from the
   second task lost, and a hundred from two points.
 """
@@ -73,11 +73,11 @@ def judge_fall(where: str, change: PairedDifference | None, rules: GateRules) ->
 def judge_settled(
     where: str, first: PairedDifference | None, further: PairedDifference | None, rules: GateRules
 ) -> Fall:
-    """How a fall that is unclear on the `first` tasks reads on those with `further` ones, which were played to tell
-    and stand for them: the first were chosen for having fallen, so they overstate it."""
+    """How a fall that is unclear in the `first` episodes reads in `further` ones, which were played to tell and stand
+    for them: the first were looked at for having fallen, so they overstate it."""
     settled = judge_fall(where, further, rules)
     if first is None or further is None:
         return settled
     told = f"{where}: {first.points:+.1f} points over {first.tasks} tasks, which may be noise, so both sides played "
-    told += f"further ones: {further.points:+.1f} over {further.tasks}."
+    told += f"more: {further.points:+.1f} over {further.tasks}."
     return Fall(settled.kind, " ".join([told, settled.reason.removeprefix(f"{where}: ").capitalize()]).strip())

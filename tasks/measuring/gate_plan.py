@@ -18,6 +18,8 @@ from typing import Any
 
 # Families that may seem to fall in one evaluation and be settled: more of them are no accident.
 SETTLED = 3
+# Episodes of the same tasks in place of one on a further task: they say less of the family (`benchmarks/settling.py`).
+AGAIN = 2
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class GateRules:
     `alpha` is that of a whole split, of which a look spends its share (`alpha_at`). `margin` is the fall that counts as
     none. `fall_confidence` is two-sided, so 0.90 calls a fall real at one-sided 5 %: missing a regression costs more
     than evaluating again. `worthwhile` is the gain that an evaluation should be able to see. `settled` is how many
-    families may seem to fall and be settled by further tasks, `settling` of each (0: none can be drawn). ValueError for
-    a level that cannot be one."""
+    families may seem to fall and be settled by playing more of them: `settling` further tasks of each, or `AGAIN`
+    times as many episodes of the tasks that there are (0: none). ValueError for a level that cannot be one."""
 
     alpha: float = 0.05
     margin: float = 2.0

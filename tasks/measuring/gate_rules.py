@@ -16,8 +16,9 @@ exactly these, against the live release as a whole. It is promoted when
 2. *nothing falls*, by the rule of `falls`: overall, in any family, in all other families together (which has the power
    that a small family lacks), nor in pass^k. Tasks that both sides answer with the very same episode differ by exactly
    zero, so what is not routed differently costs no power. A family that seems to fall and may not (`unclear_families`)
-   is *settled* where the target draws: both sides play further tasks of it, and those alone say whether it fell. The
-   first were looked at for having fallen: of twenty families of eight tasks, some lose two by chance.
+   is *settled*: both sides play more of it, further tasks where the target draws and its own tasks again where it does
+   not, and those episodes alone say whether it fell. The first were looked at for having fallen: of twenty families
+   of eight tasks, some lose two by chance.
 
 A regression outranks everything. What is not better is `underpowered` when its difference is positive and the test
 could not have found a worthwhile gain (minimum detectable effect above it, or too few tasks for any p-value to pass),
@@ -92,7 +93,7 @@ def judge_release(
 
     `pair` has the columns of `judge_capabilities`, with outcomes 0 or 1. `own[capability]` are the families of each
     capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
-    `trials` is k of pass^k. `settled` are the pairs of further tasks, played for families whose fall was unclear: they
+    `trials` is k of pass^k. `settled` are the pairs of further episodes of families whose fall was unclear: they
     decide on the falls of these families, stand for them where all other families together, or pass^k, seem to
     fall and may not, and change nothing else. `left` are families that fell with a first router, and why: the one that
     is judged leaves them to what answers them today. Then only the own families can be better, which that choice did

@@ -90,11 +90,19 @@ class Played:
 
 
 def play_lineup(
-    context: Context, lineup: Lineup, tasks: Sequence[TargetTask], trials: int, seed: int, what: str, purpose: str
+    context: Context,
+    lineup: Lineup,
+    tasks: Sequence[TargetTask],
+    trials: int,
+    seed: int,
+    what: str,
+    purpose: str,
+    first: int = 0,
 ) -> Played:
-    """Play every task `trials` times with what the lineup's router chooses, and store the decisions."""
+    """Play every task `trials` times, from trial `first` on, with what the lineup's router chooses, and store the
+    decisions."""
     decisions = _decide(context, lineup, tasks)
-    episodes = [Episode("", t, seed, k) for t in tasks for k in range(trials)]
+    episodes = [Episode("", t, seed, k) for t in tasks for k in range(first, first + trials)]
     acted = {task: decision.capability for task, decision in decisions.items()}
     ids: dict[int, str] = {}
     for capability in sorted({acted.get(t.id, "") for t in tasks}):

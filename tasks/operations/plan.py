@@ -14,10 +14,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from db import Round, RoundState, StageRow, Store, open_store
-from environments.contract import SPLITS, Generators, Target
+from environments.contract import SPLITS, Drawable, Generators, Target
 from errors import ConfigurationError
 from settings import Settings
-from tasks.measuring.gate_plan import SETTLED
+from tasks.measuring.gate_plan import AGAIN, SETTLED
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
@@ -75,9 +75,9 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
     adapters += s.selection.most * most["diagnosis"]
-    # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and those that settle
+    # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
-    settling = 2 * SETTLED * s.evaluation.own_tasks
+    settling = 2 * SETTLED * s.evaluation.own_tasks * (1 if isinstance(target, Drawable) else AGAIN)
     validation = (3 * most["validation"] + 2 * further + settling) * trials + most["validation"]
     test = (3 * s.evaluation.trials + 1) * most["test"]
     return RoundPlan(

@@ -288,7 +288,7 @@ class SuccessRate(BaseModel):
 
 class EvaluateResult(StageResult):
     """The validation split: trajectory ids and success of base, live release, candidate (`routed`) and no-op; ids alone
-    on the `further` tasks, and on those that settle whether a family fell. `left` says why families fell with the first
+    on the `further` tasks, and of what settled whether a family fell. `left` says why families fell with the first
     router: the `candidate` that counts leaves them to what answers them today."""
 
     stage: ClassVar[str] = "evaluate"

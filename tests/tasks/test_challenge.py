@@ -69,14 +69,27 @@ def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch:
 
 def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     played = {t.id for t in context.tasks("validation")} | {t.id for t in context.further_tasks({"refund_all": 4})}
-    settling = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
+    ((settling, trials, first),) = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
     assert [t.family for t in settling] == ["cancel_other"] * 40 + ["refund_all"] * 40
     assert not played & {t.id for t in settling}
+    assert (trials, first) == (context.settings.evaluation.validation_trials, 0)
     assert _settling(context, {}, []) == []
     assert _settling(context, {}, ["refund_all", "cancel_other", "item_price", "move_pending"]) == [], "no accident"
     assert rules_of(context).settling == 40
+
+
+def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the episodes of forty further tasks; a large family is played once more."""
     monkeypatch.setattr(Context, "draws", lambda self, split: False)
-    assert _settling(context, {}, ["refund_all"]) == [], "a fixed split has no further tasks"
+    before, there = context.settings.evaluation.validation_trials, context.tasks("validation")
+    mine = {f: [t for t in there if t.family == f] for f in ("cancel_other", "refund_all")}
+    turns = _settling(context, {}, ["refund_all", "cancel_other"])
+    assert [(t.tasks, t.trials, t.first) for t in turns] == [(m, 2 * 40 * before // 8, before) for m in mine.values()]
+    monkeypatch.setattr(Context, "tasks", lambda self, split: mine["refund_all"] * 40)
+    ((large, trials, first),) = _settling(context, {}, ["refund_all"])
+    assert (len(large), trials, first) == (320, 1, before)
 
 
 def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

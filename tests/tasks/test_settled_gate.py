@@ -66,7 +66,14 @@ def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[
     told: list[str] = []
 
     def play(
-        context: Context, lineup: Lineup, tasks: Sequence[TargetTask], trials: int, seed: int, what: str, _: str
+        context: Context,
+        lineup: Lineup,
+        tasks: Sequence[TargetTask],
+        trials: int,
+        seed: int,
+        what: str,
+        _: str,
+        first: int = 0,
     ) -> Any:
         told.append(what)
         if lineup is SECOND:  # leaves that family to the live release, which solves it
@@ -79,7 +86,8 @@ def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[
         ids = []
         for policy, part in ((OraclePolicy(), False), (NoopPolicy(), True)):
             some = [t for t in tasks if (t.id in failed) == part]
-            ids += context.engine_of(policy).play(context.ground("evaluation"), episodes_for(some, trials, seed), what)
+            episodes = [replace(e, trial=first + e.trial) for e in episodes_for(some, trials, seed)]
+            ids += context.engine_of(policy).play(context.ground("evaluation"), episodes, what)
         return SimpleNamespace(ids=ids)
 
     monkeypatch.setattr(evaluate_file, "play_lineup", play)
@@ -105,13 +113,38 @@ def test_two_tasks_lost_of_eight_are_settled_by_ten_more(
 ) -> None:
     told = played(monkeypatch, 2, lost_later)
     found = evaluated(context)
-    assert told[-2:] == ["tasks that settle a fall (live)", "tasks that settle a fall (routed)"]
+    assert told[-2:] == ["what settles a fall (live)", "what settles a fall (routed)"]
     assert [len(found.settled_live_ids), len(found.settled_routed_ids)] == [10, 10]
     proposal = proposal_of(context)
     assert proposal is not None
     assert proposal.decision.falls[OTHER] is kind
     assert proposal.decision.verdict is verdict
     assert proposal.decision.difference.tasks == 48, "the further tasks settle a fall and count for nothing else"
+
+
+@pytest.mark.parametrize(
+    ("lost_later", "kind", "verdict"),
+    [
+        (0, FallKind.HELD, GateVerdict.PROMOTED),
+        (1, FallKind.WITHIN, GateVerdict.PROMOTED),
+        (3, FallKind.UNCLEAR, GateVerdict.UNDERPOWERED),
+        (8, FallKind.REGRESSION, GateVerdict.REGRESSION),
+    ],
+)
+def test_on_a_fixed_split_they_are_settled_by_the_same_tasks_again(
+    context: Context, monkeypatch: pytest.MonkeyPatch, lost_later: int, kind: FallKind, verdict: GateVerdict
+) -> None:
+    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    told = played(monkeypatch, 2, lost_later)
+    found = evaluated(context)
+    assert told[-2:] == ["what settles a fall (live)", "what settles a fall (routed)"]
+    trials = {row.trial for row in context.store.trajectories(None, id=found.settled_live_ids)}
+    assert trials == {1, 2}, "what was played once is not counted again"
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.falls[OTHER] is kind
+    assert proposal.decision.verdict is verdict
+    assert proposal.decision.difference.tasks == 48
 
 
 @pytest.mark.parametrize("lost", [2, 7])

@@ -86,6 +86,29 @@ def test_what_is_unlike_all_has_its_own_answer(tmp_path: Path) -> None:
     assert router.version != plain.version
 
 
+def test_rows_that_are_insisted_on_outvote_what_lies_around_them(tmp_path: Path) -> None:
+    """Four rows of the base amid twenty of an adapter: their like are the base's, and what lies elsewhere stays."""
+    rng = np.random.default_rng(0)
+    near = np.eye(16)[0] * 2 + 0.3 * rng.normal(size=(32, 16))
+    mine = near[:8] + 0.15 * np.eye(16)[5]
+    rows, labels = clusters(20, 1)
+    labels = [*("" if i < 4 else "refund" for i in range(24)), *labels]
+    vectors = np.concatenate([mine[:4] + 20, near[12:] + 20, rows])
+    ids = [f"t{i}" for i in range(len(labels))]
+    plain = Router.fit(vectors, labels, ids, 15)
+    fresh, elsewhere = mine[4:] + 20, clusters(10, 2)[0][10:]
+    assert "refund" in {d.capability for d in plain.decide(fresh)}
+    firm = plain.insisting(ids[:4])
+    assert {d.capability for d in firm.decide(fresh)} == {""}
+    assert [d.capability for d in firm.decide(elsewhere)] == [d.capability for d in plain.decide(elsewhere)]
+    assert set(firm.weights[4:]) == {1.0}
+    assert firm.version != plain.version == plain.insisting(["unknown"]).version
+    firm.save(tmp_path)
+    loaded = Router.load(tmp_path)
+    assert loaded.weights == firm.weights
+    assert {d.capability for d in loaded.decide(fresh)} == {""}
+
+
 def test_the_nearest_of_a_mixed_neighbourhood_weighs_most() -> None:
     rows = np.array([[1, 0], [0.9, 0.1], [0, 1], [-1, 0], [-0.9, -0.1], [0, -1]], dtype=np.float32)
     router = Router.fit(rows, ["a", "a", "b", "", "", "b"], list("uvwxyz"), neighbours=3)

@@ -204,7 +204,7 @@ def test_further_tasks_alone_settle_whether_a_family_fell(count, lost, verdict, 
     decision = judge_release(pair, RULES, 0.05, 2, OWN, settled=since)
     assert decision.verdict is verdict
     assert decision.falls["refund"] is kind
-    told = "refund: -20.0 points over 10 tasks, which may be noise, so both sides played further ones: "
+    told = "refund: -20.0 points over 10 tasks, which may be noise, so both sides played more: "
     assert any(r.startswith(f"{told}{-100 * lost / count:+.1f} over {count}.") for r in decision.reasons)
     assert decision.falls["all other families together"] is kind, "which are this one family here"
     # They decide on falls and on nothing else.
