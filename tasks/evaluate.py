@@ -31,11 +31,11 @@ from tasks.route import amend
 logger = logging.getLogger("trace")
 
 
-class Turn(NamedTuple):
-    """Tasks that are played in so many trials, from trial `first` on."""
+class Trials(NamedTuple):
+    """`each` trials of every one of some tasks, from trial `first` on."""
 
     tasks: Sequence[TargetTask]
-    trials: int
+    each: int
     first: int = 0
 
 
@@ -63,15 +63,15 @@ def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
     trials = context.settings.evaluation.validation_trials
     challenged = context.result(ChallengeResult)
 
-    def both(turns: Sequence[Turn], prefix: str, what: str) -> dict[str, list[str]]:
+    def both(owed: Sequence[Trials], prefix: str, what: str) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {f"{prefix}_{name}_ids": [] for name in sides}
         for name, lineup in sides.items():
-            for turn in turns:
-                given = lineup, turn.tasks, turn.trials, context.seed, f"{what} ({name})", "evaluation", turn.first
+            for part in owed:
+                given = lineup, part.tasks, part.each, context.seed, f"{what} ({name})", "evaluation", part.first
                 found[f"{prefix}_{name}_ids"] += play_lineup(context, *given).ids
         return found
 
-    further = both([Turn(context.further_tasks(challenged.further), trials)], "further", "further validation tasks")
+    further = both([Trials(context.further_tasks(challenged.further), trials)], "further", "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
     found = EvaluateResult(**measured, **further)
     unclear = unclear_families(_whole(context, found), rules_of(context))
@@ -119,7 +119,7 @@ def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
     return fell
 
 
-def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[Turn]:
+def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[Trials]:
     """What neither side has played of the families that seem to fall and may not, by the gate's rules: further tasks
     where the target draws, else further trials of the split's own. Nothing where more families seem to fall than the
     rules allow."""
@@ -129,10 +129,10 @@ def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[st
     if not context.draws("validation"):
         by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
         episodes = AGAIN * rules.settling * trials
-        return [Turn(mine, max(1, episodes // len(mine)), trials) for mine in by_family.values()]
+        return [Trials(mine, max(1, episodes // len(mine)), trials) for mine in by_family.values()]
     drawn = context.further_tasks({family: further.get(family, 0) + rules.settling for family in unclear})
     played = {task.id for task in context.further_tasks(further)} if further else set()
-    return [Turn([task for task in drawn if task.id not in played], trials)]
+    return [Trials([task for task in drawn if task.id not in played], trials)]
 
 
 @stage("test", title="evaluate on test")

@@ -252,7 +252,8 @@ class Router:
 
     def _truth(self) -> np.ndarray:
         """(n,) the columns of the training rows' labels."""
-        return np.array([self.classes.index(label) for label in self.labels])
+        column = {name: index for index, name in enumerate(self.classes)}
+        return np.array([column[label] for label in self.labels])
 
     def _best_temperature(self) -> float:
         """The temperature with the least leave-one-out log-loss; the highest of equals, which claims the least."""
