@@ -311,8 +311,8 @@ def route(context: Context) -> RouteResult:
 
 def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
-    answers these today and with many votes each. None where no example is of one of them. What is stored of
-    it says which they are."""
+    answers these today and with many votes each. None where no example is of one of them. What is stored of it says
+    which they are."""
     examples = _examples(context, members_of(candidate))
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     left = set(frame[frame["family"].isin(list(families))]["id"])
@@ -379,8 +379,8 @@ def _fitted(
     """The router, and the examples on which its mode (where `router` is `auto`) and its threshold were chosen. What is
     kept out is of no use to the votes, so it stays out. `unlike` answers what is like none of them, and `insisted` are
     examples that are used whatever their id, with many votes each."""
-    held = [e for e in examples if kept_out(e.id) and e.id not in insisted]
-    used = [e for e in examples if not kept_out(e.id) or e.id in insisted]
+    out = {e.id for e in examples if kept_out(e.id)} - set(insisted)
+    used, held = [e for e in examples if e.id not in out], [e for e in examples if e.id in out]
     if len({e.label for e in used}) < len({e.label for e in examples}):
         logger.info("%d examples are too few to keep a share out: the router's threshold is not fitted", len(examples))
         used, held = list(examples), []

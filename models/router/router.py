@@ -237,7 +237,7 @@ class Router:
         """(n, classes): softmax of the neighbours' similarities, added up by class, smoothed."""
         values = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / temperature
         if self.weights:
-            values += np.log(np.array(self.weights))[nearest]
+            values += np.log(np.array(self.weights)[nearest])
         weights = np.exp(values - values.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         member, count = self._truth()[nearest], len(self.classes)

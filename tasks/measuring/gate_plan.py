@@ -103,6 +103,12 @@ def alpha_at(look: int, alpha: float, drawn: bool = False) -> float:
     return alpha
 
 
+def settling_episodes(own_tasks: int, trials: int, draws: bool) -> int:
+    """Episodes of both sides that settle as many falls as one evaluation may, each of a family of at most `own_tasks`
+    x `trials` episodes; `draws` says whether further tasks can be drawn."""
+    return 2 * SETTLED * own_tasks * trials * (1 if draws else AGAIN)
+
+
 def rules_sha256(rules: GateRules | Mapping[str, Any]) -> str:
     """Hex SHA-256 of rules (or of a plan as JSON), written as canonical JSON. ValueError for what JSON cannot hold."""
     content = asdict(rules) if isinstance(rules, GateRules) else rules

@@ -16,7 +16,7 @@ from errors import EpisodesSpent
 from settings import Settings
 from tasks.challenge import families_of
 from tasks.contrast import contrast
-from tasks.measuring.gate_plan import AGAIN, SETTLED
+from tasks.measuring.gate_plan import settling_episodes
 from tasks.measuring.lineup import lineup_of
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
@@ -126,7 +126,7 @@ def proof_episodes(
     # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
     short = [f * math.ceil(max(0, e.own_tasks - mine) / f) if f else e.own_tasks for mine, f in own]
     further = 3 * sum(short) * trials if draws else 0
-    settling = 2 * SETTLED * e.own_tasks * trials * (1 if draws else AGAIN)
+    settling = settling_episodes(e.own_tasks, trials, draws)
     return measured + live + alone + tried + routed + noop + further + settling
 
 

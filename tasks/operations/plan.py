@@ -17,7 +17,7 @@ from db import Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Drawable, Generators, Target
 from errors import ConfigurationError
 from settings import Settings
-from tasks.measuring.gate_plan import AGAIN, SETTLED
+from tasks.measuring.gate_plan import settling_episodes
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
@@ -77,8 +77,8 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     adapters += s.selection.most * most["diagnosis"]
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
-    settling = 2 * SETTLED * s.evaluation.own_tasks * (1 if isinstance(target, Drawable) else AGAIN)
-    validation = (3 * most["validation"] + 2 * further + settling) * trials + most["validation"]
+    settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
+    validation = (3 * most["validation"] + 2 * further) * trials + settling + most["validation"]
     test = (3 * s.evaluation.trials + 1) * most["test"]
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,

@@ -100,28 +100,7 @@ def evaluated(context: Context) -> EvaluateResult:
     return found
 
 
-@pytest.mark.parametrize(
-    ("lost_later", "kind", "verdict"),
-    [
-        (0, FallKind.HELD, GateVerdict.PROMOTED),
-        (3, FallKind.UNCLEAR, GateVerdict.UNDERPOWERED),
-        (8, FallKind.REGRESSION, GateVerdict.REGRESSION),
-    ],
-)
-def test_two_tasks_lost_of_eight_are_settled_by_ten_more(
-    context: Context, monkeypatch: pytest.MonkeyPatch, lost_later: int, kind: FallKind, verdict: GateVerdict
-) -> None:
-    told = played(monkeypatch, 2, lost_later)
-    found = evaluated(context)
-    assert told[-2:] == ["what settles a fall (live)", "what settles a fall (routed)"]
-    assert [len(found.settled_live_ids), len(found.settled_routed_ids)] == [10, 10]
-    proposal = proposal_of(context)
-    assert proposal is not None
-    assert proposal.decision.falls[OTHER] is kind
-    assert proposal.decision.verdict is verdict
-    assert proposal.decision.difference.tasks == 48, "the further tasks settle a fall and count for nothing else"
-
-
+@pytest.mark.parametrize("drawn", [True, False])
 @pytest.mark.parametrize(
     ("lost_later", "kind", "verdict"),
     [
@@ -131,20 +110,26 @@ def test_two_tasks_lost_of_eight_are_settled_by_ten_more(
         (8, FallKind.REGRESSION, GateVerdict.REGRESSION),
     ],
 )
-def test_on_a_fixed_split_they_are_settled_by_the_same_tasks_again(
-    context: Context, monkeypatch: pytest.MonkeyPatch, lost_later: int, kind: FallKind, verdict: GateVerdict
+def test_two_tasks_lost_of_eight_are_settled_by_ten_more_or_the_same_again(
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+    lost_later: int,
+    kind: FallKind,
+    verdict: GateVerdict,
+    drawn: bool,
 ) -> None:
-    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    monkeypatch.setattr(Context, "draws", lambda self, split: drawn)
     told = played(monkeypatch, 2, lost_later)
     found = evaluated(context)
     assert told[-2:] == ["what settles a fall (live)", "what settles a fall (routed)"]
+    assert len(found.settled_live_ids) == len(found.settled_routed_ids) == (10 if drawn else 16)
     trials = {row.trial for row in context.store.trajectories(None, id=found.settled_live_ids)}
-    assert trials == {1, 2}, "what was played once is not counted again"
+    assert trials == ({0} if drawn else {1, 2}), "what was played once is not counted again"
     proposal = proposal_of(context)
     assert proposal is not None
     assert proposal.decision.falls[OTHER] is kind
     assert proposal.decision.verdict is verdict
-    assert proposal.decision.difference.tasks == 48
+    assert proposal.decision.difference.tasks == 48, "the further episodes settle a fall and count for nothing else"
 
 
 @pytest.mark.parametrize("lost", [2, 7])
