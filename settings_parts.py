@@ -90,6 +90,9 @@ class TrainSettings(Part):
         False,
         description="begin from whichever weights do best on the environment: the base, the champion, other adapters",
     )
+    generalist: int = Field(
+        0, ge=0, description="steps of one more adapter, trained last on what all others were trained on; 0: none"
+    )
 
     @field_validator("upper_layers")
     @classmethod

@@ -2,6 +2,7 @@
 
 from db.ledger import Stage
 from db.rows import (
+    GENERALIST,
     AdapterRow,
     BarredRow,
     CalibrationRow,
@@ -36,6 +37,7 @@ from db.values.ids import row_id
 from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, ShardState, StageState
 
 __all__ = [
+    "GENERALIST",
     "AdapterRow",
     "AdapterState",
     "BarredRow",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
-from db import RoundState
+from db import GENERALIST, RoundState
 from errors import (
     AdapterError,
     BudgetExceeded,
@@ -58,6 +58,7 @@ from tasks.route import route
 from tasks.select import select
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
+from tasks.synthesis.generalist import specialists
 from tasks.synthesis.starting import training_order
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
@@ -243,29 +244,23 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
 
     Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
     those that are still wanted go through each stage together, and where one falls out the next takes its place. One
-    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too.
+    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too. The generalist comes last.
     """
     round_id, most = context.round.id, context.settings.selection.most
     for stage in FIND:
         yield stage.name, {"": stage(round_id)}
         if stage.name == last:
             return
-    waiting, trained = context.result(SelectResult).selected, 0
+    selected = context.result(SelectResult).selected
+    waiting, trained = specialists(selected), 0
     while waiting and trained < most:
         batch, waiting = waiting[: most - trained], waiting[most - trained :]
-        for practice in PRACTISE:
-            if practice.name == train.name:
-                batch = training_order(context, batch)
-            results = _practised(practice, context, batch)
-            if practice.name == train.name:
-                alone = at_once(context) == 1
-                for capabilities in [[c] for c in batch] if alone else [batch]:
-                    results |= _trained_at_last(context, {c: results[c] for c in capabilities})
-            yield practice.name, results
-            if practice.name == last and results:
-                return
-            batch = [capability for capability in batch if results[capability].goes_on]
-        trained += len(batch)
+        through = yield from _practise(context, batch, last)
+        if through is None:
+            return
+        trained += len(through)
+    if GENERALIST in selected and (yield from _practise(context, [GENERALIST], last)) is None:
+        return
     if last in {practice.name for practice in PRACTISE}:
         return
     for proof in PROVE:
@@ -274,6 +269,27 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
         yield proof.name, {"": proof(round_id)}
         if proof.name == last:
             return
+
+
+def _practise(
+    context: Context, batch: Sequence[str], last: str
+) -> Generator[tuple[str, Mapping[str, StageResult]], None, list[str] | None]:
+    """Each stage of practising these capabilities, as it is done. Those that came through to a registered adapter; None
+    where `last` was reached."""
+    through = list(batch)
+    for practice in PRACTISE:
+        if practice.name == train.name:
+            through = training_order(context, through)
+        results = _practised(practice, context, through)
+        if practice.name == train.name:
+            alone = at_once(context) == 1
+            for capabilities in [[c] for c in through] if alone else [through]:
+                results |= _trained_at_last(context, {c: results[c] for c in capabilities})
+        yield practice.name, results
+        if practice.name == last and results:
+            return None
+        through = [capability for capability in through if results[capability].goes_on]
+    return through
 
 
 def _practised(practice: Stage[[str], Any], context: Context, capabilities: Sequence[str]) -> dict[str, StageResult]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import CalibrationRow, EnvironmentRow, EnvironmentState, row_id
+from db import GENERALIST, CalibrationRow, EnvironmentRow, EnvironmentState, row_id
 from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import FIGURES, measure
 from tasks.synthesis.environments import stored_environment
+from tasks.synthesis.generalist import calibrated_by_parts
 
 
 @stage("calibrate", title="calibrate {capability}")
@@ -19,6 +20,9 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     """Play the capability's champion (the base where it has none) `samples` times on each of `seeds` scenarios of the
     capability; decide whether it may train."""
     environment_id = context.result(SynthesizeResult, capability).environment
+    if capability == GENERALIST:
+        _judge(context, environment_id, True)
+        return calibrated_by_parts(context)
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
@@ -30,10 +34,7 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     assert measured is not None
     accepted, reason = measured.accepted, measured.reason
     figures = {name: float(getattr(measured, name)) for name in FIGURES}
-    stored = context.store.row(EnvironmentRow, id=environment_id)
-    if stored is not None and stored.state == EnvironmentState.CHECKED:
-        judged = EnvironmentState.ACCEPTED if accepted else EnvironmentState.REJECTED
-        context.store.set_state(EnvironmentRow, environment_id, judged)
+    _judge(context, environment_id, accepted)
     create_markdown_artifact(
         key=f"calibration-{capability.replace('_', '-')}",
         description=f"How the policy does in the environment made for {capability}",
@@ -48,3 +49,11 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
         level=measured.detail.get("level"),
         **figures,
     )
+
+
+def _judge(context: Context, environment_id: str, accepted: bool) -> None:
+    """Store whether the environment may train. Done again it changes nothing."""
+    stored = context.store.row(EnvironmentRow, id=environment_id)
+    if stored is not None and stored.state == EnvironmentState.CHECKED:
+        judged = EnvironmentState.ACCEPTED if accepted else EnvironmentState.REJECTED
+        context.store.set_state(EnvironmentRow, environment_id, judged)

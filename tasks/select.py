@@ -14,6 +14,7 @@ from tasks.round.results import ContrastResult, RolloutResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
+from tasks.synthesis import generalist
 
 
 @stage("select", title="select by coverage and contrast")
@@ -75,4 +76,8 @@ def select(context: Context) -> SelectResult:
             for c in chosen
         ],
     )
-    return SelectResult(selected=[c.name for c in chosen if c.selected and c.name not in unfit], unfit=unfit)
+    selected = [c.name for c in chosen if c.selected and c.name not in unfit]
+    if generalist.wanted(context, selected):
+        generalist.store_generalist(context, rank=len(rank))
+        selected.append(generalist.GENERALIST)
+    return SelectResult(selected=selected, unfit=unfit)

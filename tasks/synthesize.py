@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from db import EnvironmentRow, EnvironmentState, row_id
+from db import GENERALIST, EnvironmentRow, EnvironmentState, row_id
 from environments.contract import Generators, TargetTask
+from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
 from tasks.measuring.lineup import champion_of, load_member
@@ -17,6 +18,7 @@ from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose, contrasted
+from tasks.synthesis.generalist import compose_generalist
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tasks.synthesis.transfer import transfer_verdict
 
@@ -33,16 +35,9 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
             "the llm synthesizer writes environments for such targets"
         )
         return SynthesizeResult(accepted=False, reasons=[reason])
-    if not any(capability in needs for needs in context.target.families().values()):
-        reason = (
-            f"no family of {context.round.target!r} is tagged with {capability!r}, so nothing can be composed for it"
-        )
+    composed, reason = _composed(context, capability)
+    if composed is None:
         return SynthesizeResult(accepted=False, reasons=[reason])
-    success = outcomes(context.store, context.result(RolloutResult).trajectories).groupby("family")["success"].mean()
-    earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
-    version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
-    share = context.settings.calibration.retention_share
-    composed = compose(context.target, context.round, capability, success.to_dict(), share, version)
     with context.environment:
         environment, contrast, alone = contrasted(composed)
         verdict = validate_environment(
@@ -76,8 +71,25 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
         context.store.set_state(EnvironmentRow, identity, judged)
     return SynthesizeResult(
-        accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity, versions=version
+        accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity, versions=spec.version
     )
+
+
+def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
+    """The capability's next environment from the target's generators, or why there is none."""
+    round_id, target = context.round.id, context.target
+    success = outcomes(context.store, context.result(RolloutResult).trajectories).groupby("family")["success"].mean()
+    earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
+    version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
+    if capability == GENERALIST:
+        return compose_generalist(context, success.to_dict(), version)
+    assert isinstance(target, Generators)
+    if not any(capability in needs for needs in target.families().values()):
+        return None, (
+            f"no family of {context.round.target!r} is tagged with {capability!r}, so nothing can be composed for it"
+        )
+    share = context.settings.calibration.retention_share
+    return compose(target, context.round, capability, success.to_dict(), share, version), ""
 
 
 def _writer(context: Context) -> EnvironmentWriter:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from db import AdapterRow, AdapterState, TrainingStepRow, row_id
+from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
 from models.adapters.files import adapter_digest, export_adapter
@@ -40,6 +40,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.synthesis.generalist import PATIENCE, generalist_steps
 from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import (
     champion_start,
@@ -127,10 +128,14 @@ class Course:
 def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
+    adapter = adapter_id(context.round.id, capability, made.versions)
+    last = capability == GENERALIST
     return Course(
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
-        adapter=adapter_id(context.round.id, capability, made.versions),
+        adapter=adapter,
+        steps=generalist_steps(context, adapter) if last else None,
+        patience=PATIENCE if last else 0,
         folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
         hinted=calibrated is not None and calibrated.hinted is not None,
         capability_id=row_id(context.round.id, capability),

@@ -1,7 +1,7 @@
 """The rows that the store takes and gives: one frozen dataclass per table, its fields the table's columns."""
 
 from db.rows.adapters import AdapterRow, EvaluationRow, RouteRow, TrainingStepRow, VerdictRow
-from db.rows.capabilities import CalibrationRow, CapabilityRow, EnvironmentRow, LabelRow, SelectionRow
+from db.rows.capabilities import GENERALIST, CalibrationRow, CapabilityRow, EnvironmentRow, LabelRow, SelectionRow
 from db.rows.contract import Row, row_from, values_of
 from db.rows.conversations import ConversationRow, ReplyRow
 from db.rows.methods import EpisodeChargeRow, MethodAccountRow
@@ -38,6 +38,7 @@ SMALL_TABLES: tuple[type[Row], ...] = (
 )
 
 __all__ = [
+    "GENERALIST",
     "SMALL_TABLES",
     "AdapterRow",
     "BarredRow",

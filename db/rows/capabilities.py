@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 from db.values.states import EnvironmentState
 from db.values.types import utc_now
 
+# The name of the row that is no candidate: what a round trains last, on all that it has trained for
+# (`tasks/synthesis/generalist.py`). Names of candidates have two words or more.
+GENERALIST = "generalist"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapabilityRow:
-    """A row of `capabilities`: a candidate of a round. `examples` are evidence in the analyst's own form."""
+    """A row of `capabilities`: a candidate of a round, or the generalist. `examples` are evidence in the analyst's own
+    form."""
 
     TABLE: ClassVar[str] = "capabilities"
 

@@ -71,12 +71,16 @@ def as_table(found: Sequence[Lineage]) -> str:
 
 
 def _failure(c: CapabilityFigures, selection: SelectionRow, figures: RoundFigures, link: str) -> Card:
+    if c.mean_cov is None:
+        return Card("failure", "what all its capabilities are for", (selection.reason,), link)
     count = len(selection.evidence)
     shown = f"{count} failed episode{'s' if count != 1 else ''} as evidence"
     return Card("failure", shown, (f"{percent(c.mean_cov)} of the failures lack it",), link)
 
 
 def _label(c: CapabilityFigures, figures: RoundFigures) -> Card:
+    if c.mean_cov is None:
+        return Card("label", "that of its capabilities", reached=False)
     rule = figures.selection
     lines = [f"contrast {two(c.mean_delta)} (from {rule.delta:g})", f"{c.runs_passed} of {rule.n} runs (from {rule.k})"]
     if c.kappa is not None:

@@ -1,6 +1,7 @@
 """Methods that take TRACE's adapters as they are: one of them, all of them as one, or all of them chosen by the truth.
 
-`single`: the adapter that does best on the diagnosis tasks answers every task. `merge-linear` and `merge-ties`: one
+`single`: of the adapters for one capability the one that does best on the diagnosis tasks answers every task;
+`generalist`: the one that was trained last, on everything, does. `merge-linear` and `merge-ties`: one
 adapter made of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families
 of their capabilities, which is what a router comes to that knows what each was trained for and nothing of what it
 solves. Each inherits TRACE's whole account: without it there is no adapter to take.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import shutil
 from typing import Literal
 
-from db import AdapterRow, AdapterState
+from db import GENERALIST, AdapterRow, AdapterState
 from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
@@ -23,25 +24,35 @@ from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, RouteResult
 from tasks.route import try_on_diagnosis
+from tasks.synthesis.generalist import specialists
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"
 
 
 def single(run: SeedRun, context: Context, account: Account) -> Answer:
-    """Of the adapters that passed the challenge, the one with the highest success on the diagnosis tasks, which all of
-    them played for the router; where there was no router, the one with the largest gain on fresh seeds."""
-    names = registered(context.stored)
+    """Of the adapters for one capability that passed the challenge, the one with the highest success on the diagnosis
+    tasks, which all of them played for the router; where there was no router, the one with the largest gain on fresh
+    seeds."""
+    names = specialists(registered(context.stored))
     if not names:
         return Answer(context, notes=(NONE_TRAINED,))
     routed, challenged = context.found(RouteResult), context.found(ChallengeResult)
-    if routed and challenged and challenged.passed and not routed.skipped:
-        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, challenged.passed).items()}
+    passed = specialists(challenged.passed) if challenged else []
+    if routed and passed and not routed.skipped:
+        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, passed).items()}
     else:
         measured = {c: context.result(RegisterResult, c) for c in names}
         worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}
     best = max(worth, key=lambda c: worth[c])
     answer = one_adapter(context, best, own_adapter(context.stored, best))
     return Answer(context, answer.lineup, answer.families, notes=(f"the adapter for {best}",))
+
+
+def generalist(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The adapter that was trained last, on the environments of all capabilities."""
+    if GENERALIST not in registered(context.stored):
+        return Answer(context, notes=("TRACE registered no generalist, so the bare base answers",))
+    return one_adapter(context, GENERALIST, own_adapter(context.stored, GENERALIST))
 
 
 def merge_linear(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -92,8 +103,9 @@ def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
 
 
 def oracle_route(run: SeedRun, context: Context, account: Account) -> Answer:
-    """All adapters, each on the families that its environment is about; of several the one selected first."""
-    names = registered(context.stored)
+    """All adapters for one capability, each on the families that its environment is about; of several the one selected
+    first."""
+    names = specialists(registered(context.stored))
     if not names:
         return Answer(context, notes=(NONE_TRAINED,))
     families = {f: c for c in reversed(names) for f in families_of(context, c)}

@@ -11,7 +11,7 @@ from typing import Any
 from errors import ConfigurationError
 from models.scripted import NoopPolicy
 from settings import Settings
-from tasks.methods.adapters import merge_linear, merge_ties, oracle_route, single
+from tasks.methods.adapters import generalist, merge_linear, merge_ties, oracle_route, single
 from tasks.methods.answers import Answer
 from tasks.methods.budget import Account
 from tasks.methods.constant import constant
@@ -80,7 +80,8 @@ METHODS: Mapping[str, Method] = {
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
     "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
     "trace": Method("TRACE", trace, trains=True),
-    "single": Method("TRACE's best adapter alone", single, ("trace",), ("trace",)),
+    "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),
+    "generalist": Method("TRACE's last adapter alone, trained on everything", generalist, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),
     "merge-linear": Method("the mean of TRACE's adapters", merge_linear, ("trace",), ("trace",)),
     "merge-ties": Method("TRACE's adapters merged by TIES", merge_ties, ("trace",), ("trace",)),
@@ -105,6 +106,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
     "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
+    "no-generalist": ("no generalist at the end", {"train": {"generalist": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
     "router-label": ("the router's label alone", {"router": "label"}),
     "router-both": ("the router's label and retrieval", {"router": "both"}),

@@ -11,6 +11,7 @@ import math
 import random
 from dataclasses import replace
 
+from db import GENERALIST
 from environments.contract import Drawable, Generators
 from errors import EpisodesSpent
 from settings import Settings
@@ -26,6 +27,8 @@ from tasks.round.adapters import registered
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, GateResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
+from tasks.synthesis import generalist
+from tasks.synthesis.generalist import specialists
 from tasks.synthesis.starting import MOST
 
 
@@ -45,7 +48,11 @@ def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> An
         if isinstance(context.target, Generators) and context.settings.synthesizer.kind == "generators":
             tags = {tag for needs in context.target.families().values() for tag in needs}
             pool = [c for c in pool if c in tags]
-        drawn = random.Random(f"placebo:{context.seed}").sample(sorted(pool), min(len(chosen), len(pool)))
+        count = min(len(specialists(chosen)), len(pool))
+        drawn = random.Random(f"placebo:{context.seed}").sample(sorted(pool), count)
+        if generalist.wanted(context, drawn):
+            generalist.store_generalist(context, rank=count)
+            drawn.append(GENERALIST)
         return SelectResult(selected=drawn)
 
     drawn = draw.do(context).selected
@@ -82,25 +89,29 @@ def after_training(context: Context, selected: list[str]) -> int:
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
-    own = []
-    for capability in capabilities:
-        mine = families_of(context, capability)
-        own.append((sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0))
+    families = {c: families_of(context, c) for c in specialists(capabilities)}
+    if GENERALIST in capabilities:  # before it is made, too: it is about all that the others are about
+        families[GENERALIST] = sorted({f for mine in families.values() for f in mine})
+    own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
     diagnosis = len(context.tasks("diagnosis"))
     return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
 
 
 def share_of(context: Context, selected: list[str], left: int) -> int:
-    """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it.
-    What it does not use is theirs. Where not every one can fill a batch of groups, the first may."""
-    train = context.settings.train
-    waiting = sum(context.found(TrainResult, c) is None for c in _still_in(context, selected))
-    return left // max(1, min(waiting, left // (train.groups * train.group_size)))
+    """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it,
+    the generalist's by the steps that it is to make. What it does not use is theirs. Where not every one can fill a
+    batch of groups, the first may."""
+    train, steps = context.settings.train, context.settings.training_steps()
+    waiting = [c for c in _still_in(context, selected) if context.found(TrainResult, c) is None]
+    filled = waiting[: left // (train.groups * train.group_size)]
+    owed = [train.generalist if c == GENERALIST else steps for c in filled]
+    return left * owed[0] // sum(owed) if owed else left
 
 
 def _still_in(context: Context, selected: list[str]) -> list[str]:
-    """The capabilities of `selected` that have not fallen out, as many as a round trains."""
-    return [c for c in selected if not _fell_out(context, c)][: context.settings.selection.most]
+    """The capabilities of `selected` that have not fallen out, as many as a round trains, and the generalist."""
+    still = [c for c in selected if not _fell_out(context, c)]
+    return [*specialists(still)[: context.settings.selection.most], *(c for c in still if c == GENERALIST)]
 
 
 def _fell_out(context: Context, capability: str) -> bool:

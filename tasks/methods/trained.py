@@ -25,6 +25,7 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.synthesis.generalist import specialists
 from tasks.train import Course, train_on
 
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group
@@ -136,7 +137,7 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     """One adapter on all environments that TRACE may train on."""
     accepted = [
         c
-        for c in context.result(SelectResult).selected
+        for c in specialists(context.result(SelectResult).selected)
         if (found := context.found(CalibrateResult, c)) and found.accepted
     ]
     if not accepted:

@@ -28,8 +28,9 @@ from tasks.synthesis.starting import MOST
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`.
-    `seconds` is what an episode took in the last round, all stages included; None: there was none."""
+    """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`,
+    and `generalist` are those of the training that comes last (0: there is none). `seconds` is what an episode took in
+    the last round, all stages included; None: there was none."""
 
     diagnosis: int
     capabilities: int
@@ -39,6 +40,7 @@ class RoundPlan:
     choosing: int
     fresh: int
     evaluation: int
+    generalist: int = 0
     calls: int = 0
     seconds: float | None = None
 
@@ -46,7 +48,7 @@ class RoundPlan:
     def rollouts(self) -> int:
         """All of them."""
         each = self.calibration + self.steps * self.batch + self.choosing + self.fresh
-        return self.diagnosis + self.capabilities * each + self.evaluation
+        return self.diagnosis + self.capabilities * each + self.generalist + self.evaluation
 
     def text(self) -> str:
         """The plan in one sentence."""
@@ -54,7 +56,8 @@ class RoundPlan:
         each += f" + {self.choosing} choosing" if self.choosing else ""
         text = (
             f"at most {self.rollouts:,} rollouts: {self.diagnosis} diagnosis, {self.capabilities} x ({each} + "
-            f"{self.fresh} fresh seeds), {self.evaluation} evaluation"
+            f"{self.fresh} fresh seeds), {f'{self.generalist} generalist, ' if self.generalist else ''}"
+            f"{self.evaluation} evaluation"
         )
         if self.calls:
             text += f"; at least {self.calls} calls of a language model"
@@ -75,19 +78,24 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
     adapters += s.selection.most * most["diagnosis"]
+    if t.generalist:  # it may be about all families
+        adapters += most["validation"] * trials + most["diagnosis"]
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
     validation = (3 * most["validation"] + 2 * further) * trials + settling + most["validation"]
     test = (3 * s.evaluation.trials + 1) * most["test"]
+    choosing = (contenders + starts) * (t.choosing + (t.choosing + 1) // 2)
+    fresh, batch = 2 * s.evaluation.fresh, t.groups * t.group_size
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,
         capabilities=s.selection.most,
         calibration=s.calibration.seeds * s.calibration.samples,
         steps=s.training_steps(),
-        batch=t.groups * t.group_size,
-        choosing=(contenders + starts) * (t.choosing + (t.choosing + 1) // 2),
-        fresh=2 * s.evaluation.fresh,
+        batch=batch,
+        choosing=choosing,
+        fresh=fresh,
+        generalist=t.generalist * batch + choosing + fresh if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,

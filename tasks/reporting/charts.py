@@ -149,7 +149,7 @@ def family_chart(families: Mapping[str, FamilyFigures]) -> str:
 
 
 def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRule) -> str:
-    """Coverage and contrast by capability as bars, each against its threshold line."""
+    """Coverage and contrast by capability as bars, each against its threshold line; all have both."""
     row, top = 40, 34
     height = top + row * len(capabilities) + 10
     gap, x0 = 30, _LABEL + 8
@@ -157,7 +157,7 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
     parts = []
     for column, (title, threshold) in enumerate((("coverage", rule.rho), ("contrast", rule.delta))):
         left = x0 + column * (width + gap)
-        values = [c.mean_cov if column == 0 else c.mean_delta for c in capabilities]
+        values = [(c.mean_cov if column == 0 else c.mean_delta) or 0.0 for c in capabilities]
         low, high = min(0.0, *values), max(1.0 if max(values) > 0.5 else 0.5, *values)
         scale = width / (high - low)
         zero = left - low * scale
@@ -174,7 +174,7 @@ def selection_chart(capabilities: Sequence[CapabilityFigures], rule: SelectionRu
                 f'<rect class="{kind} bar" x="{a:.1f}" y="{y + 6}" width="{max(1.0, b - a):.1f}" height="18" rx="2"/>'
             )
             parts.append(_text(max(a, b) + 4, y + 20, f"{value:.2f}", "value"))
-    said = "; ".join(f"{c.name}: coverage {c.mean_cov:.2f}, contrast {c.mean_delta:.2f}" for c in capabilities)
+    said = "; ".join(f"{c.name}: coverage {two(c.mean_cov)}, contrast {two(c.mean_delta)}" for c in capabilities)
     return _svg(height, "Coverage and contrast by capability", said, parts)
 
 

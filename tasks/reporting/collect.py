@@ -46,6 +46,7 @@ from tasks.round.results import (
     TrainResult,
 )
 from tasks.round.rollouts import outcomes
+from tasks.synthesis.generalist import specialists
 from tasks.synthesis.starting import told_starts
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")
@@ -288,7 +289,7 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
         "sent": sum(bool(routes[i].capability) for i in frame["id"]) / max(1, len(frame)),
         "milliseconds": times[len(times) // 2],
     }
-    if not known.issuperset(served):
+    if not known.issuperset(specialists(served)):
         return RouterFigures(**kept_out, **told)
     pairs = Counter[tuple[str, str]]()
     for r in frame.itertuples():

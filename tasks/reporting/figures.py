@@ -139,15 +139,16 @@ class CapabilityFigures(_Figures):
     `does-not-transfer`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
     `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences.
 
-    `alone` is the gate's verdict on the adapter alone, with `points` and `adjusted_p` on its own families. `ending`
+    `mean_cov` and `mean_delta` are None of the generalist, which no rule selects. `alone` is the gate's verdict on the
+    adapter alone, with `points` and `adjusted_p` on its own families. `ending`
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
     version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
     was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash), `begun` from which
     weights training began, of those that were compared ("": there was no choice)."""
 
     name: str
-    mean_cov: float
-    mean_delta: float
+    mean_cov: float | None
+    mean_delta: float | None
     runs_passed: int
     base_success: float | None = None
     adapter_success: float | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from db import GENERALIST
 from environments.contract import Generators, Target
 from tasks.reporting.figures import Ending, percent, release_name
 from tasks.round.results import (
@@ -43,7 +44,8 @@ def ending_of(stored: StoredRound, rho: float) -> Ending:
     rollout = stored.result(RolloutResult)
     if not selected.selected and not selected.unfit and rollout.scored - _solved(rollout) < rho * rollout.scored:
         return Ending.NOTHING_LACKING
-    if selected.selected and all(_mastered(stored, c) for c in selected.selected):
+    capabilities = _capabilities(selected)
+    if capabilities and all(_mastered(stored, c) for c in capabilities):
         return Ending.MASTERED
     return Ending.NOTHING_TRAINED
 
@@ -63,14 +65,14 @@ def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: f
         left = "" if rollout.success == 1 else left
         return Ended(kind, f"Nothing is lacking that could be trained: {solved}{left}. The round ends early and well.")
     if kind is Ending.MASTERED:
-        what = _named(stored.result(SelectResult).selected)
+        what = _named(_capabilities(stored.result(SelectResult)))
         return Ended(kind, f"Mastered: {who} solves the environments of what it seemed to lack ({what}), so there is "
                      f"nothing left to learn from them; {solved}.")  # fmt: skip
     return Ended(kind, _nothing_trained(stored, target, asks_a_model, solved))
 
 
 def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, solved: str) -> str:
-    rollout, selected = stored.result(RolloutResult), stored.result(SelectResult).selected
+    rollout, selected = stored.result(RolloutResult), _capabilities(stored.result(SelectResult))
     said = ["No capability could be trained.", f"{solved[:1].upper()}{solved[1:]}."]
     if rollout.success == 0:
         said.append(
@@ -100,6 +102,11 @@ def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, so
             "calibration; with one as analyst (TRACE_ANALYST__KIND=llm) it would also name and label the capabilities."
         )
     return " ".join(said)
+
+
+def _capabilities(selected: SelectResult) -> list[str]:
+    """What was selected by the rule: the generalist needs them, and ends with them."""
+    return [c for c in selected.selected if c != GENERALIST]
 
 
 def _solved(rollout: RolloutResult) -> int:

@@ -20,13 +20,16 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
     """The page as text (UTF-8 when written). Every part that the round never reached is replaced by the reason.
     `episodes` is the address, relative to the page, of the round's episodes ("": none were written)."""
     chosen = [c for c in figures.capabilities if c.selected]
-    ranked = sorted(figures.capabilities, key=lambda c: (not c.selected, -c.mean_delta, c.name))
+    ranked = sorted(
+        figures.capabilities, key=lambda c: (not c.selected, c.mean_delta is None, -(c.mean_delta or 0.0), c.name)
+    )
+    by_rule = [c for c in ranked if c.mean_delta is not None]
     seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]
     tokens = [(name, float(value)) for name, value in figures.tokens.items() if name != "total"]
     plots = {
         "history": charts.history_chart(figures.history, lineages(figures.history)) if figures.history else "",
         "families": charts.family_chart(figures.families) if figures.families else "",
-        "selection": charts.selection_chart(ranked, figures.selection) if ranked else "",
+        "selection": charts.selection_chart(by_rule, figures.selection) if by_rule else "",
         "router": charts.confusion_chart(figures.router) if figures.router and figures.router.labels else "",
         "seconds": charts.share_chart("Time by stage", [(n, v, duration(v)) for n, v in seconds]) if seconds else "",
         "tokens": charts.share_chart("Tokens by stage", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, lineages, percent, release_name
+from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, lineages, percent, release_name, two
 from tasks.reporting.headline import headline
 
 # Rounds of the history that are printed with a round.
@@ -48,9 +48,9 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
         for c in figures.capabilities:
             table.add_row(
                 escape(c.name),
-                f"{c.mean_cov:.2f}",
-                f"{c.mean_delta:.2f}",
-                f"{c.runs_passed}/{figures.selection.n}",
+                two(c.mean_cov),
+                two(c.mean_delta),
+                "–" if c.mean_cov is None else f"{c.runs_passed}/{figures.selection.n}",
                 percent(c.base_success),
                 percent(c.adapter_success),
                 escape(c.verdict),

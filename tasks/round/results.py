@@ -72,7 +72,8 @@ class ContrastResult(StageResult):
 
 
 class SelectResult(StageResult):
-    """Selected capabilities that an environment could train, in order; the others that were selected, with why not."""
+    """Selected capabilities that an environment could train, in order, last the generalist where one is to be trained;
+    the others that were selected, with why not."""
 
     stage: ClassVar[str] = "select"
     selected: list[str]

@@ -61,13 +61,27 @@ def compose(
     shown = {c for name, needs in families.items() if success.get(name, 0.0) >= MASTERED for c in needs}
     needing = sorted(n for n, needs in families.items() if capability in needs and success.get(n, 0.0) < MASTERED)
     alone = [n for n in needing if set(families[n]) - {capability} <= shown]
-    own = tuple(alone or needing or sorted(n for n, needs in families.items() if capability in needs))
-    others = sorted(n for n in families if n not in own and success.get(n, 0.0) > 0)
+    own = alone or needing or sorted(n for n, needs in families.items() if capability in needs)
+    return composed_of(target, at, capability, own, success, retention_share, version)
+
+
+def composed_of(
+    target: Target,
+    at: Round,
+    name: str,
+    own: Sequence[str],
+    success: Mapping[str, float],
+    retention_share: float,
+    version: int = 1,
+) -> ComposedEnvironment:
+    """An environment about the families `own`, with retention families as `compose` has them."""
+    assert isinstance(target, Generators)
+    others = sorted(n for n in target.families() if n not in own and success.get(n, 0.0) > 0)
     alike = _one_answer_families(target, others)
     retention = tuple(n for n in others if n not in alike)
     share = retention_share if retention else 0.0
     return ComposedEnvironment(
-        target, CompositionSpec(at.target, at.data_hash, capability, own, retention, share, version)
+        target, CompositionSpec(at.target, at.data_hash, name, tuple(own), retention, share, version)
     )
 
 

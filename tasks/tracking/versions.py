@@ -52,6 +52,8 @@ def description(stored: StoredRound, c: CapabilityFigures, figures: RoundFigures
 
 
 def _lacked(c: CapabilityFigures, figures: RoundFigures) -> str:
+    if c.mean_cov is None:
+        return c.definition
     meaning = f" {c.definition}" if c.definition else ""
     return (
         f"missing in {percent(c.mean_cov)} of the failures of night {figures.number or '?'}, contrast "

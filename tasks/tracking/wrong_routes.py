@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from db import AdapterRow, VerdictRow
+from db import GENERALIST, AdapterRow, VerdictRow
 from models.adapters.registry import Registry
 from models.adapters.releases import registered_version
 from models.adapters.runs import RunLog, as_tag, put_on_version
@@ -39,20 +39,19 @@ class WrongRoute:
     alone: float
 
 
-def wrong_route(pair: pd.DataFrame, own: Collection[str]) -> WrongRoute | None:
-    """From pairs as `statistics.align` makes them, `other` being the adapter alone. None where all families are its
-    own (`own` empty: they are not known), or no task of another one was finished by both sides."""
+def wrong_route(pair: pd.DataFrame, own: Collection[str] | None) -> WrongRoute | None:
+    """From pairs as `statistics.align` makes them, `other` being the adapter alone; with `own` None it was made for no
+    family more than for another, and all count. None where all families are its own (`own` empty: they are not known),
+    or no task of another one was finished by both sides."""
     table = PairedTasks.of("pair", pair)
-    others = table.of_families(table.names - set(own)) if own else None
+    others = table if own is None else table.of_families(table.names - set(own)) if own else None
     together = others.difference() if others else None
     if others is None or together is None:
         return None
     families = {str(name): others.of_families({name}).difference() for name in sorted(others.names)}
     each = {name: change for name, change in families.items() if change is not None}
-    told = (
-        f"{BEGINS}: alone on all other families of the diagnosis, {together.points:+.1f} points over "
-        f"{together.tasks} tasks"
-    )
+    on = "all families" if own is None else "all other families"
+    told = f"{BEGINS}: alone on {on} of the diagnosis, {together.points:+.1f} points over {together.tasks} tasks"
     worst = min(each, key=lambda name: each[name].points)
     if each[worst].points < 0:
         told += f"; most in {worst}, {each[worst].points:+.1f}"
@@ -80,7 +79,8 @@ def tell_wrong_routes(context: Context, tried: Mapping[str, Sequence[str]]) -> d
         assert row is not None, "what passed is a stored adapter"
         assert row.registered_version is not None, "what passed is registered"
         assert verdict is not None, "what passed was judged"
-        cost = wrong_route(align(first, outcomes(context.store, list(ids))), families_about(context.store, row))
+        own = None if capability == GENERALIST else families_about(context.store, row)
+        cost = wrong_route(align(first, outcomes(context.store, list(ids))), own)
         if cost is None:
             continue
         if cost.told not in verdict.reasons:

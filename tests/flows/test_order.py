@@ -85,6 +85,19 @@ def test_the_next_capability_takes_the_place_of_one_that_fell_out(calls: Callabl
     assert made[-6:] == PROVEN
 
 
+def test_the_generalist_comes_after_all_others_and_takes_nobodys_place(calls: Callable[..., list[str]]) -> None:
+    made = calls("report", "a b c generalist")
+    assert [c for c in made if c.startswith(("synthesize", "register"))] == [
+        "synthesize:a", "synthesize:b", "register:a", "register:b", "synthesize:generalist", "register:generalist",
+    ]  # fmt: skip
+    assert made[-6:] == PROVEN
+    assert "train:generalist" not in calls("train", "a b generalist"), "a stage that was named ends with the first"
+    assert calls("train", "a generalist", "train:generalist", "train:a")[-1] == "train:a"
+    out = calls("report", "a b generalist", "synthesize:generalist")
+    assert "calibrate:generalist" not in out
+    assert out[-6:] == PROVEN
+
+
 def test_an_environment_that_taught_the_wrong_thing_goes_back_for_another_version(
     calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,12 @@ from tasks.methods.seed_run import SeedRun, open_round
 from tasks.round.context import Context
 from tests.tasks.methods.letters_target import target
 
-BUDGET = 240
+BUDGET = 320
 ACCEPTED = ValidationVerdict(True, (), {})
 TRAIN = {
     "groups": 2, "group_size": 4, "rank": 4, "alpha": 8, "upper_layers": 2, "temperature": 1.0, "micro_batch": 8,
     "learning_rate": 0.02, "candidates": 2, "choosing": 4, "steps": 1, "collections": 2,
+    "generalist": 2,
 }  # fmt: skip
 
 

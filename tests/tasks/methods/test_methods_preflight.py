@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from db import GENERALIST
 from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
@@ -54,7 +55,7 @@ def test_every_method_takes_only_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(ABLATIONS))
 def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str) -> None:
-    settings, (_, changes) = load_settings(profile="laptop", home=home), ABLATIONS[name]
+    settings, (_, changes) = load_settings(profile="night", home=home), ABLATIONS[name]
     method = EVERY[f"ablation-{name}"]
     assert method.changes is not None
     other = settings.model_copy(update=method.changes(settings))
@@ -187,3 +188,24 @@ def test_files_of_other_data_or_budget_are_refused(home: Path, changed: dict[str
     write_result(path_of(out, target.name, 9), seed_result(9, {}, **{**fitting, **changed}))
     with pytest.raises(ConfigurationError, match=said):
         check_files(out, settings, target)
+
+
+def test_the_generalist_has_a_share_by_its_steps_and_is_proven_on_all_that_is_trained(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two capabilities of one step each and a generalist of two; what fell out takes no share."""
+    settings = small_settings(home)
+    batch = settings.train.groups * settings.train.group_size
+    families = {"a": ("refund",), "b": ("move",)}
+    found: dict[tuple[type, str], Any] = {(SynthesizeResult, c): SynthesizeResult(accepted=True) for c in families}
+    context: Any = SimpleNamespace(settings=settings, target=object(), found=lambda *what: found.get(what))
+    context.tasks = lambda split: [SimpleNamespace(family=f) for f in ("refund",) * 3 + ("move",) * 2 + ("swap",)]
+    monkeypatch.setattr(trace, "families_of", lambda context, capability: families[capability])
+    names = ["a", "b", "c", GENERALIST]  # selection.most = 2
+    assert share_of(context, names, 8 * batch) == 2 * batch
+    assert after_training(context, names) == proof_episodes(settings, 6, 6, [(3, 1), (2, 1), (5, 2)], False)
+    found[SynthesizeResult, "b"] = SynthesizeResult(accepted=False)
+    assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, [(3, 1), (3, 1)], False)
+    done = TrainResult(adapter="a", sha256="0", steps=1, run="r", ending="steps", chosen=1, verdict="")
+    found[TrainResult, "a"] = done
+    assert share_of(context, ["a", "b", GENERALIST], 8 * batch) == 8 * batch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from db import Store, open_store
+from db import GENERALIST, EnvironmentRow, EnvironmentState, Store, open_store
 from tasks.comparison.results import SeedResult, read_result
 from tasks.comparison.tracking import metrics_of
 from tasks.methods import run as running
@@ -17,6 +17,7 @@ from tasks.methods.budget import TEST, Account
 from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed_run import SeedRun, close_round
+from tasks.round.results import SelectResult, SynthesizeResult, TrainResult
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
 from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
 
@@ -75,9 +76,16 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     trained = [result.methods[name] for name in ("grpo-target", "grpo-target-own", "trace", "mixed", "placebo-rewards")]
     assert all(figures.purposes["training"] >= 8 for figures in trained)
     assert result.needs == {family: list(needs) for family, needs in FAMILIES.items()}
-    assert set(result.methods["trace"].trained) <= {need for needs in FAMILIES.values() for need in needs}
+    assert {*result.methods["trace"].trained} <= {GENERALIST, *(need for needs in FAMILIES.values() for need in needs)}
     assert result.methods["trace"].trained
-    for name in ("single", "merge-linear", "merge-ties", "trace-oracle-route"):
+    assert run.context.result(SelectResult).selected[-1] == GENERALIST
+    learnt = run.context.result(TrainResult, GENERALIST)
+    assert result.methods["trace"].trained[-1] == GENERALIST, "it was trained last, on what all others were trained on"
+    environment = run.context.store.row(EnvironmentRow, id=run.context.result(SynthesizeResult, GENERALIST).environment)
+    assert environment is not None
+    assert (environment.spec["families"], environment.state) == (["high", "low"], EnvironmentState.ACCEPTED)
+    assert 0 < learnt.steps <= 2
+    for name in ("single", "generalist", "merge-linear", "merge-ties", "trace-oracle-route"):
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes
         assert result.methods[name].seconds >= result.methods["trace"].seconds

@@ -40,6 +40,14 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     alone, with_starts = plan_of(laptop, target).choosing, plan_of(carrying, target).choosing
     assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
     assert alone > 0
+    # One training more, which plays the diagnosis for the router as the others do, and at most all of validation alone.
+    last = plan_of(load_settings(profile="laptop", train={"generalist": 5}), target)
+    plain = plan_of(laptop, target)
+    assert last.generalist == 5 * plain.batch + plain.choosing + plain.fresh
+    diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
+    assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
+    assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation
+    assert f", {last.generalist} generalist, " in last.text()
 
 
 @pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])

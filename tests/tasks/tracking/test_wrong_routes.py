@@ -44,6 +44,15 @@ def test_nothing_is_said_where_all_families_are_its_own_or_none_was_finished() -
     assert wrong_route(pairs("move", [1.0], [None]), {"refund"}) is None
 
 
+def test_what_was_made_for_no_family_in_particular_is_judged_on_all() -> None:
+    cost = wrong_route(
+        pd.concat([pairs("refund", [0.0, 0.0], [1.0, 1.0]), pairs("move", [1.0, 0.0], [1.0, 0.0])]), None
+    )
+    assert cost is not None
+    assert (cost.together.points, cost.together.tasks, set(cost.families)) == (50.0, 4, {"refund", "move"})
+    assert cost.told == "What a wrong route costs: alone on all families of the diagnosis, +50.0 points over 4 tasks."
+
+
 def cost(alone: float, points: float, p: float) -> WrongRoute:
     return WrongRoute(PairedDifference(points, points - 9, points + 9, p, 90, 40, 0, 0.0001), {}, "", alone)
 
