@@ -72,15 +72,21 @@ install-toolsandbox: ## Make .venv-toolsandbox for the ToolSandbox checkout that
 	@$(TOOLSANDBOX_VENV)/bin/python -m pip --disable-pip-version-check -q -q install 'polars==0.20.31' 'langchain-core>=0.3,<1' 'ccy==1.3.1' \
 	  attrs decorator dill geopy holidays networkx openai phonenumbers pint rapidfuzz requests rouge-score scipy StrEnum tqdm
 
-test: install install-targets ## Run all tests, or some: ARGS="-m quick" (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium, Caddy with apt, when missing)
-	@# Its CPU build exists for Linux on x86 alone: elsewhere the tests that need it are skipped, with this as the reason.
-	@$(MAKE) --no-print-directory install-vllm || echo "warning: vLLM was not installed; the tests against a real server will be skipped" >&2
+test: ## Run all tests, or some: ARGS="-m quick" (installs vLLM beside, and PostgreSQL, bubblewrap, Chromium, Caddy with apt, when missing)
+	@# Both environments at once: installing one takes one core. vLLM's CPU build exists for Linux on x86 alone: elsewhere
+	@# the tests that need it are skipped, with this as the reason.
+	@$(MAKE) --no-print-directory install-vllm & vllm=$$!; \
+	$(MAKE) --no-print-directory install install-targets || { kill $$vllm; exit 1; }; \
+	wait $$vllm || echo "warning: vLLM was not installed; the tests against a real server will be skipped" >&2
 	@sh tests/ensure_postgres.sh
 	@sh tests/ensure_bubblewrap.sh
 	@sh tests/ensure_chromium.sh
 	@sh tests/ensure_caddy.sh
-	@# Two processes of one thread each: most tests wait for servers or run Python. A file's tests stay together.
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@# Two processes of one thread each: most tests wait for servers or run Python. A file's tests stay together, and files
+	@# are begun in the order that tests/conftest.py puts them in. What is compiled is kept, whatever the environment says:
+	@# a vLLM server is three processes, and each would compile its four thousand files again.
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+	  $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: install ## Measure, and compare ratios with benchmarks/baseline.json (15 minutes; ARGS="--update" stores them)
 	@$(BIN)/python -m benchmarks.regression $(ARGS)

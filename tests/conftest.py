@@ -59,13 +59,31 @@ SLOW = (
 )
 
 
+# Files that take a minute or more, the longest first. They are begun first: of two processes, neither is then left with
+# one of them when the other has nothing more to do.
+LONGEST = (
+    "integration/test_vllm_servers.py",
+    "integration/test_written_round.py",
+    "integration/test_deployment.py",
+    "integration/test_retail_round.py",
+    "integration/shapes/test_vllm_shapes.py",
+    "tasks/shards/test_shards_on_clusters.py",
+    "tasks/methods/test_methods_whole.py",
+    "integration/test_round.py",
+    "tasks/synthesis/test_sound_modules.py",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is not slow and needs neither servers nor the language model as quick: `make test ARGS="-m quick"`."""
+    """Put the longest files first, and mark what is not slow and needs neither servers nor the language model as quick:
+    `make test ARGS="-m quick"`."""
     here = Path(__file__).parent
     slow = {here / name for name in SLOW}
-    if gone := sorted(str(path) for path in slow if not path.is_file()):
-        raise pytest.UsageError(f"SLOW in {__file__} names what is no file: {', '.join(gone)}")
+    first = {here / name: place for place, name in enumerate(LONGEST)}
+    if gone := sorted(str(path) for path in slow | first.keys() if not path.is_file()):
+        raise pytest.UsageError(f"SLOW or LONGEST in {__file__} names what is no file: {', '.join(gone)}")
+    items.sort(key=lambda item: first.get(item.path, len(first)))
     for item in items:
         if item.path not in slow and not any(item.get_closest_marker(name) for name in ("integration", "model")):
             item.add_marker("quick")

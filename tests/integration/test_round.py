@@ -1,4 +1,8 @@
-"""A whole round on the embedded model, killed twice and started again: it goes on from what is owed."""
+"""A whole round, killed in the rollout and in training and started again: it goes on from what is owed.
+
+On a tiny random model, whose rounds take seconds: what a kill leaves has nothing to do with the model. Rounds on the
+embedded model are killed while they label (`test_written_round.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,35 @@ from typing import Any
 
 import pytest
 
+from tests.integration.shapes.rounds_played import HOT, TARGET, TEMPLATES
+from tests.integration.shapes.shapes_served import saved_shape
+from tests.integration.targets.signs import SIZE
+from tests.tokenizers_trained import shipped_tokenizer
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
-# The whole test takes three minutes of an idle machine with two cores.
-LIMIT_SECONDS = 1500
-STEPS = 3
+# The whole test takes a minute and a half of an idle machine with two cores.
+LIMIT_SECONDS = 900
+STEPS = int(HOT["TRAIN__STEPS"])
+# Episodes of the diagnosis: enough that a kill comes before the last of them.
+TRIALS = 40
+IMPROVE = ("improve", "--profile", "smoke", "--target", TARGET)
 
 
 def environment(folder: Path) -> dict[str, str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TRACE_") or k == "TRACE_CACHE"}
-    return clean | {
-        "PYTHONPATH": str(ROOT),
-        "PREFECT_HOME": str(folder / "prefect"),
-        "TRACE_TRAIN__STEPS": str(STEPS),
-        "TRACE_TRAIN__SOLVED": "1.0",
-        "TRACE_TRAIN__COLLECTIONS": "4",
+    given = {
+        **HOT,
+        "BASE_MODEL": str(folder / "base"),
+        "ROLLOUT__TRIALS": str(TRIALS),
+        "ROLLOUT__ROWS": "8",
+        "TRAIN__SOLVED": "1.0",
     }
-
-
-# On this seed the training is of a capability whose reward parts the rollouts of every group: all its steps are made,
-# whatever the last bits of this machine's figures are.
-IMPROVE = ("improve", "--profile", "smoke", "--seed", "1")
+    return (
+        clean
+        | {f"TRACE_{name}": value for name, value in given.items()}
+        | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
+    )
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
@@ -86,7 +98,7 @@ def kill_once_there_are(folder: Path, wanted: int, what: str) -> int:
             while count(folder, what) < wanted:
                 assert process.poll() is None, log.read_text()[-2000:]
                 assert time.monotonic() < until, f"no {wanted} of {what} within {LIMIT_SECONDS} s"
-                time.sleep(0.1)
+                time.sleep(0.02)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -94,13 +106,14 @@ def kill_once_there_are(folder: Path, wanted: int, what: str) -> int:
 
 
 def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path) -> None:
+    saved_shape("llama", tmp_path / "base", shipped_tokenizer(TEMPLATES["llama"]))
     diagnosis = "trajectories WHERE purpose = 'diagnosis'"
     before = kill_once_there_are(tmp_path, 5, diagnosis)
     first = {i for (i,) in ask(tmp_path, f"SELECT id FROM {diagnosis}")}
 
     steps = kill_once_there_are(tmp_path, 1, "training_steps")
     assert 1 <= steps < STEPS, "the kill came before training was over"
-    assert count(tmp_path, diagnosis) == 36 > before, "the second start played what the first still owed"
+    assert count(tmp_path, diagnosis) == SIZE * TRIALS > before, "the second start played what the first still owed"
     assert first <= {i for (i,) in ask(tmp_path, f"SELECT id FROM {diagnosis}")}
     ((adapter,),) = ask(tmp_path, "SELECT DISTINCT adapter_id FROM training_steps")
     made = f"SELECT step, reward, loss, seconds FROM training_steps WHERE adapter_id = '{adapter}' ORDER BY step"

@@ -130,6 +130,8 @@ def environment(folder: Path, api_base: str) -> dict[str, str]:
         "TRAIN__GROUPS": 3,
         "TRAIN__STEPS": 3,  # the fewest with a first third, after which the adapter is tried on the target
         "TRAIN__COLLECTIONS": 3,
+        # Steps are cheaper than with the 15 of the profile, and this is no test of what they teach.
+        "TRAIN__UPPER_LAYERS": 4,
         "ROLLOUT__TRIALS": 2,
     }
     return (
