@@ -21,6 +21,7 @@ import torch
 from errors import ConfigurationError
 from models.local.attention import NAME
 from models.local.decoder import PlainDecoder
+from models.local.dtypes import fast_dtype
 from models.local.model_files import (
     EMBEDDED,
     FILE,
@@ -126,17 +127,6 @@ def cores_here() -> int:
     return os.cpu_count() or 1  # macOS
 
 
-def fast_dtype() -> torch.dtype:
-    """bf16 where the machine multiplies it faster than fp32 (CUDA, or a CPU with AMX or AVX-512 BF16), else fp32.
-
-    Without those instructions bf16 is three times slower on the CPU (`benchmarks/rollout.py`).
-    """
-    if torch.cuda.is_available():
-        return torch.bfloat16
-    probes = (getattr(torch.cpu, "_is_amx_tile_supported", None), getattr(torch.cpu, "_is_avx512_bf16_supported", None))
-    return torch.bfloat16 if any(probe is not None and probe() for probe in probes) else torch.float32
-
-
 def load_base(
     name: str = EMBEDDED,
     dtype: str = "auto",
@@ -155,7 +145,7 @@ def load_base(
     for reason in slow_because():
         logger.info("slower than it could be: %s", reason)
     source: Any = embedded_folder(cache) if name == EMBEDDED else name
-    kind = fast_dtype() if dtype == "auto" else getattr(torch, dtype)
+    kind = fast_dtype(cache) if dtype == "auto" else getattr(torch, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)

@@ -82,7 +82,7 @@ def memory_text(settings: Settings, target: Target) -> str:
 
 def _peak(settings: Settings, answers: int, opening: int) -> Peak:
     """The peak with rows of so many tokens behind an opening, in all processes that share the memory."""
-    from models.local.base import fast_dtype
+    from models.local.dtypes import fast_dtype
 
     config, t = config_of(settings.base_model), settings.train
     train = TrainingSettings(rank=t.rank, upper_layers=t.upper_layers, recompute=settings.devices.recompute)
@@ -94,7 +94,11 @@ def _peak(settings: Settings, answers: int, opening: int) -> Peak:
     if t.micro_batch_tokens is not None:
         tokens = max(row, t.micro_batch_tokens)
         rows = max(1, tokens // row)
-    width = fast_dtype().itemsize if settings.dtype == "auto" else {"float32": 4, "bfloat16": 2}[settings.dtype]
+    width = (
+        fast_dtype(settings.cache).itemsize
+        if settings.dtype == "auto"
+        else {"float32": 4, "bfloat16": 2}[settings.dtype]
+    )
     batch, local = Batch(rows, tokens, row, opening), settings.policy.backend == "local"
     parts = training_processes(settings) if settings.devices.shard else 1
     peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local, parts)

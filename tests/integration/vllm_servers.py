@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from models.local.base import embedded_folder, fast_dtype
+from models.local.base import embedded_folder
+from models.local.dtypes import fast_dtype
 from models.vllm.server import VllmServer
 from tests.integration.servers import clean_environment, free_port, status
 
