@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import Store, open_store
+from db import GENERALIST, CapabilityRow, SelectionRow, Store, open_store, row_id
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
 from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
 from tasks.report import told_in_prefect
+from tasks.reporting.figures import CapabilityFigures
 from tests.tasks.episodes.practised_rounds import CAPABILITY, Practised
 
 BROWSER = next((path for n in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(n))), None)
@@ -102,6 +103,18 @@ def test_the_way_from_failure_to_release_is_told_step_by_step(store: Store, tmp_
     ):
         assert words in chain, words
     assert "set_address" not in index
+
+
+def test_the_generalists_way_has_no_label_of_its_own(store: Store) -> None:
+    made = Practised(store)
+    round_id = made.round.id
+    identity = row_id(round_id, GENERALIST)
+    store.put([CapabilityRow(id=identity, round_id=round_id, name=GENERALIST, analyst="checks")])
+    store.put([SelectionRow(round_id=round_id, capability_id=identity, selected=True, rank=1, reason="trained last")])
+    last = CapabilityFigures(name=GENERALIST, mean_cov=None, mean_delta=None, runs_passed=0, verdict="unfinished")
+    figures = made.figures()
+    told = told_in_prefect(made.stored, figures.model_copy(update={"capabilities": [*figures.capabilities, last]}))
+    assert "| generalist | what all its capabilities are for | – | – | – | – |" in told
 
 
 def test_prefect_is_told_the_same_way_in_a_table(store: Store) -> None:

@@ -373,3 +373,13 @@ def other_data() -> RoundFigures:
     data = later_round().model_dump(mode="json")
     data |= {"number": 3, "data_before": "77aa19c04be8d2f1", "history": data["history"][:3]}
     return RoundFigures.model_validate(data)
+
+
+def with_generalist() -> RoundFigures:
+    """A round that trained one adapter more, on everything: no rule selected it, and it answers what is unlike all."""
+    data = full_round().model_dump(mode="json")
+    last = {**data["capabilities"][0], "name": "generalist", "mean_cov": None, "mean_delta": None, "runs_passed": 0}
+    data["capabilities"].insert(1, last)
+    data["router"]["unlike"] = "generalist"
+    data["router"] |= {"right": 0.9, "calibration": 40}
+    return RoundFigures.model_validate(data)

@@ -22,6 +22,7 @@ from report_samples import (
     refused_round,
     stopped_round,
     untrained_round,
+    with_generalist,
     written_round,
 )
 from rich.console import Console
@@ -46,6 +47,7 @@ ROUNDS = {
     "mastered": mastered_round,
     "untrained": untrained_round,
     "other data": other_data,
+    "generalist": with_generalist,
 }
 
 
@@ -307,3 +309,18 @@ def test_the_summary_says_what_was_live_before_and_after() -> None:
         "33 min 31 s, 1.25 dollars",
     ):
         assert said in text, said
+
+
+def test_what_no_rule_selected_has_no_figures_of_the_rule() -> None:
+    """The generalist is on the page and in the table, last of what was selected, and not among the bars."""
+    page = Page(source := render(with_generalist()))
+    (row,) = (row for row in page.rows if row[:1] == ["generalist"] and len(row) > 5)
+    assert row[1:4] == ["–"] * 3
+    assert "generalist: coverage" not in source
+    assert "answered by generalist, which solves more than what was live on all families together" in " ".join(
+        page.words
+    )
+    console = Console(file=io.StringIO(), width=110)
+    print_summary(with_generalist(), console)
+    (line,) = (line for line in console.file.getvalue().splitlines() if "generalist" in line and "│" in line)
+    assert line.count("–") == 3

@@ -1,0 +1,124 @@
+"""The generalist is made of what the round trained for: when there is one, its environment, figures and steps."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from db import GENERALIST
+from environments.targets.shop.target import target
+from settings import load_settings
+from tasks.round.results import CalibrateResult
+from tasks.synthesis import generalist
+from tasks.synthesis.environments import compose
+from tasks.synthesis.generalist import calibrated_by_parts, compose_generalist, generalist_steps, specialists, wanted
+
+SUCCESS = {"cancel_pending": 0.6, "item_price": 0.3, "wants_person": 0.1, "refund_whole": 0.2}
+PARTS = ("refund_payment", "look_up_item")
+
+
+def context_of(**settings: Any) -> Any:
+    """A round on the shop that has trained `trained`, without a release before it."""
+    at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash)
+    given = load_settings(profile="night", **settings)
+    return SimpleNamespace(
+        settings=given, target=target(), round=at, store=None, keep=None, stored=None, parent=None, budget=None
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The capabilities with a registered adapter, in order; their environments are composed as a round does."""
+    names: list[str] = [*PARTS]
+    monkeypatch.setattr(generalist, "registered", lambda stored: names)
+
+    def stored(store: Any, at: Any, shop: Any, capability: str, keep: Any) -> Any:
+        return compose(shop, at, capability, SUCCESS, 1 / 3)
+
+    monkeypatch.setattr(generalist, "stored_environment", stored)
+    return names
+
+
+def live(context: Any, *capabilities: str) -> Any:
+    context.parent = SimpleNamespace(members={c: {"adapter_id": c} for c in capabilities})
+    return context
+
+
+def test_two_capabilities_have_one_and_one_beside_a_generalist_that_is_live(settings_folder: Any) -> None:
+    assert wanted(context_of(), PARTS)
+    assert not wanted(context_of(), PARTS[:1])
+    assert not wanted(live(context_of(), *PARTS), PARTS[:1])
+    assert wanted(live(context_of(), GENERALIST), PARTS[:1])
+    assert not wanted(live(context_of(), GENERALIST), ())
+    assert not wanted(context_of(train={"generalist": 0}), PARTS)
+
+
+def test_where_a_model_writes_environments_there_is_none_and_it_is_said(
+    settings_folder: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "trace"):
+        assert not wanted(context_of(synthesizer={"kind": "llm"}), PARTS)
+    assert "no generalist is trained" in caplog.text
+
+
+def test_its_environment_has_the_families_of_all_and_keeps_the_rest(settings_folder: Any, trained: list[str]) -> None:
+    environment, reason = compose_generalist(context_of(), SUCCESS)
+    assert environment is not None
+    assert reason == ""
+    own = {f for c in PARTS for f in compose(target(), context_of().round, c, SUCCESS, 1 / 3).spec.families}
+    assert set(environment.spec.families) == own
+    assert len(own) > 2
+    kept = set(environment.spec.retention_families)
+    assert kept, "something is there to be kept"
+    assert not kept & own
+    assert kept <= set(SUCCESS), "what is live succeeds at it"
+    assert "wants_person" not in kept, "what one answer solves is nobody's retention"
+    drawn = Counter(environment.scenario(seed).family for seed in range(600))
+    assert set(drawn) == own | kept
+    assert 130 < sum(drawn[f] for f in kept) < 270
+    assert {environment.own_scenario(seed).family for seed in range(200)} == own
+    again, _ = compose_generalist(context_of(), SUCCESS, version=2)
+    assert again is not None
+    assert again.spec.id != environment.spec.id
+
+
+def test_without_two_adapters_there_is_nothing_to_bring_together(settings_folder: Any, trained: list[str]) -> None:
+    trained[:] = [PARTS[0], GENERALIST]
+    environment, reason = compose_generalist(context_of(), SUCCESS)
+    assert environment is None
+    assert reason.startswith("1 of the selected capabilities have an adapter")
+    environment, _ = compose_generalist(live(context_of(), GENERALIST), SUCCESS)
+    assert environment is not None, "one beside a generalist that is live"
+
+
+def test_its_figures_are_the_means_of_its_parts(settings_folder: Any, trained: list[str]) -> None:
+    names = ("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high")
+    rates = {PARTS[0]: 0.2, PARTS[1]: 0.6, GENERALIST: 0.9}
+    trained.append(GENERALIST)
+    context = context_of()
+    context.result = lambda kind, capability: CalibrateResult(
+        accepted=True, reason="", success_rate=rates[capability], **dict.fromkeys(names, rates[capability])
+    )
+    found = calibrated_by_parts(context)
+    assert found.accepted
+    assert found.goes_on
+    assert (found.success_rate, found.informative) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert "2 parts" in found.reason
+
+
+@pytest.mark.parametrize(("paid", "steps"), [(10_000, 24), (5 * 32 + 31, 5), (3, 1)])
+def test_its_steps_are_those_that_are_set_as_far_as_they_are_paid_for(
+    settings_folder: Any, paid: int, steps: int
+) -> None:
+    context = context_of()
+    assert generalist_steps(context, "adapter") == 24
+    context.budget = SimpleNamespace(for_training=lambda adapter: paid)
+    assert generalist_steps(context, "adapter") == steps
+
+
+def test_it_is_no_capability() -> None:
+    assert specialists(["b", GENERALIST, "a"]) == ["b", "a"]
