@@ -25,7 +25,7 @@ BEGAN = time.perf_counter()
 @dataclass
 class StageClock:
     """Seconds of one stage: all, and of these in the model, the environment, the store and MLflow; `work` are the
-    tokens that the model computed in it (`models/local/work.py`)."""
+    tokens that the model computed in it (`models/work.py`)."""
 
     name: str
     began: float

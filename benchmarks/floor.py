@@ -7,7 +7,7 @@ in fp32, bf16 and int8 (dynamic), plain and arranged (`models/local/packed.py`),
 the fastest of all counts; so are attention's two products, of the queries of all rows with the keys and values of a
 prefix of 768 tokens, four of the kind on the way back. The floor of a piece of work is then the time of the linear
 layers, the head and attention's products for exactly the tokens that were computed and what they attend to
-(`models/local/work.py`): decoded tokens at the rate of a full batch (`--rows`), so that tails count against whoever
+(`models/work.py`): decoded tokens at the rate of a full batch (`--rows`), so that tails count against whoever
 leaves them; all others at the rate of 256 rows. Adapters and everything that is no matrix product are above the floor
 by definition. `Floor.linear` leaves attention out, as all figures did that are older than it.
 
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from models.local.packed import arrange, can_arrange
-from models.local.work import Work
+from models.work import Work
 
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}

@@ -27,11 +27,11 @@ from benchmarks.floor import CLOCKS, measure
 from environments.targets.shop.target import target
 from models.episodes import Episode, Player
 from models.local.base import embedded_folder, load_base
-from models.local.work import Work
 from models.policy import Sampling
 from models.training.grpo import Rollouts, TrainingSettings, lora_config
 from models.training.learner import make_learner
 from models.training.trl_trainer import EpisodeGRPO
+from models.work import Work
 
 
 def play(groups: int, size: int, dtype: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.floor import Floor, measure
 from db import CapabilityRow, SelectionRow, open_store
-from models.local.work import Work
+from models.work import Work
 
 LIBRARIES = "import torch, transformers; from transformers import AttentionInterface, AutoModelForCausalLM"
 

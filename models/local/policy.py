@@ -31,8 +31,8 @@ from models.local.drawing import draw
 from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, slot_of
 from models.local.packed import base_alone, merge
 from models.local.threads import cut, most_parts, side_by_side
-from models.local.work import Work
 from models.policy import Generation, PolicyIdentity, Request, Sampling
+from models.work import Work
 
 # How many shared prefixes are kept (each is layers x 2 x Hkv x P x D numbers).
 PREFIXES_KEPT = 8

@@ -20,7 +20,7 @@ from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
 from models.local.packed import arrange, can_arrange
 from models.local.parts import is_parted, whole_head
 from models.local.shapes import head_of
-from models.local.work import Work
+from models.work import Work
 
 # Rows of the head at once: their logits are the largest tensors of the pass.
 HEAD_ROWS = 64

@@ -72,8 +72,7 @@ class ContrastResult(StageResult):
 
 
 class SelectResult(StageResult):
-    """Selected capabilities that an environment could train, in order, last the generalist where one is to be trained;
-    the others that were selected, with why not."""
+    """Selected capabilities that can be trained, in order, the generalist last; `unfit` are the others, with why not."""
 
     stage: ClassVar[str] = "select"
     selected: list[str]
@@ -104,8 +103,8 @@ class SynthesizeResult(StageResult):
 class CalibrateResult(StageResult):
     """Figures of the policy in the environment (see `tasks.synthesis.calibration`), and whether it may train;
     `mastered` when it may not because every sample succeeded. `hinted` is success with advice, where it never succeeded
-    without (None: that was not tried), and training gives advice too. `level` is the level of difficulty that the
-    figures are of and that training begins at (None: the environment has no levels)."""
+    without (None: not tried), and training gives advice too. `level` is the difficulty that the figures are of and that
+    training begins at (None: there are no levels)."""
 
     stage: ClassVar[str] = "calibrate"
     accepted: bool

@@ -14,8 +14,8 @@ from models.local.attention import NAME
 from models.local.decoder import FusedDecoder, PlainDecoder, make_decoder
 from models.local.drawing import BLOCK, draw
 from models.local.kv_cache import KeyValueCache, PrefixPass, RowsPass
-from models.local.work import Work
 from models.policy import Request, Sampling
+from models.work import Work
 from tests.tokenizers_trained import random_ids
 
 
