@@ -72,7 +72,7 @@ class ContrastResult(StageResult):
 
 
 class SelectResult(StageResult):
-    """Selected capabilities that can be trained, in order, the generalist last; `unfit` are the others, with why not."""
+    """Selected capabilities that can be trained, in order, the generalist last; `unfit`: the others, and why not."""
 
     stage: ClassVar[str] = "select"
     selected: list[str]
