@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from db import GENERALIST
 from environments.contract import Drawable, Target
 from errors import ConfigurationError
 from settings import Settings, load_settings
@@ -25,7 +26,13 @@ def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
 
 
 def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> None:
-    """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains."""
+    """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains, and for a
+    method whose adapter these settings do not train."""
+    if GENERALIST in names and not settings.train.generalist:
+        raise ConfigurationError(
+            f"method {GENERALIST!r} is TRACE's last adapter, and train.generalist = 0 trains none; set "
+            "TRACE_TRAIN__GENERALIST to a number of steps (24 were tried), or leave it out with --methods"
+        )
     training = [name for name in names if EVERY[name].trains]
     if not training:
         return

@@ -36,6 +36,7 @@ def test_methods_by_name_with_what_they_need_in_order(monkeypatch: pytest.Monkey
     assert chosen(QUICK) == list(QUICK)
     assert chosen(["ablations"]) == ["trace", *(name for name in EVERY if name.startswith("ablation-"))]
     assert not set(chosen([])) & set(EVERY) - set(METHODS)
+    assert chosen([GENERALIST]) == ["trace", GENERALIST]
     with pytest.raises(ConfigurationError, match="there is no method 'tarce'; choose from base, noop"):
         chosen(["base", "tarce"])
     monkeypatch.setattr(catalogue.importlib.util, "find_spec", lambda name: None)
@@ -108,6 +109,10 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     with pytest.raises(ConfigurationError, match="for grpo-target after diagnosis"):
         check(diagnosis + group + choosing_episodes(settings) - 1, "grpo-target")
     check(1, "base", "noop", "examples")
+    check(least, "trace", GENERALIST)
+    without = settings.model_copy(update={"train": settings.train.model_copy(update={"generalist": 0})})
+    with pytest.raises(ConfigurationError, match=r"train\.generalist = 0 trains none; set TRACE_TRAIN__GENERALIST"):
+        check_budget(without, target, [GENERALIST])
     check(2 * least, "trace", "trace+gepa")
     with pytest.raises(ConfigurationError, match=f"at least {2 * least}"):
         check(2 * least - 1, "trace", "trace+gepa")

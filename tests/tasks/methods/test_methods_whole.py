@@ -21,7 +21,8 @@ from tasks.round.results import SelectResult, SynthesizeResult, TrainResult
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
 from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
 
-ALL = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
+THERE = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
+ALL = [*THERE, GENERALIST]  # in the order of their runs
 OWN_HOMES = [name for name, method in METHODS.items() if method.changes is not None]
 KILLED = ["base", "examples", "grpo-target", "trace", "placebo-rewards"]
 
