@@ -91,7 +91,9 @@ class TrainSettings(Part):
         description="begin from whichever weights do best on the environment: the base, the champion, other adapters",
     )
     generalist: int = Field(
-        0, ge=0, description="steps of one more adapter, trained last on what all others were trained on; 0: none"
+        0,
+        ge=0,
+        description="passes in which one more adapter learns last, from all that has succeeded; 0: none",
     )
 
     @field_validator("upper_layers")

@@ -25,7 +25,7 @@ from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.router import Router
 from models.router.solved import UNKNOWN, best_answers
 from models.router.validation import accuracy, calibrated, choose_mode
-from tasks.measuring.lineup import lineup_of, members_of, play_alone
+from tasks.measuring.lineup import TRIED, lineup_of, members_of, try_on_diagnosis
 from tasks.mining.labels import LACKING
 from tasks.releases.lifecycle import new_candidate
 from tasks.round.adapters import families_about, own_adapter
@@ -42,8 +42,6 @@ logger = logging.getLogger("trace")
 
 # Folders of the round: the router as it was fitted, and with families left to what answers them today.
 ROUTER, AMENDED = "router", "router-amended"
-# The purpose of the episodes that show which adapter solves what.
-TRIED = "routing"
 # Tasks of its own environment that the router keeps per capability.
 EXAMPLES_PER_CAPABILITY = 120
 # How many neighbours vote: 5 were right on 92 to 94 % of the validation tasks that need an adapter (three rounds of the
@@ -62,16 +60,6 @@ def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
             first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
             found[row.id] = opening_of(prompt, context.base.renderer, first)
     return {i: found[i] for i in ids if i in found}
-
-
-def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
-    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; the trajectories of each
-    capability."""
-    tasks = context.tasks("diagnosis")
-    return {
-        c: play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED)
-        for c in capabilities
-    }
 
 
 def practised(frame: pd.DataFrame, owners: Mapping[str, str], most: int) -> dict[str, str]:

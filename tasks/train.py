@@ -40,7 +40,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.synthesis.generalist import PATIENCE, generalist_steps
+from tasks.synthesis.generalist import learn_generalist
 from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import (
     champion_start,
@@ -89,8 +89,11 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
-    whichever weights do best there. Goes on from the last whole checkpoint."""
+    whichever weights do best there. Goes on from the last whole checkpoint. The generalist learns from what has
+    succeeded instead."""
     wanted = training_settings(context.settings)
+    if capability == GENERALIST:
+        return _generalist(context, wanted)
     start, began = champion_start(context, capability, wanted)
     course = course_of(context, capability)
     if context.settings.train.carry:
@@ -102,6 +105,16 @@ def train(context: Context, capability: str) -> TrainResult:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
     result = train_on(context, course, start.folder if start else None)
     return result.model_copy(update={"began": began}) if began else result
+
+
+def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
+    learnt = learn_generalist(context, context.result(SynthesizeResult, GENERALIST).environment, wanted)
+    if learnt is None:
+        why = "nothing has succeeded, so there is nothing to learn from"
+        identity = adapter_id(context.round.id, GENERALIST)
+        return TrainResult(adapter=identity, sha256="", steps=0, run="", ending="nothing", chosen=0, verdict=why)
+    row, steps = learnt.adapter, learnt.steps
+    return TrainResult(adapter=row.id, sha256=row.sha256, steps=steps, run=learnt.run, ending="learnt", chosen=steps)
 
 
 @dataclass(frozen=True)
@@ -129,13 +142,10 @@ def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
     adapter = adapter_id(context.round.id, capability, made.versions)
-    last = capability == GENERALIST
     return Course(
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter,
-        steps=generalist_steps(context, adapter) if last else None,
-        patience=PATIENCE if last else 0,
         folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
         hinted=calibrated is not None and calibrated.hinted is not None,
         capability_id=row_id(context.round.id, capability),

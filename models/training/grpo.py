@@ -40,7 +40,7 @@ from trl import GRPOConfig
 
 from errors import TrainingError
 from models.episodes import Trajectory
-from models.renderer import Renderer
+from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.checkpoints import (
     Ended,
@@ -55,6 +55,7 @@ from models.training.checkpoints import (
 from models.training.levels import following_level
 from models.training.lora import lora_config
 from models.training.ranks import OVER, DealtRollouts, ranks
+from models.training.recall import Recall
 from models.training.records import (
     LEAST_RECORDS,
     StepRecord,
@@ -76,7 +77,7 @@ class _Steps(TrainerCallback):
 
     def __init__(
         self,
-        rollouts: Rollouts,
+        rollouts: Rollouts | Recall,
         on_step: Callable[[StepRecord], None],
         records: list[StepRecord],
         until: int | None,
@@ -117,6 +118,7 @@ class _Steps(TrainerCallback):
                 "missing_groups": float(self.rollouts.missing),
                 "grad_norm": float(logs.get("grad_norm") or 0.0),
                 "entropy": float(logs.get("entropy") or 0.0),
+                "nll": float(logs.get("nll") or 0.0),
                 "sampler_ratio": float(logs.get("sampler_ratio") or 1.0),
                 "sampler_ratio_worst": self.rollouts.worst_ratio,
                 "played": float(self.rollouts.played),
@@ -139,7 +141,7 @@ def _verdict(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
     return misspecified(records, min(LEAST_RECORDS, settings.steps))
 
 
-def _over(records: Sequence[StepRecord], rollouts: Rollouts) -> str:
+def _over(records: Sequence[StepRecord], rollouts: Rollouts | Recall) -> str:
     """How the training ended by its records, a checkpoint being there: "" while it goes on."""
     settings = rollouts.settings
     if _verdict(records, settings):
@@ -198,12 +200,41 @@ def train_adapter(
     Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
     `TrainingError` when the loss is not finite or nothing was ever informative.
     """
+    rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
+    return _trained(rollouts, renderer, output, on_step, start, until, on_saved)
+
+
+def recall_adapter(
+    successes: Sequence[Conversation],
+    actor: Actor,
+    renderer: Renderer,
+    settings: TrainingSettings,
+    output: Path,
+    on_step: Callable[[StepRecord], None],
+    start: Path | None = None,
+) -> TrainingResult:
+    """Train one adapter on conversations that succeeded (`models/training/recall.py`), resuming and beginning as
+    `train_adapter` does. Raises what that raises of weights, checkpoints and the loss."""
+    return _trained(Recall(successes, actor, settings), renderer, output, on_step, start)
+
+
+def _trained(
+    rollouts: Rollouts | Recall,
+    renderer: Renderer,
+    output: Path,
+    on_step: Callable[[StepRecord], None],
+    start: Path | None = None,
+    until: int | None = None,
+    on_saved: Callable[[], None] = lambda: None,
+) -> TrainingResult:
+    """Make the steps that are owed on whatever `rollouts` gives."""
+    settings = rollouts.settings
     resume = last_whole_checkpoint(output)
     records = resume[1] if resume else []
-    rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
     rollouts.played = int(records[-1].metrics.get("played", 0)) if records else 0
     rollouts.collected = list(records[-1].groups) if records else []
     if records:
+        rollouts.remember(g for record in records for g in record.groups)
         rollouts.turn_to(following_level(records[-1], rollouts.levels))
     ended = read_ended(output)
     paused = until is not None and len(records) >= until
@@ -211,7 +242,7 @@ def train_adapter(
         try:
             with storing(output):
                 steps = _Steps(rollouts, on_step, records, until, on_saved)
-                _train(rollouts, output, steps, resume[0] if resume else None, start)
+                _train(rollouts, renderer, output, steps, resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
@@ -226,7 +257,7 @@ def train_adapter(
     return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)
 
 
-def _ended(reached: NothingToLearn, rollouts: Rollouts, records: Sequence[StepRecord]) -> Ended:
+def _ended(reached: NothingToLearn, rollouts: Rollouts | Recall, records: Sequence[StepRecord]) -> Ended:
     """How a training ends that has nothing to learn from. Raises `TrainingError` when it never had."""
     if reached.mastered:
         return Ended("mastered")
@@ -262,7 +293,14 @@ class StepsOwed:
         return cls(TrainingSettings(**told["settings"]), Path(told["output"]), resume)
 
 
-def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | None, start: Path | None) -> None:
+def _train(
+    rollouts: Rollouts | Recall,
+    renderer: Renderer,
+    output: Path,
+    callback: _Steps,
+    resume: Path | None,
+    start: Path | None,
+) -> None:
     """Make the steps that are owed, with the processes that follow, if any."""
     actor, here = rollouts.actor, ranks()
     owed = StepsOwed(rollouts.settings, output.resolve(), resume and resume.resolve())
@@ -274,7 +312,7 @@ def _train(rollouts: Rollouts, output: Path, callback: _Steps, resume: Path | No
 
     source = rollouts if here.count == 1 else DealtRollouts(here, rollouts, rollouts.decoder)
     try:
-        make_steps(owed, actor.model, rollouts.renderer.tokenizer, source, callback, begun)
+        make_steps(owed, actor.model, renderer.tokenizer, source, callback, begun)
     finally:
         actor.retire()
 

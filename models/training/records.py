@@ -60,12 +60,14 @@ class TrainingSettings:
 @dataclass(frozen=True)
 class GroupFigures:
     """What the rollouts of one scenario came to: `own` when the scenario needs the capability (a retention scenario
-    otherwise), the episodes that were scored, how many of them succeeded, and their mean reward."""
+    otherwise), the episodes that were scored, how many of them succeeded, their mean reward, and the scenario's family
+    ("" where it was stored before families were)."""
 
     own: bool
     episodes: int
     successes: int
     reward: float
+    family: str = ""
 
     @property
     def success(self) -> float:

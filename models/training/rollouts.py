@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("trace.models")
 
 # Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
-# Success on own scenarios, without advice, from which a step gives none.
+# Success on own scenarios of a family, without advice, from which its next ones are shown none.
 UNHINTED = 0.3
 
 
@@ -114,11 +114,16 @@ class Rollouts:
         self.advantages_R = torch.zeros(0)
         self.hinted_R = torch.zeros(0, dtype=torch.bool)
         self.collected: list[GroupFigures] = []
+        self.known: dict[str, GroupFigures] = {}  # what the last own scenario of each family came to
         self.dropped = 0
         self.missing = 0
         self.played = 0
         self.seconds = 0.0
         self.environment_seconds = 0.0
+
+    def remember(self, groups: Iterable[GroupFigures]) -> None:
+        """Groups that were collected, in their order, here or by an earlier process: what advice is given by."""
+        self.known |= {group.family: group for group in groups if group.own}
 
     def turn_to(self, level: int) -> None:
         """Draw scenarios of another level from now on."""
@@ -174,7 +179,6 @@ class Rollouts:
         kept: list[list[Trajectory]] = []
         spare: list[list[Trajectory]] = []
         lost = ""
-        hinted = self._hinted()
         self.collected = []
         began = time.perf_counter()
         for collection in range(s.collections + s.patience):
@@ -188,7 +192,7 @@ class Rollouts:
             episodes = [
                 Episode(f"{step}/{collection}/{g}/{k}{self._at}", told, s.seed * 100_003 + step, k, self.adapter)
                 for g, task in enumerate(tasks)
-                for k, told in enumerate(self._told(task, hinted))
+                for k, told in enumerate(self._told(task))
             ]
             player = Player(
                 lambda: Advised(self.environments.environment()),
@@ -219,6 +223,7 @@ class Rollouts:
             if len(kept) >= s.groups:
                 break
         self.dropped = len(spare)
+        self.remember(self.collected)
         if not kept:
             self._refuse(step, len(spare), lost)
         while len(kept) < s.groups and spare:
@@ -244,16 +249,20 @@ class Rollouts:
         most = self.settings.most_episodes
         return most is None or self.played + episodes <= most
 
-    def _hinted(self) -> int:
-        """How many rollouts of a group get advice in a step, by what the step before came to without."""
-        own = [g for g in self.collected if g.own]
-        wins, episodes = sum(g.successes for g in own), sum(g.episodes for g in own)
-        return 0 if episodes and wins / episodes >= UNHINTED else round(self.settings.hints * self.settings.group_size)
+    def _hinted(self, task: TargetTask) -> int:
+        """How many rollouts of a scenario's group get advice: none where it is there for retention, and none where the
+        last one of its family came to enough without. Families are told apart, because one that never succeeds would
+        else be left alone as soon as the others do."""
+        known = self.known.get(task.family)
+        if not self.environments.own(task) or (known is not None and known.success >= UNHINTED):
+            return 0
+        return round(self.settings.hints * self.settings.group_size)
 
-    def _told(self, task: TargetTask, hinted: int) -> list[TargetTask]:
-        """The task for each rollout of a group: the last `hinted` of an own scenario come with advice."""
+    def _told(self, task: TargetTask) -> list[TargetTask]:
+        """The task for each rollout of a group: the last ones of it come with advice, where there is to be any."""
+        hinted = self._hinted(task)
         plain = [task] * self.settings.group_size
-        advice = self.environments.advice(task) if hinted and self.environments.own(task) else ()
+        advice = self.environments.advice(task) if hinted else ()
         return [*plain[hinted:], *[advised(task, advice)] * hinted] if advice else plain
 
     def _unhinted(self, played: Trajectory) -> Trajectory:
@@ -279,7 +288,7 @@ class Rollouts:
         scores = [t.score for t in group if t.score and not is_advised(t.episode.task)]
         if scores:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
-            self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward))
+            self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward, task.family))
 
     def _refuse(self, step: int, equal: int, lost: str) -> None:
         """Say why nothing can be learnt from what the step has collected."""
@@ -316,26 +325,32 @@ class Rollouts:
         self.hinted_R = torch.zeros(rows, dtype=torch.bool, device=rewards_GK.device)
         self.hinted_R[: len(trajectories)] = torch.tensor([is_advised(t.episode.task) for t in trajectories])
         self.advantages_R[self.hinted_R & (self.advantages_R < 0)] = 0.0
+        conversations = [t.conversation for t in trajectories]
         # Retention scenarios may come with other instructions than the capability's own.
-        shared = min(t.conversation.shared for t in trajectories)
-        self.shared = common_prefix([t.conversation.ids[:shared] for t in trajectories])
-        out: dict[str, Any] = {
-            "prompt_ids": [],
-            "completion_ids": [],
-            "logprobs": [],
-            "env_mask": [],
-            "reward": rewards_R,
-        }
-        for t in trajectories:
-            first = t.conversation.sampled.index(True)
-            out["prompt_ids"].append(t.conversation.ids[:first])
-            out["completion_ids"].append(t.conversation.ids[first:])
-            out["logprobs"].append(t.conversation.logprobs[first:])
-            out["env_mask"].append([int(s) for s in t.conversation.sampled[first:]])
-        for _ in range(rows - len(trajectories)):  # TRL wants whole groups: these rows hold no sampled token
-            out["prompt_ids"].append(out["prompt_ids"][0])
-            out["completion_ids"].append(out["completion_ids"][0][:1])
-            out["logprobs"].append([0.0])
-            out["env_mask"].append([0])
-            out["reward"].append(0.0)
-        return out
+        self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])
+        return trl_rows(conversations, rewards_R, rows)
+
+
+def trl_rows(conversations: Sequence[Conversation], rewards_R: Sequence[float], rows: int) -> dict[str, Any]:
+    """Conversations as TRL's rollout function returns them, filled up to `rows` with rows that hold no sampled token
+    (TRL wants whole groups)."""
+    out: dict[str, Any] = {
+        "prompt_ids": [],
+        "completion_ids": [],
+        "logprobs": [],
+        "env_mask": [],
+        "reward": list(rewards_R),
+    }
+    for conversation in conversations:
+        first = conversation.sampled.index(True)
+        out["prompt_ids"].append(conversation.ids[:first])
+        out["completion_ids"].append(conversation.ids[first:])
+        out["logprobs"].append(conversation.logprobs[first:])
+        out["env_mask"].append([int(s) for s in conversation.sampled[first:]])
+    for _ in range(rows - len(conversations)):
+        out["prompt_ids"].append(out["prompt_ids"][0])
+        out["completion_ids"].append(out["completion_ids"][0][:1])
+        out["logprobs"].append([0.0])
+        out["env_mask"].append([0])
+        out["reward"].append(0.0)
+    return out

@@ -21,7 +21,7 @@ NO_ADVANTAGE = 1e-4
 # At most so many of a prefix's last tokens are passed through with each row, rather than the whole prefix anew.
 LEFT_OVER = 64
 # Figures of a step that several processes put together: means over the micro-batches of all.
-FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "logprob_gap", "sampler_ratio")
+FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "nll", "logprob_gap", "sampler_ratio")
 
 
 class StepSource(Protocol):
@@ -189,6 +189,8 @@ class EpisodeGRPO(GRPOTrainer):
             )
             if not several:  # of several processes each tells the others first
                 raise TrainingError(self._problem)
+        sampled = self._mask_RT.sum().clamp(min=1)
+        self._metrics["train"]["nll"].append(-((self._logprobs_RT * self._mask_RT).sum() / sampled).item())
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.
         mask_RT = self._mask_RT * ~self._hinted_R[:, None]
         gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT

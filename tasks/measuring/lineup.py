@@ -20,7 +20,11 @@ from models.episodes import Episode
 from models.router.first_observation import openings
 from models.router.router import RouteDecision, Router
 from tasks.releases.lifecycle import release_router
+from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
+
+# The purpose of the episodes that show which adapter solves what.
+TRIED = "routing"
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,16 @@ def play_alone(
     episodes = [Episode("", t, seed, k) for t in tasks for k in range(trials)]
     alone = Lineup({capability: adapter_id})
     return _play_one(context, alone, capability, episodes, f"{capability} alone on {what}", purpose)
+
+
+def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
+    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; the trajectories of each
+    capability."""
+    tasks = context.tasks("diagnosis")
+    return {
+        c: play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED)
+        for c in capabilities
+    }
 
 
 def _play_one(

@@ -16,14 +16,13 @@ from db import GENERALIST, AdapterRow, AdapterState
 from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
-from tasks.measuring.lineup import Lineup
+from tasks.measuring.lineup import Lineup, try_on_diagnosis
 from tasks.methods.answers import Answer, one_adapter, shift_tasks, success_of
 from tasks.methods.budget import Account
 from tasks.methods.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, RouteResult
-from tasks.route import try_on_diagnosis
 from tasks.synthesis.generalist import specialists
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"

@@ -18,6 +18,8 @@ from tasks.methods.budget import Account
 from tasks.methods.constant import constant
 from tasks.methods.examples import examples
 from tasks.methods.gepa import TRACE_GEPA, gepa, trace_gepa
+from tasks.methods.iterated import NAME as EXPERT_ITERATION
+from tasks.methods.iterated import expert_iteration
 from tasks.methods.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
 from tasks.methods.trained import grpo_target, grpo_target_own, mixed
@@ -80,6 +82,9 @@ METHODS: Mapping[str, Method] = {
     "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
     "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
+    EXPERT_ITERATION: Method(
+        "its successes on the diagnosis tasks, learnt from in turn", expert_iteration, trains=True
+    ),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),
@@ -106,7 +111,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
     "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
-    "generalist": ("a generalist of 24 steps at the end", {"train": {"generalist": 24}}),
+    "no-generalist": ("no generalist at the end", {"train": {"generalist": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
     "router-label": ("the router's label alone", {"router": "label"}),
     "router-both": ("the router's label and retrieval", {"router": "both"}),

@@ -75,7 +75,7 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
         training = context.found(TrainResult, capability)
         if training and training.ending == "budget":
             notes.append(f"training for {capability} ended with the budget, after {training.steps} steps")
-    trained = tuple(registered(context.stored))
+    trained = _practised(context)
     gated = context.found(GateResult)
     if gated is None or not gated.release:
         return Answer(context, notes=(*notes, "nothing was promoted, so the bare base answers"), trained=trained)
@@ -84,28 +84,38 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
     return Answer(context, lineup, notes=tuple(notes), nested=nested, trained=trained)
 
 
+def _practised(context: Context) -> tuple[str, ...]:
+    """The capabilities whose adapters are registered, and all those that the generalist has practised with them."""
+    trained, target = registered(context.stored), context.target
+    if GENERALIST in trained and isinstance(target, Generators):
+        needs = target.families()
+        practised = {c for family in families_of(context, GENERALIST) for c in needs[family]}
+        trained = [*trained, *sorted(practised - set(trained))]
+    return tuple(trained)
+
+
 def after_training(context: Context, selected: list[str]) -> int:
     """The most episodes that a round needs from here on beside its trainings' own: to choose and measure adapters on
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
     families = {c: families_of(context, c) for c in specialists(capabilities)}
-    if GENERALIST in capabilities:  # before it is made, too: it is about all that the others are about
-        families[GENERALIST] = sorted({f for mine in families.values() for f in mine})
+    if GENERALIST in capabilities:  # it may be about every family, and no checkpoint of it is chosen
+        families[GENERALIST] = sorted({t.family for t in tasks})
+        trained += context.found(TrainResult, GENERALIST) is None
     own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
     diagnosis = len(context.tasks("diagnosis"))
     return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
 
 
 def share_of(context: Context, selected: list[str], left: int) -> int:
-    """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it,
-    the generalist's by the steps that it is to make. What it does not use is theirs. Where not every one can fill a
-    batch of groups, the first may."""
-    train, steps = context.settings.train, context.settings.training_steps()
-    waiting = [c for c in _still_in(context, selected) if context.found(TrainResult, c) is None]
-    filled = waiting[: left // (train.groups * train.group_size)]
-    owed = [train.generalist if c == GENERALIST else steps for c in filled]
-    return left * owed[0] // sum(owed) if owed else left
+    """What the training that begins may take of the episodes that are `left` for trainings: as much as each after it.
+    What it does not use is theirs, and at last what shows the generalist what is missing. Where not every one can fill
+    a batch of groups, the first may."""
+    train = context.settings.train
+    waiting = [c for c in specialists(_still_in(context, selected)) if context.found(TrainResult, c) is None]
+    filled = len(waiting[: left // (train.groups * train.group_size)])
+    return left // filled if filled else left
 
 
 def _still_in(context: Context, selected: list[str]) -> list[str]:

@@ -23,13 +23,14 @@ from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
+from tasks.synthesis.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 
 
 @dataclass(frozen=True)
 class RoundPlan:
     """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`,
-    and `generalist` are those of the training that comes last (0: there is none). `seconds` is what an episode took in
+    and `generalist` are those of the adapter that is made last (0: there is none). `seconds` is what an episode took in
     the last round, all stages included; None: there was none."""
 
     diagnosis: int
@@ -95,11 +96,16 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
         batch=batch,
         choosing=choosing,
         fresh=fresh,
-        generalist=t.generalist * batch + choosing + fresh if t.generalist else 0,
+        generalist=_shown(target) + fresh if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
     )
+
+
+def _shown(target: Target) -> int:
+    """The most episodes that show a generalist what is missing: of every family."""
+    return len(target.families()) * SCENARIOS * SAMPLES if isinstance(target, Generators) else 0
 
 
 def _own_tasks(target: Target, capabilities: int, most: int) -> int:

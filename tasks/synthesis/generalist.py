@@ -1,33 +1,46 @@
-"""The generalist: one more adapter, trained last, on the environments of all that the round has trained for.
+"""The generalist: one more adapter, which learns last from everything that succeeded in the round.
 
-With `train.generalist` steps a round trains it once its capabilities are through, from whichever of their adapters does
-best on all of their families together, with everything else that the base does for retention. It goes through the same
-stages as they do, under this name: validated, trained, registered, judged alone against what is live, and offered to
-the router, which sends it what it solves best. What is unlike all that a round has seen is what an adapter for one
-capability knows nothing of; the generalist has met every kind of task.
+The trainings of a round are its dearest part, and each of its adapters has learnt from its own alone; its calibrations
+taught nothing. With `train.generalist` passes one adapter learns from the successes of all of them (`recalling.py`): at
+diagnosis, in calibration, in the trainings of every capability, and where its adapters tried the diagnosis tasks, which
+the router needs anyway. Nothing is played for its training but what shows it the families that hardly ever succeeded
+(`show_missing`): some scenarios of each with advice, as calibration does.
+
+It goes through the same stages as the others, under this name: its environment, of all that the round trained for and
+whatever else is not mastered, is validated, and says what it is measured on; it is registered, judged alone against
+what is live, and offered to the router. What is unlike all that a round has seen is what an adapter for one capability
+knows nothing of; the generalist has met every kind of task.
 """
 
 from __future__ import annotations
 
 import logging
+import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from db import GENERALIST, CapabilityRow, SelectionRow, row_id
-from environments.contract import Generators
+from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
-from tasks.measuring.lineup import champion_of
-from tasks.round.adapters import registered
+from environments.synthesized.hints import Advised, advised
+from models.episodes import Episode
+from models.training.records import TrainingSettings
+from tasks.measuring.lineup import champion_of, try_on_diagnosis
+from tasks.round.adapters import adapter_id, registered
 from tasks.round.context import Context
+from tasks.round.engine import Playground
 from tasks.round.results import CalibrateResult
-from tasks.synthesis.calibration import FIGURES
-from tasks.synthesis.environments import composed_of, stored_environment
+from tasks.round.rollouts import round_seed
+from tasks.synthesis.calibration import FIGURES, HINT
+from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
+from tasks.synthesis.recalling import Learnt, learn, successes
 
 logger = logging.getLogger("trace")
 
-DEFINITION = "All that the round trained for, practised together after each of them alone."
-# Of many kinds of tasks most may be solved, or hopeless: two collections without an informative group say little.
-PATIENCE = 6
-REASON = "The round trains it last, on the environments of all capabilities that it has trained for."
+DEFINITION = "All that the round trained for and whatever else is not mastered, learnt last from what has succeeded."
+REASON = "The round makes it last, of every success that it has seen."
+# A family with fewer successes to learn from is shown with advice: so many scenarios of it, so many times each.
+FEW, SCENARIOS, SAMPLES = 16, 8, 4
 
 
 def specialists(capabilities: Sequence[str]) -> list[str]:
@@ -36,12 +49,12 @@ def specialists(capabilities: Sequence[str]) -> list[str]:
 
 
 def wanted(context: Context, selected: Sequence[str]) -> bool:
-    """Whether a round that selected these capabilities may train a generalist: two of them, or one beside a generalist
+    """Whether a round that selected these capabilities may make a generalist: two of them, or one beside a generalist
     that is live and would else fall behind. Where environments are not composed it is said that there is none."""
     if not context.settings.train.generalist or len(selected) < _fewest(context):
         return False
     if context.settings.synthesizer.kind == "llm" or not isinstance(context.target, Generators):
-        logger.warning("no generalist is trained: environments that a model writes are not brought together in one")
+        logger.warning("no generalist is made: environments that a model writes are not brought together in one")
         return False
     return True
 
@@ -77,31 +90,66 @@ def store_generalist(context: Context, rank: int) -> None:
 def compose_generalist(
     context: Context, success: Mapping[str, float], version: int = 1
 ) -> tuple[ComposedEnvironment | None, str]:
-    """The environment of all families that the round's adapters were trained for, or why there is none; `success` is
-    that of what is live, by family."""
+    """The environment of all families that the round's adapters were trained for and all others that what is live does
+    not master, whatever selection made of them, or why there is none; `success` is that of what is live, by family."""
     parts = specialists(registered(context.stored))
     if len(parts) < _fewest(context):
         return None, f"{len(parts)} of the selected capabilities have an adapter: there is nothing to bring together"
     made = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in parts]
+    assert isinstance(context.target, Generators)
     families = {family for environment in made for family in environment.spec.families}
+    families |= {family for family in context.target.families() if success.get(family, 0.0) < MASTERED}
     share = context.settings.calibration.retention_share
     return composed_of(context.target, context.round, GENERALIST, sorted(families), success, share, version), ""
 
 
-def generalist_steps(context: Context, adapter: str) -> int:
-    """The most steps of its training: as many as are set, and no more than the budget pays for, where one is kept."""
-    train = context.settings.train
-    if context.budget is None:
-        return train.generalist
-    return max(1, min(train.generalist, context.budget.for_training(adapter) // (train.groups * train.group_size)))
-
-
 def calibrated_by_parts(context: Context) -> CalibrateResult:
-    """The means of its parts' figures: each of them was measured, and nothing is played again."""
+    """The means of its parts' figures: each of them was measured, and none of it is measured again."""
     parts = [context.result(CalibrateResult, c) for c in specialists(registered(context.stored))]
     figures = {name: sum(getattr(part, name) for part in parts) / len(parts) for name in FIGURES}
     reason = f"accepted: its {len(parts)} parts were calibrated, and these are the means of their figures"
     return CalibrateResult(accepted=True, reason=reason, **figures)
+
+
+def learn_generalist(context: Context, environment_id: str, settings: TrainingSettings) -> Learnt | None:
+    """The round's generalist; None where nothing has succeeded."""
+    try_on_diagnosis(context, specialists(registered(context.stored)))
+    environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
+    assert isinstance(environment, ComposedEnvironment)
+    show_missing(context, environment)
+    found, passes = successes(context), context.settings.train.generalist
+    return learn(context, GENERALIST, found, settings, passes, environment_id) if found else None
+
+
+def show_missing(context: Context, environment: ComposedEnvironment) -> None:
+    """Have the base play scenarios with advice of those of the environment's families that have fewer than FEW
+    successes to learn from, as many as the budget pays for where there is one, those with the fewest first."""
+    settings, spec, number = context.settings, environment.spec, context.round.number
+    at, tokens = settings.train.temperature, settings.rollout.max_tokens
+    make, scope = (lambda: Advised(environment.environment())), f"{spec.id}|{at}|{tokens}|{HINT}"
+    ground = Playground(make, spec.id, "calibration", at, tokens, group=HINT, scope=scope)
+    # Without what an earlier attempt of this stage has shown: it would show less.
+    there = Counter(row.family for row in successes(context, without=spec.id))
+    missing = sorted((f for f in spec.families if there[f] < FEW), key=lambda f: (there[f], f))
+    if context.budget is not None:
+        paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST))
+        missing = missing[: paid // (SCENARIOS * SAMPLES)]
+    told = [
+        advised(task, advice)
+        for family in (missing if settings.train.hints else ())
+        for task in (_scenario(environment, family, number, i) for i in range(SCENARIOS))
+        if (advice := environment.advice(task))
+    ]
+    seed = round_seed(settings.seed, number)
+    context.engine.play(
+        ground, [Episode("", task, seed, k) for task in told for k in range(SAMPLES)], f"shown: {', '.join(missing)}"
+    )
+
+
+def _scenario(environment: ComposedEnvironment, family: str, number: int, place: int) -> TargetTask:
+    """A scenario of a family for round `number`, which no training draws."""
+    rng = random.Random(f"{environment.spec.id}:shown:{number}:{family}:{place}")
+    return environment.generators.generate(family, rng.randrange(10**9))
 
 
 def _fewest(context: Context) -> int:

@@ -13,6 +13,7 @@ from environments.contract import Message, Prompt, TargetTask
 from environments.synthesized.hints import is_advised
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
+from models.training.checkpoints import last_whole_checkpoint
 from models.training.grpo import train_adapter
 from models.training.records import GroupFigures, StepRecord
 from models.training.rollouts import Rollouts
@@ -56,12 +57,30 @@ def test_half_of_a_group_is_advised_and_learns_behind_the_plain_prompt(tiny_mode
     assert [g.episodes for g in made.collected] == [2, 2]  # what was advised is in no figure
 
 
-def test_advice_ends_where_the_policy_succeeds_without(tiny_model: Any) -> None:
-    for successes, advised in ((0, 2), (1, 2), (2, 0)):
-        made = rollouts(tiny_model)
-        made.collected = [GroupFigures(True, 5, successes, 0.5), GroupFigures(False, 5, 5, 1.0)]
-        assert made._hinted() == advised
-    assert rollouts(tiny_model)._hinted() == 2  # nothing is known before the first step
+def test_advice_ends_where_the_policy_succeeds_without_family_by_family(tiny_model: Any) -> None:
+    made, hard = rollouts(tiny_model), TargetTask("hard", "training", "hard", 0)
+    toy = made.environments.scenario(0)
+
+    def advised() -> tuple[int, int]:
+        return tuple(sum(map(is_advised, made._told(task))) for task in (toy, hard))  # type: ignore[return-value]
+
+    assert advised() == (2, 2)  # nothing is known before the first step
+    for successes, expected in ((0, 2), (1, 2), (2, 0), (1, 2)):  # the last scenario of a family counts
+        made.remember([GroupFigures(True, 5, 5, 1.0, "hard"), GroupFigures(True, 5, successes, 0.5, "toy")])
+        assert advised() == (expected, 0)
+    made.remember([GroupFigures(True, 5, 0, 0.0, "hard"), GroupFigures(False, 5, 5, 1.0, "toy")])
+    assert advised() == (2, 2)  # one that never succeeds is not left alone because others do
+    made.environments.own = lambda task: task.family == "hard"  # type: ignore[method-assign]
+    assert advised() == (0, 2)  # retention scenarios are shown none
+
+
+def test_what_advice_goes_by_is_known_again_after_a_stop(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    steps: list[StepRecord] = []
+    train_adapter(Advising(), LocalActor(policy), renderer, replace(HINTED, steps=1), tmp_path, steps.append)
+    (_, records) = last_whole_checkpoint(tmp_path) or (None, [])
+    assert [g.family for r in records for g in r.groups] == ["toy"] * len(steps[0].groups)
+    assert steps[0].groups
 
 
 def test_the_trainer_takes_advised_rows_at_its_own_probabilities_and_their_successes_alone(

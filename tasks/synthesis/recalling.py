@@ -1,0 +1,175 @@
+"""Learning from what has succeeded: the episodes of a round that count as successes to learn from, and one adapter that
+learns from all of them, without an episode more (`models/training/recall.py`). The generalist is made so, and what
+stands beside TRACE as the cheapest training (`tasks/methods/iterated.py`).
+
+What was shown advice is learnt as if there had been none. Validation, test and the fresh seeds that adapters are
+measured on are never learnt from.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from db import AdapterRow, AdapterState, TrajectoryRow, row_id
+from environments.contract import Message, Prompt
+from environments.picking import in_turn
+from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.runs import RunLog
+from models.renderer import Conversation, Renderer
+from models.training.grpo import recall_adapter
+from models.training.recall import recall_steps
+from models.training.records import StepRecord, TrainingSettings
+from tasks.measuring.lineup import TRIED
+from tasks.round.adapters import adapter_id
+from tasks.round.context import Context
+from tasks.round.progress import Meter, Stopwatch
+from tasks.round.target_prompt import first_opening
+from tasks.synthesis.calibration import HINT
+
+logger = logging.getLogger("trace")
+
+# Successes that are learnt from: of a scenario, so that no one is learnt by heart, and of a family, so that none of
+# those that trainings have played a thousand times outweighs those that were hardly met.
+EACH, FAMILY = 4, 40
+# What the episodes were played for. Evaluation measures, and must not be learnt from.
+LEARNT_FROM = ("diagnosis", "calibration", "training", "transfer", TRIED)
+COLUMNS = ["id", "purpose", "success", "adapter_id", "group_id", "task_id", "family", "environment", "created_at"]
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """An adapter that learnt from successes, the steps that it took, and MLflow's run, which is open."""
+
+    adapter: AdapterRow
+    steps: int
+    run: str
+
+
+def successes(context: Context, without: str = "") -> list[TrajectoryRow]:
+    """The round's successes that are learnt from (`picked`), `without` those in an environment. Of trainings, those for
+    the round's capabilities alone."""
+    own = {row.id for row in context.store.rows(AdapterRow, round_id=context.round.id) if row.capability_id}
+    frame = context.store.trajectory_frame(context.round.id, columns=COLUMNS, purpose=list(LEARNT_FROM))
+    frame = frame[frame["environment"].ne(without)]
+    frame = frame[frame["purpose"].isin(("diagnosis", "calibration")) | frame["adapter_id"].isin(own)]
+    if context.settings.synthesizer.kind == "llm":  # a written environment's own prompt is not known here
+        frame = frame[frame["group_id"].ne(HINT)]
+    return picked(context, frame)
+
+
+def picked(context: Context, frame: pd.DataFrame) -> list[TrajectoryRow]:
+    """Of the episodes in `frame` (COLUMNS) successes, no two of them alike: at most EACH of a scenario, and of a family
+    FAMILY, of as many of its scenarios as there are, the latest first."""
+    frame = frame[frame["success"].fillna(False).astype(bool)].sort_values(["created_at", "id"], ascending=False)
+    rows = {row.id: row for row in context.store.trajectories(context.round.id, with_blobs=True, id=list(frame["id"]))}
+    found: list[TrajectoryRow] = []
+    for _, family in frame.groupby("family"):
+        scenarios = [
+            _unlike([rows[i] for i in scenario["id"] if i in rows])[:EACH]
+            for _, scenario in family.groupby("task_id", sort=False)
+        ]
+        found += in_turn(scenarios)[:FAMILY]
+    return found
+
+
+def _unlike(rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:
+    """Of equal conversations the first; without those that have no sampled tokens."""
+    found: dict[str, TrajectoryRow] = {}
+    for row in rows:
+        if row.sampled_mask is not None:
+            found.setdefault(json.dumps(list(row.messages), sort_keys=True), row)
+    return list(found.values())
+
+
+def conversation_of(row: TrajectoryRow, renderer: Renderer, prompt: Prompt) -> Conversation:
+    """A stored episode as it is learnt from: as it was played, or behind the target's own `prompt`, if that had been
+    followed by advice."""
+    assert row.token_ids is not None, "chosen for having them"
+    assert row.sampled_mask is not None
+    ids, sampled = [int(i) for i in row.token_ids], [bool(s) for s in row.sampled_mask]
+    if row.group_id == HINT:
+        roles = [m["role"] for m in row.messages]
+        first = [Message(m["role"], m["content"]) for m in row.messages[: roles.index("assistant")]]
+        plain = renderer.start(prompt, first)
+        shown = sampled.index(True)
+        ids, sampled = [*plain.ids, *ids[shown:]], [*plain.sampled, *sampled[shown:]]
+    return Conversation(ids, sampled, [0.0] * len(ids))
+
+
+def learn(
+    context: Context, name: str, found: Sequence[TrajectoryRow], wanted: TrainingSettings, passes: int,
+    environment_id: str | None = None,
+) -> Learnt:  # fmt: skip
+    """An adapter that has learnt from successes in so many passes, stored under the `name`, which is unique in the
+    round: that of a capability, where it is for the one of this environment. It is made once, and what a process that
+    died had made of it is gone on with."""
+    this, identity, output = context.round, adapter_id(context.round.id, name), context.folder / "training" / name
+    settings = replace(
+        wanted,
+        steps=recall_steps(len(found), passes, wanted),
+        temperature=1.0,  # likelihood as the model has it: nothing is sampled
+        shuffled=False,
+        hints=0.0,
+        most_episodes=None,
+    )
+    families = sorted({row.family for row in found})
+    figures = {"successes": len(found), "families": len(families), "passes": passes}
+    shape = {"rank": settings.rank, "alpha": settings.alpha, "upper_layers": settings.upper_layers}
+    context.store.put(
+        [
+            AdapterRow(
+                id=identity,
+                round_id=this.id,
+                capability_id=row_id(this.id, name) if environment_id else None,
+                environment_id=environment_id,
+                base=context.base.identity.base,
+                base_revision=context.base.identity.revision,
+                state=AdapterState.TRAINING,
+                config={**shape, **figures, "learning_rate": settings.learning_rate, "learnt": families},
+            )
+        ]
+    )
+    run = context.part_run(f"{this.id}-{name}", name, capability=name, kind="recall")
+    RunLog(context.registry, run).params(figures)
+    if (made := context.store.row(AdapterRow, id=identity)) is None or not made.path:
+        told = ", ".join(f"{count} of {what}" for what, count in Counter(row.purpose for row in found).most_common())
+        logger.info("%s learns from %d successes in %d families: %s", name, len(found), len(families), told)
+        _make(context, name, found, settings, run)
+        folder = output / "final"
+        path = str(folder.relative_to(context.settings.folder))
+        context.files.put(path)
+        digest = adapter_digest(folder)
+        context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
+        made = context.store.row(AdapterRow, id=identity)
+        for left in (output / "weights", *output.glob("checkpoint-*")):  # no step of it is ever chosen but the last
+            shutil.rmtree(left)
+    assert made is not None
+    return Learnt(made, settings.steps, run)
+
+
+def _make(context: Context, name: str, found: Sequence[TrajectoryRow], settings: TrainingSettings, run: str) -> None:
+    """Put the adapter into the folder `final` of its training's."""
+    renderer, prompt, output = (
+        context.base.renderer,
+        first_opening(context.target)[0],
+        context.folder / "training" / name,
+    )
+    conversations = [conversation_of(row, renderer, prompt) for row in found]
+    with Meter(f"learn {name}", settings.steps, "steps", 0) as meter, Stopwatch() as learning:
+
+        def on_step(record: StepRecord) -> None:
+            context.registry.log_steps(run, {record.step: {"nll": record.metrics["nll"]}})
+            meter.advance(f"{record.metrics['nll']:.3f} nats a token", say=True)
+
+        actor = context.backend.actor(context.probe.ids, f"{name}@{context.round.id}")
+        learnt = recall_adapter(conversations, actor, renderer, settings, output, on_step)
+    context.model.seconds += learning.seconds
+    shutil.rmtree(output / "final", ignore_errors=True)  # left by a process that died between export and store
+    export_adapter(learnt.folder, output / "final")
