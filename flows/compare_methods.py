@@ -28,7 +28,7 @@ from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
 from tasks.methods.run import head_of, run_seed
-from tasks.methods.seed_run import SeedRun, close_round, open_round
+from tasks.methods.seed.seed_run import SeedRun, close_round, open_round
 from tasks.operations.devices import check_at_once, check_whole, parts_of_machine
 from tasks.operations.jobs import run_at_once, say_failure
 from tasks.round.analyst import round_client, target_of

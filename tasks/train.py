@@ -21,7 +21,7 @@ from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
 from models.training.checkpoints import fetch_further, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
-from models.training.levels import Dialled, levels_of
+from models.training.records import Dialled, levels_of
 from settings import Settings
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context

@@ -52,18 +52,18 @@ from models.training.checkpoints import (
     weights_by_step,
     write_ended,
 )
-from models.training.levels import following_level
 from models.training.lora import lora_config
 from models.training.ranks import OVER, DealtRollouts, ranks
 from models.training.recall import Recall
 from models.training.records import (
-    LEAST_RECORDS,
     StepRecord,
     TrainingSettings,
     figures_apart,
+    following_level,
     gap_alarm,
     misspecified,
-    solved,
+    over,
+    verdict_on,
 )
 from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO, StepSource
@@ -129,26 +129,11 @@ class _Steps(TrainerCallback):
         self.records.append(record)
         self.on_step(record)
         self.rollouts.turn_to(following_level(record, self.rollouts.levels))
-        return bool(_over(self.records, self.rollouts)) or len(self.records) == self.until
+        return bool(over(self.records, self.rollouts.settings, self.rollouts.levels)) or len(self.records) == self.until
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         complete(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.records)
         self.on_saved()
-
-
-def _verdict(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
-    """What is wrong with the environment; a training of two steps is judged after two."""
-    return misspecified(records, min(LEAST_RECORDS, settings.steps))
-
-
-def _over(records: Sequence[StepRecord], rollouts: Rollouts | Recall) -> str:
-    """How the training ended by its records, a checkpoint being there: "" while it goes on."""
-    settings = rollouts.settings
-    if _verdict(records, settings):
-        return "misspecified"
-    if solved(records, settings.solved, rollouts.levels - 1):
-        return "solved"
-    return "steps" if len(records) >= settings.steps else ""
 
 
 @dataclass(frozen=True)
@@ -238,7 +223,7 @@ def _trained(
         rollouts.turn_to(following_level(records[-1], rollouts.levels))
     ended = read_ended(output)
     paused = until is not None and len(records) >= until
-    if not ended and not paused and not _over(records, rollouts):
+    if not ended and not paused and not over(records, settings, rollouts.levels):
         try:
             with storing(output):
                 steps = _Steps(rollouts, on_step, records, until, on_saved)
@@ -247,12 +232,12 @@ def _trained(
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
         except OutOfEpisodes:
-            ended = Ended("budget", _verdict(records, settings))
+            ended = Ended("budget", verdict_on(records, settings))
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
         raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
     on_saved()
-    ended = ended or Ended(_over(records, rollouts) or PAUSED, _verdict(records, settings))
+    ended = ended or Ended(over(records, settings, rollouts.levels) or PAUSED, verdict_on(records, settings))
     weights = weights_by_step(output, len(records))
     return TrainingResult(weights, tuple(records), ended.ending, ended.verdict, rollouts.environment_seconds)
 

@@ -1,4 +1,9 @@
-"""The settings of a training, the record of each step, and what the records say of it."""
+"""The settings of a training, the record of each step, and what the records say of it: how it ends, and at which level
+of difficulty it goes on.
+
+The level of a step follows from the record of the step before it, which a checkpoint holds: a training that goes on
+from a checkpoint is at the level that it would have been at.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 from scipy import stats
 
@@ -16,6 +21,9 @@ GAP_ALARM, RATIO_ALARM = 0.1, 0.1
 # Records from which reward and success are compared: in one step a reward may well rise before success follows.
 LEAST_RECORDS = 3
 LEAST_SPREAD = 0.05
+# Success on own scenarios, without advice, from which the next step is a level harder, and up to which it is easier:
+# the ends of the band that calibration asks for. Between them groups have the most to tell.
+HARDER, EASIER = 0.6, 0.2
 logger = logging.getLogger("trace.models")
 
 
@@ -196,3 +204,41 @@ def _rise_at_least(early: Sequence[float], late: Sequence[float]) -> float:
     freedom = sum(parts) ** 2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (early, late), strict=True))
     rise = statistics.fmean(late) - statistics.fmean(early)
     return float(rise - stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts)))
+
+
+def verdict_on(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
+    """What is wrong with the environment; a training of two steps is judged after two."""
+    return misspecified(records, min(LEAST_RECORDS, settings.steps))
+
+
+def over(records: Sequence[StepRecord], settings: TrainingSettings, levels: int) -> str:
+    """How a training on so many `levels` ended by its records, a checkpoint being there: "" while it goes on."""
+    if verdict_on(records, settings):
+        return "misspecified"
+    if solved(records, settings.solved, levels - 1):
+        return "solved"
+    return "steps" if len(records) >= settings.steps else ""
+
+
+@runtime_checkable
+class Dialled(Protocol):
+    """A source of scenarios that is at `level` (0: the easiest) of `levels`; `at` gives the same one at another."""
+
+    level: int
+    levels: int
+
+    def at(self, level: int) -> Self: ...
+
+
+def levels_of(source: object) -> tuple[int, int]:
+    """(level that a training begins at, number of levels); (0, 1) for a source without levels."""
+    return (source.level, source.levels) if isinstance(source, Dialled) else (0, 1)
+
+
+def following_level(record: StepRecord, levels: int) -> int:
+    """The level of the step after `record`: at most one up or down."""
+    if record.success is None:
+        return record.level
+    if record.success >= HARDER:
+        return min(record.level + 1, levels - 1)
+    return max(record.level - 1, 0) if record.success <= EASIER else record.level

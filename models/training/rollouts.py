@@ -22,8 +22,7 @@ from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
-from models.training.levels import Dialled, levels_of
-from models.training.records import GroupFigures, TrainingSettings
+from models.training.records import Dialled, GroupFigures, TrainingSettings, levels_of
 from models.training.trl_trainer import EpisodeGRPO
 
 logger = logging.getLogger("trace.models")

@@ -17,9 +17,9 @@ from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
 from tasks.measuring.lineup import Lineup, try_on_diagnosis
-from tasks.methods.answers import Answer, one_adapter, shift_tasks, success_of
-from tasks.methods.budget import Account
-from tasks.methods.seed_run import SeedRun
+from tasks.methods.seed.answers import Answer, one_adapter, shift_tasks, success_of
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, RouteResult

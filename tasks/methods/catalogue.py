@@ -13,14 +13,14 @@ from errors import ConfigurationError
 from models.scripted import NoopPolicy
 from settings import Settings
 from tasks.methods.adapters import generalist, merge_linear, merge_ties, oracle_route, single
-from tasks.methods.answers import Answer
-from tasks.methods.budget import Account
 from tasks.methods.constant import constant
 from tasks.methods.examples import examples
 from tasks.methods.gepa import TRACE_GEPA, gepa, trace_gepa
 from tasks.methods.iterated import NAME as EXPERT_ITERATION
 from tasks.methods.iterated import expert_iteration
-from tasks.methods.seed_run import DIAGNOSIS, SeedRun
+from tasks.methods.seed.answers import Answer
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
 from tasks.methods.trained import grpo_target, grpo_target_own, mixed
 from tasks.round.context import Context

@@ -14,10 +14,10 @@ from environments.contract import Action, canonical_json
 from environments.validation.playing import oracle_policy, recorded
 from errors import EpisodesSpent
 from models.scripted import NoopPolicy, ReplayPolicy
-from tasks.methods.answers import Answer, play_answer, success_of
-from tasks.methods.budget import Account
-from tasks.methods.prompts import worked_example
-from tasks.methods.seed_run import SeedRun, solved_at_diagnosis
+from tasks.methods.seed.answers import Answer, play_answer, success_of
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.prompts import worked_example
+from tasks.methods.seed.seed_run import SeedRun, solved_at_diagnosis
 from tasks.round.context import Context
 
 Solution = tuple[Action, ...]

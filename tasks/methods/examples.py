@@ -12,10 +12,10 @@ import random
 from environments.contract import Message
 from environments.picking import in_turn
 from errors import ConfigurationError, EpisodesSpent
-from tasks.methods.answers import Answer, play_answer, success_of
-from tasks.methods.budget import Account
-from tasks.methods.prompts import Prompting, opening_tokens, worked_example
-from tasks.methods.seed_run import SeedRun, solved_at_diagnosis
+from tasks.methods.seed.answers import Answer, play_answer, success_of
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.prompts import Prompting, opening_tokens, worked_example
+from tasks.methods.seed.seed_run import SeedRun, solved_at_diagnosis
 from tasks.round.context import Context
 
 Example = tuple[Message, ...]

@@ -21,12 +21,12 @@ from typing import Any
 from db import TrajectoryRow
 from environments.contract import Target, TargetTask
 from environments.picking import spread
-from tasks.methods.answers import Answer, play_answer
-from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.examples import fits, worked_examples
-from tasks.methods.prompts import PromptedEnvironment, Prompting
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
-from tasks.methods.seed_run import SeedRun, close_round, find_lacking, open_round, pay, solved_at_diagnosis
+from tasks.methods.seed.answers import Answer, play_answer
+from tasks.methods.seed.budget import TEST, Account, Lender
+from tasks.methods.seed.prompts import PromptedEnvironment, Prompting
+from tasks.methods.seed.seed_run import SeedRun, close_round, find_lacking, open_round, pay, solved_at_diagnosis
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context

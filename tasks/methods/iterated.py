@@ -13,9 +13,9 @@ from dataclasses import replace
 from db import AdapterRow
 from models.episodes import Episode
 from tasks.measuring.lineup import load_member
-from tasks.methods.answers import Answer, one_adapter, success_of
-from tasks.methods.budget import Account
-from tasks.methods.seed_run import SeedRun
+from tasks.methods.seed.answers import Answer, one_adapter, success_of
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.synthesis.recalling import COLUMNS, learn, picked

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from models.providers.analyst import Analyst, Question
 from tasks.methods.examples import NUMBERS, Example
-from tasks.methods.prompts import Prompting
+from tasks.methods.seed.prompts import Prompting
 
 INSTRUCTIONS, EXAMPLES = "instructions", "examples"
 SCRIPTED = "a script (worked examples swapped, reminders of failed checks); no language model reflects"

@@ -22,10 +22,10 @@ from tasks.comparison.results import (
     settings_hash,
     write_result,
 )
-from tasks.methods.answers import Answer, first_of, play_answer, play_checkpoint, shift_tasks, successes
-from tasks.methods.budget import TEST, Account, Lender
 from tasks.methods.catalogue import EVERY
-from tasks.methods.seed_run import SeedRun, close_round, diagnose, own_home, pay
+from tasks.methods.seed.answers import Answer, first_of, play_answer, play_checkpoint, shift_tasks, successes
+from tasks.methods.seed.budget import TEST, Account, Lender
+from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, own_home, pay
 
 logger = logging.getLogger("trace")
 

@@ -19,9 +19,9 @@ from tasks.challenge import families_of
 from tasks.contrast import contrast
 from tasks.measuring.gate_plan import settling_episodes
 from tasks.measuring.lineup import lineup_of
-from tasks.methods.answers import Answer
-from tasks.methods.budget import Account
-from tasks.methods.seed_run import SeedRun, find_lacking
+from tasks.methods.seed.answers import Answer
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import SeedRun, find_lacking
 from tasks.releases.lookup import release_numbered
 from tasks.round.adapters import registered
 from tasks.round.context import Context

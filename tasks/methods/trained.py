@@ -17,9 +17,9 @@ from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
-from tasks.methods.answers import Answer, Checkpoint, one_adapter
-from tasks.methods.budget import Account
-from tasks.methods.seed_run import SeedRun
+from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.seed_run import SeedRun
 from tasks.methods.trace import choosing_episodes
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context

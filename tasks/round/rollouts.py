@@ -32,7 +32,7 @@ def episodes_for(tasks: Sequence[TargetTask], trials: int, seed: int, adapter: s
 
 
 class EpisodeBudget(Protocol):
-    """Who pays for a round's episodes where methods are compared at equal cost (`tasks/methods/budget.py`)."""
+    """Who pays for a round's episodes where methods are compared at equal cost (`tasks/methods/seed/budget.py`)."""
 
     def admit(self, ids: Sequence[str], purpose: str) -> None:
         """Charge trajectories by id, each once. Raises `EpisodesSpent`, and charges none, when they are too many."""

@@ -148,8 +148,8 @@ def learn(
         digest = adapter_digest(folder)
         context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
         made = context.store.row(AdapterRow, id=identity)
-        for left in (output / "weights", *output.glob("checkpoint-*")):  # no step of it is ever chosen but the last
-            shutil.rmtree(left)
+        for left in {*output.iterdir()} - {folder}:  # no step of it is ever chosen but the last
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     assert made is not None
     return Learnt(made, settings.steps, run)
 

@@ -13,8 +13,17 @@ from environments.contract import Observation, Score, TargetTask
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
 from models.training.grpo import train_adapter
-from models.training.levels import EASIER, HARDER, Dialled, following_level, levels_of
-from models.training.records import GroupFigures, StepRecord, misspecified, solved
+from models.training.records import (
+    EASIER,
+    HARDER,
+    Dialled,
+    GroupFigures,
+    StepRecord,
+    following_level,
+    levels_of,
+    misspecified,
+    solved,
+)
 from tasks.synthesis.choosing import candidates
 from tests.models.training.test_grpo import SMALL, Source, Toy
 

@@ -11,7 +11,7 @@ from environments.validation.checks import ValidationVerdict
 from models.local.base import BaseModel
 from settings import Settings, load_settings
 from tasks.methods.preflight import seed_settings
-from tasks.methods.seed_run import SeedRun, open_round
+from tasks.methods.seed.seed_run import SeedRun, open_round
 from tasks.round.context import Context
 from tests.tasks.methods.letters_target import target
 

@@ -16,8 +16,8 @@ from models.adapters.files import adapter_digest
 from tasks.measuring.lineup import Lineup
 from tasks.methods import adapters
 from tasks.methods.adapters import NONE_TRAINED, merge_ties, oracle_route, single
-from tasks.methods.answers import Answer, first_of, one_adapter, play_answer, successes
-from tasks.methods.seed_run import SeedRun, close_round, pay
+from tasks.methods.seed.answers import Answer, first_of, one_adapter, play_answer, successes
+from tasks.methods.seed.seed_run import SeedRun, close_round, pay
 from tasks.round.results import ChallengeResult, RouteResult, SelectResult
 from tests.adapters_made import make_adapter
 from tests.tasks.methods.letters_target import target

@@ -14,7 +14,7 @@ from errors import ConfigurationError, EpisodesSpent
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.scripted import OraclePolicy
-from tasks.methods.budget import Account, Lender
+from tasks.methods.seed.budget import Account, Lender
 from tasks.round.engine import Engine, Origin, Playground, row_of
 from tasks.round.progress import Stopwatch
 from tasks.round.rollouts import RoundEngine, purpose_of

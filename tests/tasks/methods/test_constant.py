@@ -13,7 +13,7 @@ from models.scripted import NoopPolicy, ReplayPolicy
 from tasks.methods import constant as room
 from tasks.methods.constant import constant, most_frequent, shown
 from tasks.methods.run import run_method
-from tasks.methods.seed_run import DIAGNOSIS, SeedRun, close_round, diagnose, pay
+from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun, close_round, diagnose, pay
 from tests.tasks.methods.letters_target import Letters, target
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from environments.contract import Message
-from tasks.methods.budget import TEST
-from tasks.methods.prompts import Prompting
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer
 from tasks.methods.run import run_method
-from tasks.methods.seed_run import close_round
+from tasks.methods.seed.budget import TEST
+from tasks.methods.seed.prompts import Prompting
+from tasks.methods.seed.seed_run import close_round
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 POOL = {f"t{i}": (Message("user", f"ask {i}"), Message("assistant", f"say {i}")) for i in range(12)}

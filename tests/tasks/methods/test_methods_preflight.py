@@ -111,7 +111,7 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     check(1, "base", "noop", "examples")
     check(least, "trace", GENERALIST)
     without = settings.model_copy(update={"train": settings.train.model_copy(update={"generalist": 0})})
-    with pytest.raises(ConfigurationError, match=r"train\.generalist = 0 trains none; set TRACE_TRAIN__GENERALIST"):
+    with pytest.raises(ConfigurationError, match=r"train\.generalist = 0 makes none; set TRACE_TRAIN__GENERALIST"):
         check_budget(without, target, [GENERALIST])
     check(2 * least, "trace", "trace+gepa")
     with pytest.raises(ConfigurationError, match=f"at least {2 * least}"):
@@ -195,10 +195,10 @@ def test_files_of_other_data_or_budget_are_refused(home: Path, changed: dict[str
         check_files(out, settings, target)
 
 
-def test_the_generalist_has_a_share_by_its_steps_and_is_proven_on_all_that_is_trained(
+def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_family(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two capabilities of one step each and a generalist of two; what fell out takes no share."""
+    """Two capabilities and a generalist; what fell out takes no share either."""
     settings = small_settings(home)
     batch = settings.train.groups * settings.train.group_size
     families = {"a": ("refund",), "b": ("move",)}
@@ -207,10 +207,10 @@ def test_the_generalist_has_a_share_by_its_steps_and_is_proven_on_all_that_is_tr
     context.tasks = lambda split: [SimpleNamespace(family=f) for f in ("refund",) * 3 + ("move",) * 2 + ("swap",)]
     monkeypatch.setattr(trace, "families_of", lambda context, capability: families[capability])
     names = ["a", "b", "c", GENERALIST]  # selection.most = 2
-    assert share_of(context, names, 8 * batch) == 2 * batch
-    assert after_training(context, names) == proof_episodes(settings, 6, 6, [(3, 1), (2, 1), (5, 2)], False)
+    assert share_of(context, names, 8 * batch) == 4 * batch
+    assert after_training(context, names) == proof_episodes(settings, 6, 6, [(3, 1), (2, 1), (6, 3)], False, 1)
     found[SynthesizeResult, "b"] = SynthesizeResult(accepted=False)
-    assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, [(3, 1), (3, 1)], False)
+    assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, [(3, 1), (6, 3)], False, 1)
     done = TrainResult(adapter="a", sha256="0", steps=1, run="r", ending="steps", chosen=1, verdict="")
     found[TrainResult, "a"] = done
     assert share_of(context, ["a", "b", GENERALIST], 8 * batch) == 8 * batch

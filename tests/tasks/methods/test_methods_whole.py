@@ -13,10 +13,10 @@ from db import GENERALIST, EnvironmentRow, EnvironmentState, Store, open_store
 from tasks.comparison.results import SeedResult, read_result
 from tasks.comparison.tracking import metrics_of
 from tasks.methods import run as running
-from tasks.methods.budget import TEST, Account
 from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
-from tasks.methods.seed_run import SeedRun, close_round
+from tasks.methods.seed.budget import TEST, Account
+from tasks.methods.seed.seed_run import SeedRun, close_round
 from tasks.round.results import SelectResult, SynthesizeResult, TrainResult
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
 from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
@@ -81,11 +81,16 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     assert result.methods["trace"].trained
     assert run.context.result(SelectResult).selected[-1] == GENERALIST
     learnt = run.context.result(TrainResult, GENERALIST)
-    assert result.methods["trace"].trained[-1] == GENERALIST, "it was trained last, on what all others were trained on"
+    assert GENERALIST in result.methods["trace"].trained, "it was made last, of what all others have solved"
     environment = run.context.store.row(EnvironmentRow, id=run.context.result(SynthesizeResult, GENERALIST).environment)
     assert environment is not None
     assert (environment.spec["families"], environment.state) == (["high", "low"], EnvironmentState.ACCEPTED)
-    assert 0 < learnt.steps <= 2
+    assert learnt.steps == learnt.chosen > 0
+    own = ids(run.context.store, f"id FROM trajectories WHERE purpose = 'training' AND adapter_id = '{learnt.adapter}'")
+    assert not own, "nothing is played for its training"
+    iterated = result.methods["expert-iteration"]
+    assert iterated.purposes["training"] > SIZE, "more than one sample of each diagnosis task"
+    assert iterated.outcomes != result.methods["base"].outcomes
     for name in ("single", "generalist", "merge-linear", "merge-ties", "trace-oracle-route"):
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes

@@ -12,9 +12,9 @@ from environments.contract import Message, ToolCall
 from tasks.methods import examples as room
 from tasks.methods.examples import examples, worked_examples
 from tasks.methods.gepa import behind
-from tasks.methods.prompts import PromptedEnvironment, Prompting, opening_tokens, prompted, worked_example
 from tasks.methods.run import run_method
-from tasks.methods.seed_run import SeedRun, close_round, diagnose, pay
+from tasks.methods.seed.prompts import PromptedEnvironment, Prompting, opening_tokens, prompted, worked_example
+from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, pay
 from tests.tasks.counting_target import TASKS, Counting
 from tests.tasks.methods.letters_target import target
 from tests.tasks.methods.seeds_made import seed_run, without_prefect

@@ -13,6 +13,7 @@ from environments.contract import Target
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
 from tasks.operations.plan import RoundPlan, pace_of, plan_of, rehearse
+from tasks.synthesis.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 from tests.db.store_examples import trajectory
 from tests.tasks.counting_target import target
@@ -40,10 +41,13 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     alone, with_starts = plan_of(laptop, target).choosing, plan_of(carrying, target).choosing
     assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
     assert alone > 0
-    # One training more, which plays the diagnosis for the router as the others do, and at most all of validation alone.
+    # One adapter more, which plays the diagnosis for the router as the others do, and at most all of validation alone;
+    # its training plays nothing, but at most every family is shown with advice.
     last = plan_of(load_settings(profile="laptop", train={"generalist": 5}), target)
     plain = plan_of(laptop, target)
-    assert last.generalist == 5 * plain.batch + plain.choosing + plain.fresh
+    assert last.generalist == plain.fresh, "a target without generators has nothing to show"
+    shop = plan_of(load_settings(profile="laptop", train={"generalist": 5}), load_target("shop"))
+    assert shop.generalist == 20 * SCENARIOS * SAMPLES + plain.fresh
     diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
     assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation

@@ -10,12 +10,23 @@ from typing import Any
 import pytest
 
 from db import GENERALIST
+from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
 from settings import load_settings
 from tasks.round.results import CalibrateResult
 from tasks.synthesis import generalist
+from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import compose
-from tasks.synthesis.generalist import calibrated_by_parts, compose_generalist, generalist_steps, specialists, wanted
+from tasks.synthesis.generalist import (
+    FEW,
+    SAMPLES,
+    SCENARIOS,
+    calibrated_by_parts,
+    compose_generalist,
+    show_missing,
+    specialists,
+    wanted,
+)
 
 SUCCESS = {"cancel_pending": 0.6, "item_price": 0.3, "wants_person": 0.1, "refund_whole": 0.2}
 PARTS = ("refund_payment", "look_up_item")
@@ -24,7 +35,7 @@ PARTS = ("refund_payment", "look_up_item")
 def context_of(**settings: Any) -> Any:
     """A round on the shop that has trained `trained`, without a release before it."""
     at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash)
-    given = load_settings(profile="night", **{"train": {"generalist": 24}, **settings})
+    given = load_settings(profile="night", **{"train": {"generalist": 3}, **settings})
     return SimpleNamespace(
         settings=given, target=target(), round=at, store=None, keep=None, stored=None, parent=None, budget=None
     )
@@ -62,26 +73,30 @@ def test_where_a_model_writes_environments_there_is_none_and_it_is_said(
 ) -> None:
     with caplog.at_level(logging.WARNING, "trace"):
         assert not wanted(context_of(synthesizer={"kind": "llm"}), PARTS)
-    assert "no generalist is trained" in caplog.text
+    assert "no generalist is made" in caplog.text
 
 
-def test_its_environment_has_the_families_of_all_and_keeps_the_rest(settings_folder: Any, trained: list[str]) -> None:
-    environment, reason = compose_generalist(context_of(), SUCCESS)
+def test_its_environment_has_the_families_of_all_and_what_is_not_mastered_and_keeps_the_rest(
+    settings_folder: Any, trained: list[str]
+) -> None:
+    lacking = {"item_price": 0.3, "refund_part": 0.0, "use_coupon": 0.1, "wants_person": 0.0}
+    success = {family: lacking.get(family, 0.7) for family in target().families()}
+    environment, reason = compose_generalist(context_of(), success)
     assert environment is not None
     assert reason == ""
-    own = {f for c in PARTS for f in compose(target(), context_of().round, c, SUCCESS, 1 / 3).spec.families}
+    parts = {f for c in PARTS for f in compose(target(), context_of().round, c, SUCCESS, 1 / 3).spec.families}
+    own = parts | {"use_coupon", "wants_person"}
+    assert not parts & {"use_coupon", "wants_person"}
     assert set(environment.spec.families) == own
-    assert len(own) > 2
     kept = set(environment.spec.retention_families)
     assert kept, "something is there to be kept"
     assert not kept & own
-    assert kept <= set(SUCCESS), "what is live succeeds at it"
-    assert "wants_person" not in kept, "what one answer solves is nobody's retention"
+    assert kept <= set(success), "what is live succeeds at it"
     drawn = Counter(environment.scenario(seed).family for seed in range(600))
     assert set(drawn) == own | kept
     assert 130 < sum(drawn[f] for f in kept) < 270
     assert {environment.own_scenario(seed).family for seed in range(200)} == own
-    again, _ = compose_generalist(context_of(), SUCCESS, version=2)
+    again, _ = compose_generalist(context_of(), success, version=2)
     assert again is not None
     assert again.spec.id != environment.spec.id
 
@@ -110,14 +125,41 @@ def test_its_figures_are_the_means_of_its_parts(settings_folder: Any, trained: l
     assert "2 parts" in found.reason
 
 
-@pytest.mark.parametrize(("paid", "steps"), [(10_000, 24), (5 * 32 + 31, 5), (3, 1)])
-def test_its_steps_are_those_that_are_set_as_far_as_they_are_paid_for(
-    settings_folder: Any, paid: int, steps: int
+def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
+    settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = context_of()
-    assert generalist_steps(context, "adapter") == 24
-    context.budget = SimpleNamespace(for_training=lambda adapter: paid)
-    assert generalist_steps(context, "adapter") == steps
+    """Every family of its environment with too few successes, those with the fewest first, each scenario with advice,
+    by the bare base, for the same episodes whenever it is asked."""
+    environment, _ = compose_generalist(context_of(), SUCCESS)
+    assert environment is not None
+    families = environment.spec.families
+    had = dict.fromkeys(families, FEW) | {"item_price": 0, "refund_part": 3}
+    monkeypatch.setattr(
+        generalist,
+        "successes",
+        lambda context, without: [SimpleNamespace(family=f) for f, n in had.items() for _ in range(n)],
+    )
+    played: list[Any] = []
+
+    def shown(**changes: Any) -> list[Any]:
+        context = context_of(**changes.pop("settings", {}))
+        context.round.number, context.budget = 1, changes.get("budget")
+        context.engine = SimpleNamespace(play=lambda ground, episodes, what: played.append((ground, list(episodes))))
+        show_missing(context, environment)
+        return [e.task for e in played[-1][1]]
+
+    tasks = shown()
+    assert list(dict.fromkeys(t.family for t in tasks)) == ["item_price", "refund_part"]
+    assert all(is_advised(t) for t in tasks)
+    assert all(count == SAMPLES for count in Counter(t.id for t in tasks).values())
+    assert len(tasks) == 2 * SCENARIOS * SAMPLES
+    ground, episodes = played[-1]
+    assert {e.adapter for e in episodes} == {None}
+    assert (ground.purpose, ground.group) == ("calibration", HINT)
+    assert [t.id for t in shown()] == [t.id for t in tasks]
+    paid = SimpleNamespace(for_training=lambda adapter: SCENARIOS * SAMPLES + 5)
+    assert {t.family for t in shown(budget=paid)} == {"item_price"}
+    assert shown(settings={"train": {"generalist": 3, "hints": 0.0}}) == []
 
 
 def test_it_is_no_capability() -> None:

@@ -14,7 +14,7 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.targets.shop import target
 from errors import LimitReached
-from models.training.levels import Dialled, levels_of
+from models.training.records import Dialled, levels_of
 from tasks.synthesis.limited import limited
 
 MODULE = Path(__file__).parents[2] / "integration" / "targets" / "module_move_order.py"

@@ -17,7 +17,7 @@ from db import RoundState
 from errors import ConfigurationError
 from settings import Settings
 from tasks.contrast import contrast
-from tasks.methods.budget import Account, Lender
+from tasks.methods.seed.budget import Account, Lender
 from tasks.rollout import rollout
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult

@@ -13,8 +13,8 @@ from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.policy import MessagePolicy
 from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
-from tasks.methods.budget import Account
-from tasks.methods.prompts import Prompting, prompted
+from tasks.methods.seed.budget import Account
+from tasks.methods.seed.prompts import Prompting, prompted
 from tasks.round.context import Context
 from tasks.round.rollouts import episodes_for, outcomes
 
