@@ -47,7 +47,7 @@ def expert_iteration(run: SeedRun, context: Context, account: Account) -> Answer
             context.policy.unload_adapter(policy)
         found += ids
         notes.append(f"iteration {number}: {samples} samples of each task, {100 * success_of(context, ids):.0f} %")
-        rows = picked(context, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
+        rows = picked(context.store, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
         if not rows:
             break
         learnt = learn(context, f"{NAME}-{number}", rows, settings, passes)

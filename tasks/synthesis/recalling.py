@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from db import AdapterRow, AdapterState, TrajectoryRow, row_id
+from db import AdapterRow, AdapterState, Store, TrajectoryRow, row_id
 from environments.contract import Message, Prompt
 from environments.picking import in_turn
 from models.adapters.files import adapter_digest, export_adapter
@@ -61,14 +61,14 @@ def successes(context: Context, without: str = "") -> list[TrajectoryRow]:
     frame = frame[frame["purpose"].isin(("diagnosis", "calibration")) | frame["adapter_id"].isin(own)]
     if context.settings.synthesizer.kind == "llm":  # a written environment's own prompt is not known here
         frame = frame[frame["group_id"].ne(HINT)]
-    return picked(context, frame)
+    return picked(context.store, frame)
 
 
-def picked(context: Context, frame: pd.DataFrame) -> list[TrajectoryRow]:
+def picked(store: Store, frame: pd.DataFrame) -> list[TrajectoryRow]:
     """Of the episodes in `frame` (COLUMNS) successes, no two of them alike: at most EACH of a scenario, and of a family
     FAMILY, of as many of its scenarios as there are, the latest first."""
     frame = frame[frame["success"].fillna(False).astype(bool)].sort_values(["created_at", "id"], ascending=False)
-    rows = {row.id: row for row in context.store.trajectories(context.round.id, with_blobs=True, id=list(frame["id"]))}
+    rows = {row.id: row for row in store.trajectories(None, with_blobs=True, id=list(frame["id"]))}
     found: list[TrajectoryRow] = []
     for _, family in frame.groupby("family"):
         scenarios = [
