@@ -51,6 +51,7 @@ class Recall:
         self.advantages_R, self.hinted_R = torch.ones(rows), torch.ones(rows, dtype=torch.bool)
         self.worst_ratio = 1.0
         self.collected: list[GroupFigures] = []
+        self._rests = False
 
     @property
     def decoder(self) -> Any:
@@ -82,6 +83,9 @@ class Recall:
                 f"the trainer asked for {len(prompts)} rows, groups x group size is {len(self.advantages_R)}; make "
                 "them equal"
             )
+        if not self._rests:  # nothing is sampled from here on, and the backward pass needs the memory
+            self.actor.rest()
+            self._rests = True
         self.worst_ratio = 1.0
         device = trainer.accelerator.device
         self.advantages_R, self.hinted_R = self.advantages_R.to(device), self.hinted_R.to(device)

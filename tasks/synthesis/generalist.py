@@ -132,7 +132,8 @@ def show_missing(context: Context, environment: ComposedEnvironment) -> None:
     there = Counter(row.family for row in successes(context, without=spec.id))
     missing = sorted((f for f in spec.families if there[f] < FEW), key=lambda f: (there[f], f))
     if context.budget is not None:
-        paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST))
+        done = context.store.trajectory_frame(context.round.id, columns=["id"], environment=spec.id, group_id=HINT)
+        paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + len(done)
         missing = missing[: paid // (SCENARIOS * SAMPLES)]
     told = [
         advised(task, advice)

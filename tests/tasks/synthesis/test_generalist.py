@@ -144,6 +144,7 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
     def shown(**changes: Any) -> list[Any]:
         context = context_of(**changes.pop("settings", {}))
         context.round.number, context.budget = 1, changes.get("budget")
+        context.store = SimpleNamespace(trajectory_frame=lambda *given, **more: changes.get("stored", ()))
         context.engine = SimpleNamespace(play=lambda ground, episodes, what: played.append((ground, list(episodes))))
         show_missing(context, environment)
         return [e.task for e in played[-1][1]]
@@ -159,6 +160,10 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
     assert [t.id for t in shown()] == [t.id for t in tasks]
     paid = SimpleNamespace(for_training=lambda adapter: SCENARIOS * SAMPLES + 5)
     assert {t.family for t in shown(budget=paid)} == {"item_price"}
+    stored = range(SCENARIOS * SAMPLES)  # what an earlier attempt has played, and paid for
+    assert {t.family for t in shown(budget=SimpleNamespace(for_training=lambda adapter: 5), stored=stored)} == {
+        "item_price"
+    }
     assert shown(settings={"train": {"generalist": 3, "hints": 0.0}}) == []
 
 
