@@ -148,11 +148,25 @@ def read_result(path: Path) -> SeedResult:
 
 
 def read_results(folder: Path, target: str) -> list[SeedResult]:
-    """All seeds of a target in a folder, in order. Raises `ConfigurationError` where two cannot stand in one table."""
+    """All seeds of a target in a folder, in order; files of one seed, whose methods were run apart (the second one's
+    name goes on: shop-seed-33-more.json), are one result. Raises `ConfigurationError` where two cannot stand in one
+    table, or have other outcomes of the same method."""
     paths = sorted(folder.glob(f"{registry_name(target)}-seed-*.json"))
-    found = sorted((read_result(path) for path in paths), key=lambda result: result.seed)
-    check_same(found)
-    return found
+    found: dict[int, SeedResult] = {}
+    for path in paths:
+        result = read_result(path)
+        known = found.setdefault(result.seed, result)
+        there = {name: figures.outcomes for name, figures in known.methods.items()}
+        if twice := [n for n, figures in result.methods.items() if there.get(n, figures.outcomes) != figures.outcomes]:
+            raise ConfigurationError(
+                f"{path} has other outcomes of {', '.join(twice)} with seed {result.seed} than another file there; "
+                "remove one of the two"
+            )
+        check_same([known, result])
+        found[result.seed] = known.model_copy(update={"methods": {**known.methods, **result.methods}})
+    results = [found[seed] for seed in sorted(found)]
+    check_same(results)
+    return results
 
 
 def check_same(results: Sequence[SeedResult]) -> None:

@@ -16,8 +16,7 @@ from tasks.methods.adapters import generalist, merge_linear, merge_ties, oracle_
 from tasks.methods.constant import constant
 from tasks.methods.examples import examples
 from tasks.methods.gepa import TRACE_GEPA, gepa, trace_gepa
-from tasks.methods.iterated import NAME as EXPERT_ITERATION
-from tasks.methods.iterated import expert_iteration
+from tasks.methods.iterated import CONTEXT_DISTILLATION, EXPERT_ITERATION, context_distillation, expert_iteration
 from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun
@@ -84,6 +83,9 @@ METHODS: Mapping[str, Method] = {
     "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),
     EXPERT_ITERATION: Method(
         "its successes on the diagnosis tasks, learnt from in turn", expert_iteration, trains=True
+    ),
+    CONTEXT_DISTILLATION: Method(
+        "new scenarios with advice, learnt without it, and no other training", context_distillation, trains=True
     ),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),

@@ -1,16 +1,23 @@
-"""Expert iteration: one adapter learns from the policy's own successes on the diagnosis tasks, sampled and learnt from
-in turn (STaR, Zelikman et al., 2022, arXiv 2203.14465; ReST-EM, Singh et al., 2023, arXiv 2312.06585).
+"""The cheapest trainings: one adapter learns from what the policy itself has solved, with no reward but success, no
+advantage and no capability; with the trainer that makes TRACE's generalist.
 
-The cheapest training: no reward but success, no advantage, no environment. Every iteration plays each diagnosis task
-SAMPLES times with what the one before has learnt, and trains an adapter anew on all successes so far, with the trainer
-of TRACE's recall. All that the budget leaves is played, the last time with as many samples as are left.
+*Expert iteration* (STaR, Zelikman et al., 2022, arXiv 2203.14465; ReST-EM, Singh et al., 2023, arXiv 2312.06585): every
+iteration plays each diagnosis task SAMPLES times with what the one before has learnt, and an adapter learns anew from
+all successes so far. All that the budget leaves is played, the last time with as many samples as are left.
+
+*Context distillation* (Snell et al., 2022, arXiv 2209.15189): new scenarios of every family from the target's own
+generators are played with advice, one more worked example in the prompt, and what succeeded is learnt without it. It
+has what TRACE's hints have, for every family alike, and no training beside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from db import AdapterRow
+from environments.contract import Generators
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from models.episodes import Episode
 from tasks.measuring.lineup import load_member
 from tasks.methods.seed.answers import Answer, one_adapter, success_of
@@ -18,42 +25,75 @@ from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
+from tasks.synthesis.generalist import SAMPLES as ADVISED
+from tasks.synthesis.generalist import SCENARIOS, play_advised
 from tasks.synthesis.recalling import COLUMNS, learn, picked
 from tasks.train import training_settings
 
-NAME = "expert-iteration"
-# Samples of a task in an iteration, and passes over what has succeeded: as many as the profile `night` has.
+EXPERT_ITERATION, CONTEXT_DISTILLATION = "expert-iteration", "context-distillation"
+# Samples of a diagnosis task in an iteration, and passes over what has succeeded: as many as the profile `night` has.
 SAMPLES, PASSES = 8, 3
+# Iterations of context distillation: the second shows what the first has learnt little of.
+SHOWN = 2
 
 
 def expert_iteration(run: SeedRun, context: Context, account: Account) -> Answer:
     """The adapter that the last iteration has made; the bare base where nothing ever succeeded."""
-    tasks, found, notes = context.tasks("diagnosis"), list(context.result(RolloutResult).trajectories), list[str]()
-    settings, passes = training_settings(context.settings), PASSES
-    ground = replace(context.ground("training"), temperature=settings.temperature)
-    latest: AdapterRow | None = None
-    # Counted from the beginning, so that a process that goes on makes the same iterations.
-    left = account.episodes - len(found)
-    while samples := min(SAMPLES, left // len(tasks)):
-        left -= samples * len(tasks)
-        number = len(notes) + 1
-        policy = load_member(context, NAME, latest.id) if latest else None
-        ids = context.engine.play(
-            replace(ground, adapter_id=latest.id if latest else None, scope=f"{ground.where}|{NAME} {number}"),
-            [Episode("", task, context.seed, k, policy) for task in tasks for k in range(samples)],
-            f"iteration {number} on diagnosis",
-        )
+    tasks = context.tasks("diagnosis")
+    ground = replace(context.ground("training"), temperature=context.settings.train.temperature)
+
+    def play(number: int, samples: int, latest: AdapterRow | None) -> list[str]:
+        policy = load_member(context, EXPERT_ITERATION, latest.id) if latest else None
+        scope = f"{ground.where}|{EXPERT_ITERATION} {number}"
+        episodes = [Episode("", task, context.seed, k, policy) for task in tasks for k in range(samples)]
+        own = replace(ground, adapter_id=latest.id if latest else None, scope=scope)
+        ids = context.engine.play(own, episodes, f"iteration {number} on diagnosis")
         if policy is not None:
             context.policy.unload_adapter(policy)
+        return ids
+
+    # Counted from the beginning, so that a process that goes on makes the same iterations.
+    left, counts = account.episodes - len(context.result(RolloutResult).trajectories), list[int]()
+    while samples := min(SAMPLES, left // len(tasks)):
+        counts.append(samples)
+        left -= samples * len(tasks)
+    return _iterated(context, EXPERT_ITERATION, counts, play)
+
+
+def context_distillation(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The adapter that the last iteration has made, as many as the budget pays for; the bare base where there are none,
+    or the target has no scenarios to show."""
+    target = context.target
+    if not isinstance(target, Generators):
+        return Answer(context, notes=("the target has no generators to show scenarios of, so the bare base answers",))
+    families = sorted(target.families())
+    spec = CompositionSpec(context.round.target, context.round.data_hash, CONTEXT_DISTILLATION, tuple(families))
+    environment = ComposedEnvironment(target, spec)
+    left = account.episodes - len(context.result(RolloutResult).trajectories)
+    paid = min(SHOWN, left // (len(families) * SCENARIOS * ADVISED))
+
+    def play(number: int, samples: int, latest: AdapterRow | None) -> list[str]:
+        return play_advised(context, environment, families, "training", number, latest)
+
+    return _iterated(context, CONTEXT_DISTILLATION, [ADVISED] * paid, play)
+
+
+def _iterated(
+    context: Context, name: str, samples: Sequence[int], play: Callable[[int, int, AdapterRow | None], list[str]]
+) -> Answer:
+    """Play and learn in turn, from the diagnosis' own successes on, with so many samples in each iteration."""
+    found, notes, latest = list(context.result(RolloutResult).trajectories), list[str](), None
+    settings = training_settings(context.settings)
+    for number, count in enumerate(samples, 1):
+        ids = play(number, count, latest)
         found += ids
-        notes.append(f"iteration {number}: {samples} samples of each task, {100 * success_of(context, ids):.0f} %")
+        notes.append(f"iteration {number}: {len(ids)} episodes, {100 * success_of(context, ids):.0f} %")
         rows = picked(context.store, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
         if not rows:
             break
-        learnt = learn(context, f"{NAME}-{number}", rows, settings, passes)
+        learnt = learn(context, f"{name}-{number}", rows, settings, PASSES)
         context.registry.end_run(learnt.run)
         latest = learnt.adapter
     if latest is None:
         return Answer(context, notes=(*notes, "nothing has succeeded, so the bare base answers"))
-    answer = one_adapter(context, NAME, latest.id)
-    return replace(answer, notes=tuple(notes))
+    return replace(one_adapter(context, name, latest.id), notes=tuple(notes))

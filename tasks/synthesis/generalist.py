@@ -19,13 +19,13 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from db import GENERALIST, CapabilityRow, SelectionRow, row_id
+from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from models.episodes import Episode
 from models.training.records import TrainingSettings
-from tasks.measuring.lineup import champion_of, try_on_diagnosis
+from tasks.measuring.lineup import champion_of, load_member, try_on_diagnosis
 from tasks.round.adapters import adapter_id, registered
 from tasks.round.context import Context
 from tasks.round.engine import Playground
@@ -124,10 +124,7 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
 def show_missing(context: Context, environment: ComposedEnvironment) -> None:
     """Have the base play scenarios with advice of those of the environment's families that have fewer than FEW
     successes to learn from, as many as the budget pays for where there is one, those with the fewest first."""
-    settings, spec, number = context.settings, environment.spec, context.round.number
-    at, tokens = settings.train.temperature, settings.rollout.max_tokens
-    make, scope = (lambda: Advised(environment.environment())), f"{spec.id}|{at}|{tokens}|{HINT}"
-    ground = Playground(make, spec.id, "calibration", at, tokens, group=HINT, scope=scope)
+    spec = environment.spec
     # Without what an earlier attempt of this stage has shown: it would show less.
     there = Counter(row.family for row in successes(context, without=spec.id))
     missing = sorted((f for f in spec.families if there[f] < FEW), key=lambda f: (there[f], f))
@@ -135,21 +132,37 @@ def show_missing(context: Context, environment: ComposedEnvironment) -> None:
         done = context.store.trajectory_frame(context.round.id, columns=["id"], environment=spec.id, group_id=HINT)
         paid = context.budget.for_training(adapter_id(context.round.id, GENERALIST)) + len(done)
         missing = missing[: paid // (SCENARIOS * SAMPLES)]
+    if context.settings.train.hints:
+        play_advised(context, environment, missing, "calibration", context.round.number)
+
+
+def play_advised(
+    context: Context, environment: ComposedEnvironment, families: Sequence[str], purpose: str, draw: int,
+    start: AdapterRow | None = None,
+) -> list[str]:  # fmt: skip
+    """Trajectory ids of SCENARIOS scenarios of each family, with advice, SAMPLES times each, played by the base or what
+    begins from `start`. No training draws these scenarios, and no other `draw` has them."""
+    settings, spec = context.settings, environment.spec
+    at, tokens = settings.train.temperature, settings.rollout.max_tokens
+    make, scope = (lambda: Advised(environment.environment())), f"{spec.id}|{at}|{tokens}|{HINT}"
+    adapter, name = start.id if start else None, load_member(context, spec.capability, start.id) if start else None
+    ground = Playground(make, spec.id, purpose, at, tokens, adapter, HINT, scope)
     told = [
         advised(task, advice)
-        for family in (missing if settings.train.hints else ())
-        for task in (_scenario(environment, family, number, i) for i in range(SCENARIOS))
+        for family in families
+        for task in (_scenario(environment, family, draw, place) for place in range(SCENARIOS))
         if (advice := environment.advice(task))
     ]
-    seed = round_seed(settings.seed, number)
-    context.engine.play(
-        ground, [Episode("", task, seed, k) for task in told for k in range(SAMPLES)], f"shown: {', '.join(missing)}"
-    )
+    seed = round_seed(settings.seed, context.round.number)
+    episodes = [Episode("", task, seed, k, name) for task in told for k in range(SAMPLES)]
+    ids = context.engine.play(ground, episodes, f"shown with advice: {', '.join(families)}")
+    if name is not None:
+        context.policy.unload_adapter(name)
+    return ids
 
 
-def _scenario(environment: ComposedEnvironment, family: str, number: int, place: int) -> TargetTask:
-    """A scenario of a family for round `number`, which no training draws."""
-    rng = random.Random(f"{environment.spec.id}:shown:{number}:{family}:{place}")
+def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: int) -> TargetTask:
+    rng = random.Random(f"{environment.spec.id}:shown:{draw}:{family}:{place}")
     return environment.generators.generate(family, rng.randrange(10**9))
 
 

@@ -75,6 +75,22 @@ def test_files_that_cannot_stand_in_one_table_are_refused(tmp_path: Path, change
     assert read_results(tmp_path, "bfcl") == []
 
 
+def test_methods_of_a_seed_that_were_run_apart_are_one_result(tmp_path: Path) -> None:
+    one, two = (
+        seed_result(7, {"base": figures(3)}),
+        seed_result(7, {"base": figures(3, seconds=9.0), "trace": figures(5)}),
+    )
+    write_result(path_of(tmp_path, "shop", 7), one)
+    write_result(path_of(tmp_path, "shop", 7).with_name("shop-seed-7-apart.json"), two)
+    write_result(path_of(tmp_path, "shop", 8), seed_result(8, {"base": figures(3)}))
+    found = read_results(tmp_path, "shop")
+    assert [(r.seed, sorted(r.methods)) for r in found] == [(7, ["base", "trace"]), (8, ["base"])]
+    other = seed_result(7, {"base": figures(4)})
+    write_result(path_of(tmp_path, "shop", 7).with_name("shop-seed-7-again.json"), other)
+    with pytest.raises(ConfigurationError, match="other outcomes of base with seed 7"):
+        read_results(tmp_path, "shop")
+
+
 def test_the_machine_is_named_by_no_name_of_its_own() -> None:
     text = json.dumps(machine())
     for private in (platform.node(), str(Path.home()), str(ROOT)):
