@@ -44,7 +44,7 @@ class Recall:
     def __init__(self, successes: Sequence[Conversation], actor: Actor, settings: TrainingSettings) -> None:
         self.successes = [c for c in successes if any(c.sampled)]
         if not self.successes:
-            raise TrainingError("there is no success to learn from; play more episodes, or set train.recall to 0")
+            raise TrainingError("there is no success to learn from; play more episodes, or set train.generalist to 0")
         self.actor, self.settings = actor, settings
         self.shared = common_prefix([c.ids[: c.sampled.index(True)] for c in self.successes])
         rows = settings.groups * settings.group_size
