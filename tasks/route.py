@@ -171,17 +171,17 @@ def _by_success(
     shown: Mapping[str, Example],
 ) -> dict[str, Example]:
     """A round's examples where its adapters were tried. A diagnosis task is of the class that solves most around it, or
-    left out where nothing does. What a training environment had for retention is of whatever solves such tasks."""
+    left out where nothing does. So is what a training environment had for retention; what an adapter was trained for
+    there and solved is its own, unless another solves more of the diagnosis tasks around it."""
     first = frame.drop_duplicates("task")
     played = _embedded(context, dict.fromkeys(first["id"], ""))
     where = [i for i, identity in enumerate(first["id"]) if identity in played]
     vectors = np.stack([played[identity].vector for identity in first["id"] if identity in played])
     successes = successes_of(frame, tried, classes)[where]
-    retained = {i: e for i, e in shown.items() if not e.label}
-    asked = [*played.values(), *retained.values()]
-    best = best_answers(np.stack([e.vector for e in asked]), vectors, successes)
-    judged = {e.id: replace(e, label=classes[k]) for e, k in zip(asked, best, strict=True) if k != UNKNOWN}
-    return {i: e for i, e in shown.items() if e.label} | judged
+    asked = [*played.values(), *shown.values()]
+    own = np.array([classes.index(e.label) if e.label else UNKNOWN for e in asked])
+    best = best_answers(np.stack([e.vector for e in asked]), vectors, successes, own)
+    return {e.id: replace(e, label=classes[k]) for e, k in zip(asked, best, strict=True) if k != UNKNOWN}
 
 
 def _practised(

@@ -21,13 +21,19 @@ UNKNOWN = -1
 
 
 def best_answers(
-    queries: np.ndarray, vectors: np.ndarray, successes: np.ndarray, neighbours: int = NEIGHBOURS
+    queries: np.ndarray,
+    vectors: np.ndarray,
+    successes: np.ndarray,
+    own: np.ndarray | None = None,
+    neighbours: int = NEIGHBOURS,
 ) -> np.ndarray:
     """(m,) the column of the class that solves most around each query, `UNKNOWN` where none solves anything.
 
     `queries` (m, d) and `vectors` (n, d) are embeddings of the same kind; `successes` (n, classes) are shares of
     success in [0, 1], NaN where a class did not play a task. A class counts by its mean around the query, drawn
     a little towards its mean over all tasks (`PRIOR`); of equal classes the first is taken, so the base stands first.
+    `own` (m,) is the column of what has solved a query, `UNKNOWN` where that is not known: it keeps the query unless
+    another solves more of the tasks around it.
     """
     centre = vectors.mean(axis=0)
     similarity = unit(queries - centre) @ unit(vectors - centre).T
@@ -40,4 +46,9 @@ def best_answers(
     overall = np.where(tried, successes, 0.0).sum(axis=0) / np.maximum(1, tried.sum(axis=0))
     solved = np.where(counts >= least, np.where(known, around, 0.0).sum(axis=1), 0.0)
     drawn = np.where(counts >= least, (solved + PRIOR * overall) / (counts + PRIOR), -1.0)
-    return np.where(solved.max(axis=1) > 0, drawn.argmax(axis=1), UNKNOWN)
+    best = np.where(solved.max(axis=1) > 0, drawn.argmax(axis=1), UNKNOWN)
+    if own is None:
+        return best
+    means = np.where(counts >= least, solved / np.maximum(1, counts), 0.0)
+    mine = np.take_along_axis(means, np.maximum(0, own)[:, None], axis=1)[:, 0]
+    return np.where((own != UNKNOWN) & (mine >= means.max(axis=1)), own, best)

@@ -172,7 +172,7 @@ def test_ids_and_logprobs_are_those_of_the_local_backend(world: World, remote: V
                 first, again = (remote.generate(asked[:1])[0].ids for _ in range(2))
                 assert first == again
                 others = [
-                    replace(asked[0], session=f"other-{i}", sampling=Sampling(temperature, 6, 100 + i)) for i in range(4)
+                    Request(f"other-{i}", prompts[0], Sampling(temperature, 6, 100 + i), served) for i in range(4)
                 ]
                 assert any(remote.generate([other])[0].ids != first for other in others)
     finally:

@@ -64,3 +64,11 @@ def test_a_task_that_was_not_played_is_answered_as_those_near_it() -> None:
         BASE,
         FIRST,
     ]
+
+
+def test_what_has_solved_a_task_keeps_it_unless_another_solves_more_around_it() -> None:
+    vectors = np.concatenate([around(0.0), around(2.1), around(4.2)])
+    queries = np.concatenate([around(0.01, 1), around(2.11, 1), around(4.21, 1), around(0.02, 1)])
+    successes = rates((0, 1, 1), (0, 0.5, 1), (0, 0, 0))
+    own = np.array([FIRST, FIRST, FIRST, UNKNOWN])
+    assert list(best_answers(queries, vectors, successes, own)) == [FIRST, SECOND, FIRST, SECOND]
