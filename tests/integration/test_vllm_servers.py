@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ import torch
 from db import open_store
 from environments.contract import Message, Prompt
 from errors import AdapterError, ContextOverflow, PolicyError
-from models.adapters.files import CONFIG, WEIGHTS, AdapterRecord, RegisteredAdapter, adapter_digest
-from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.files import CONFIG, WEIGHTS, RegisteredAdapter, adapter_digest
 from models.adapters.limits import ServerLimits, linear_modules
 from models.adapters.loading import fingerprint_on, load_folder
 from models.adapters.registry import Registry
@@ -29,8 +28,7 @@ from models.local.base import BaseModel
 from models.policy import Request, Sampling
 from models.serving.fleet.fleet import Fleet
 from models.serving.fleet.hosts import VllmHost
-from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
-from models.serving.fleet.releases import Generation, ServedRelease
+from models.serving.fleet.lifecycle import AdapterState
 from models.training.actors import VllmActor
 from models.training.grpo import StepRecord, train_adapter
 from models.vllm.policy import VllmPolicy
@@ -41,6 +39,7 @@ from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.policies import open_backend
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, adapters_on, installed, vllm_server
+from tests.integration.vllm_world import World
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
 pytestmark = [
@@ -61,58 +60,6 @@ PER_SECOND, SECONDS = 20, 6
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with vllm_server(tmp_path_factory.mktemp("vllm")) as running:
         yield running
-
-
-@dataclass
-class World:
-    """Everything that the tests share: the local model, the registry, a fleet on the server."""
-
-    local: Any
-    renderer: Any
-    text: list[int]
-    server: VllmServer
-    registry: Registry
-    run: str
-    fleet: Fleet = field(init=False)
-    wanted: ServedRelease | None = None
-
-    def live(self) -> ServedRelease | None:
-        """What the fleet is to serve."""
-        return self.wanted
-
-    def versions(self, capability: str) -> list[RegisteredAdapter]:
-        return self.registry.versions(capability)
-
-    def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
-        return self.registry.download(adapter, destination)
-
-    def release(self, *adapters: RegisteredAdapter, follow: bool = False) -> list[str]:
-        """Another release is live; the next reconciliation, or what a gateway does in between (`follow`)."""
-        number = self.wanted.number + 1 if self.wanted else 1
-        self.wanted = ServedRelease(number, {a.capability: a for a in adapters})
-        return self.fleet.follow() if follow else self.fleet.reconcile()
-
-    def take(self, capability: str) -> tuple[Generation, ServedAdapter | None]:
-        """What a request does."""
-        generation = self.fleet.enter()
-        return generation, self.fleet.acquire(generation, capability)
-
-    def answers(self, capability: str) -> ServedAdapter | None:
-        """Who answers a request now."""
-        generation, served = self.take(capability)
-        self.fleet.leave(generation, served.name if served else "")
-        return served
-
-    def register(self, capability: str, folder: Path, like: Path | None = None, **tags: str) -> RegisteredAdapter:
-        """Register `folder` with the fingerprint of `like`, which is itself if not given."""
-        self.local.load_adapter("taken", "taken", like or folder)
-        try:
-            taken = take_fingerprint(self.local, self.text, "taken")
-        finally:
-            self.local.unload_adapter("taken")
-        base = self.local.identity()
-        record = AdapterRecord(capability, base.base, base.revision, "round", {}, {TAG: taken.text()} | tags)
-        return self.registry.register(record, folder, self.run)
 
 
 @pytest.fixture(scope="module")
