@@ -95,6 +95,12 @@ class TrainSettings(Part):
         ge=0,
         description="passes in which one more adapter learns last, from all that has succeeded; 0: none",
     )
+    demonstrations: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="reference solutions that it learns of each family that hardly succeeds even with advice; 0: none",
+    )
 
     @field_validator("upper_layers")
     @classmethod

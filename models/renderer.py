@@ -241,6 +241,18 @@ class Renderer:
         conversation.append(self._encode(self.content(then[0])), False)
         self._extend(conversation, then[0].role, then[1:])
 
+    def demonstration(self, prompt: Prompt, messages: Sequence[Message]) -> Conversation:
+        """A conversation in which the assistant's turns count as sampled, each ended as the model would end it;
+        `messages` begin with others' and end with a turn of its own."""
+        turns = [place for place, message in enumerate(messages) if message.role == ANSWERS]
+        conversation = self.start(prompt, messages[: turns[0]])
+        for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):
+            then = messages[place + 1 : after]
+            end = self.separator(ANSWERS, then[0].role)[0] if then else self.end_id
+            ids = [*self._encode(self.content(messages[place])), end]
+            self.answer(conversation, ids, [0.0] * len(ids), then)
+        return conversation
+
     def _extend(self, conversation: Conversation, last: str, messages: Sequence[Message]) -> None:
         """Append messages after one of role `last`, and open the assistant's turn."""
         for message in messages:

@@ -20,7 +20,8 @@ ADVICE = "advice"
 
 
 def solved(environment: Environment, task: TargetTask) -> tuple[Message, ...]:
-    """The reference solution of a scenario as a worked example, up to the agent's last turn; () without one."""
+    """The reference solution of a scenario as a worked example, up to the agent's last turn; () without one that
+    succeeds."""
     first = environment.reset(task)
     messages = list(first.messages)
 
@@ -30,10 +31,11 @@ def solved(environment: Environment, task: TargetTask) -> tuple[Message, ...]:
         return observation
 
     take_turns(environment, first, lambda taken: environment.oracle(), step)
-    environment.close()
     while messages and messages[-1].role != "assistant":
         messages.pop()
-    return tuple(messages)
+    succeeded = bool(messages) and environment.score().success
+    environment.close()
+    return tuple(messages) if succeeded else ()
 
 
 def advised(task: TargetTask, advice: Sequence[Message]) -> TargetTask:

@@ -16,7 +16,14 @@ from tasks.methods.adapters import generalist, merge_linear, merge_ties, oracle_
 from tasks.methods.constant import constant
 from tasks.methods.examples import examples
 from tasks.methods.gepa import TRACE_GEPA, gepa, trace_gepa
-from tasks.methods.iterated import CONTEXT_DISTILLATION, EXPERT_ITERATION, context_distillation, expert_iteration
+from tasks.methods.iterated import (
+    CONTEXT_DISTILLATION,
+    DEMONSTRATIONS,
+    EXPERT_ITERATION,
+    cloning,
+    context_distillation,
+    expert_iteration,
+)
 from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun
@@ -87,6 +94,7 @@ METHODS: Mapping[str, Method] = {
     CONTEXT_DISTILLATION: Method(
         "new scenarios with advice, learnt without it, and no other training", context_distillation, trains=True
     ),
+    DEMONSTRATIONS: Method("reference solutions of new scenarios, learnt, and nothing played", cloning, ()),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),

@@ -8,6 +8,9 @@ all successes so far. All that the budget leaves is played, the last time with a
 *Context distillation* (Snell et al., 2022, arXiv 2209.15189): new scenarios of every family from the target's own
 generators are played with advice, one more worked example in the prompt, and what succeeded is learnt without it. It
 has what TRACE's hints have, for every family alike, and no training beside.
+
+*Demonstrations* (behaviour cloning): the reference solutions of such scenarios are learnt, and nothing is played at
+all. It asks whether an agent has to try anything, where the environment's author has solved everything.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
+from tasks.round.target_prompt import first_opening
+from tasks.synthesis.demonstrated import demonstrations
 from tasks.synthesis.generalist import SAMPLES as ADVISED
 from tasks.synthesis.generalist import SCENARIOS, play_advised
-from tasks.synthesis.recalling import COLUMNS, learn, picked
+from tasks.synthesis.recalling import COLUMNS, FAMILY, learn, picked
 from tasks.train import training_settings
 
-EXPERT_ITERATION, CONTEXT_DISTILLATION = "expert-iteration", "context-distillation"
+EXPERT_ITERATION, CONTEXT_DISTILLATION, DEMONSTRATIONS = "expert-iteration", "context-distillation", "demonstrations"
 # Samples of a diagnosis task in an iteration, and passes over what has succeeded: as many as the profile `night` has.
 SAMPLES, PASSES = 8, 3
 # Iterations of context distillation: the second shows what the first has learnt little of.
@@ -76,6 +81,24 @@ def context_distillation(run: SeedRun, context: Context, account: Account) -> An
         return play_advised(context, environment, families, "training", number, latest)
 
     return _iterated(context, CONTEXT_DISTILLATION, [ADVISED] * paid, play)
+
+
+def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
+    """The adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY; the bare
+    base where the target has no generators."""
+    target, count = context.target, context.settings.train.demonstrations or FAMILY
+    if not isinstance(target, Generators):
+        return Answer(context, notes=("the target has no generators to solve scenarios of, so the bare base answers",))
+    families = sorted(target.families())
+    spec = CompositionSpec(context.round.target, context.round.data_hash, DEMONSTRATIONS, tuple(families))
+    prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
+    shown = demonstrations(environment, context.base.renderer, prompt, families, count)
+    if not shown:
+        return Answer(context, notes=("the target has no reference solutions, so the bare base answers",))
+    learnt = learn(context, DEMONSTRATIONS, (), training_settings(context.settings), PASSES, shown=shown, of=families)
+    context.registry.end_run(learnt.run)
+    answer = one_adapter(context, DEMONSTRATIONS, learnt.adapter.id)
+    return replace(answer, notes=(f"learnt {len(shown)} reference solutions",))
 
 
 def _iterated(

@@ -4,7 +4,8 @@ The trainings of a round are its dearest part, and each of its adapters has lear
 taught nothing. With `train.generalist` passes one adapter learns from the successes of all of them (`recalling.py`): at
 diagnosis, in calibration, in the trainings of every capability, and where its adapters tried the diagnosis tasks, which
 the router needs anyway. Nothing is played for its training but what shows it the families that hardly ever succeeded
-(`show_missing`): some scenarios of each with advice, as calibration does.
+(`show_missing`): some scenarios of each with advice, as calibration does. What hardly succeeds even so is demonstrated,
+with `train.demonstrations`: the reference solutions of new scenarios are learnt beside (`demonstrated.py`).
 
 It goes through the same stages as the others, under this name: its environment, of all that the round trained for and
 whatever else is not mastered, is validated, and says what it is measured on; it is registered, judged alone against
@@ -31,7 +32,9 @@ from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import CalibrateResult
 from tasks.round.rollouts import round_seed
+from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FIGURES, HINT
+from tasks.synthesis.demonstrated import demonstrations
 from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
 from tasks.synthesis.recalling import Learnt, learn, successes
 
@@ -50,8 +53,9 @@ def specialists(capabilities: Sequence[str]) -> list[str]:
 
 def wanted(context: Context, selected: Sequence[str]) -> bool:
     """Whether a round that selected these capabilities may make a generalist: two of them, or one beside a generalist
-    that is live and would else fall behind. Where environments are not composed it is said that there is none."""
-    if not context.settings.train.generalist or len(selected) < _fewest(context):
+    that is live and would else fall behind, or where it has demonstrations to learn from. Where environments are not
+    composed it is said that there is none."""
+    if not context.settings.train.generalist or len(selected) < max(1, _fewest(context)):
         return False
     if context.settings.synthesizer.kind == "llm" or not isinstance(context.target, Generators):
         logger.warning("no generalist is made: environments that a model writes are not brought together in one")
@@ -106,7 +110,11 @@ def compose_generalist(
 def calibrated_by_parts(context: Context) -> CalibrateResult:
     """The means of its parts' figures: each of them was measured, and none of it is measured again."""
     parts = [context.result(CalibrateResult, c) for c in specialists(registered(context.stored))]
-    figures = {name: sum(getattr(part, name) for part in parts) / len(parts) for name in FIGURES}
+    figures = {name: sum(getattr(part, name) for part in parts) / max(1, len(parts)) for name in FIGURES}
+    if not parts:
+        return CalibrateResult(
+            accepted=True, reason="accepted: no other adapter was made, it has demonstrations", **figures
+        )
     reason = f"accepted: its {len(parts)} parts were calibrated, and these are the means of their figures"
     return CalibrateResult(accepted=True, reason=reason, **figures)
 
@@ -117,8 +125,14 @@ def learn_generalist(context: Context, environment_id: str, settings: TrainingSe
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
     assert isinstance(environment, ComposedEnvironment)
     show_missing(context, environment)
-    found, passes = successes(context), context.settings.train.generalist
-    return learn(context, GENERALIST, found, settings, passes, environment_id) if found else None
+    found, train = successes(context), context.settings.train
+    there = Counter(row.family for row in found)
+    lacking = [f for f in environment.spec.families if there[f] < FEW] if train.demonstrations else []
+    prompt = first_opening(context.target)[0]
+    shown = demonstrations(environment, context.base.renderer, prompt, lacking, train.demonstrations)
+    if not found and not shown:
+        return None
+    return learn(context, GENERALIST, found, settings, train.generalist, environment_id, shown, lacking)
 
 
 def show_missing(context: Context, environment: ComposedEnvironment) -> None:
@@ -167,4 +181,7 @@ def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: i
 
 
 def _fewest(context: Context) -> int:
+    """Adapters of capabilities without which there is nothing to bring together."""
+    if context.settings.train.demonstrations:
+        return 0
     return 1 if champion_of(context, GENERALIST) else 2

@@ -105,22 +105,22 @@ def conversation_of(row: TrajectoryRow, renderer: Renderer, prompt: Prompt) -> C
 
 def learn(
     context: Context, name: str, found: Sequence[TrajectoryRow], wanted: TrainingSettings, passes: int,
-    environment_id: str | None = None,
+    environment_id: str | None = None, shown: Sequence[Conversation] = (), of: Sequence[str] = (),
 ) -> Learnt:  # fmt: skip
-    """An adapter that has learnt from successes in so many passes, stored under the `name`, which is unique in the
-    round: that of a capability, where it is for the one of this environment. It is made once, and what a process that
-    died had made of it is gone on with."""
+    """An adapter that has learnt from successes, and from the demonstrations `shown` `of` these families, in so many
+    passes, stored under the `name`, which is unique in the round: that of a capability, where it is for the one of this
+    environment. It is made once, and what a process that died had made of it is gone on with."""
     this, identity, output = context.round, adapter_id(context.round.id, name), context.folder / "training" / name
     settings = replace(
         wanted,
-        steps=recall_steps(len(found), passes, wanted),
+        steps=recall_steps(len(found) + len(shown), passes, wanted),
         temperature=1.0,  # likelihood as the model has it: nothing is sampled
         shuffled=False,
         hints=0.0,
         most_episodes=None,
     )
-    families = sorted({row.family for row in found})
-    figures = {"successes": len(found), "families": len(families), "passes": passes}
+    families = sorted({*(row.family for row in found), *of})
+    figures = {"successes": len(found), "demonstrations": len(shown), "families": len(families), "passes": passes}
     shape = {"rank": settings.rank, "alpha": settings.alpha, "upper_layers": settings.upper_layers}
     context.store.put(
         [
@@ -139,9 +139,10 @@ def learn(
     run = context.part_run(f"{this.id}-{name}", name, capability=name, kind="recall")
     RunLog(context.registry, run).params(figures)
     if (made := context.store.row(AdapterRow, id=identity)) is None or not made.path:
-        told = ", ".join(f"{count} of {what}" for what, count in Counter(row.purpose for row in found).most_common())
-        logger.info("%s learns from %d successes in %d families: %s", name, len(found), len(families), told)
-        _make(context, name, found, settings, run)
+        sources = Counter(row.purpose for row in found) + Counter({"demonstrations": len(shown)})
+        told = ", ".join(f"{count} of {what}" for what, count in sources.most_common())
+        logger.info("%s learns from %d conversations in %d families: %s", name, sources.total(), len(families), told)
+        _make(context, name, found, shown, settings, run)
         folder = output / "final"
         path = str(folder.relative_to(context.settings.folder))
         context.files.put(path)
@@ -154,14 +155,17 @@ def learn(
     return Learnt(made, settings.steps, run)
 
 
-def _make(context: Context, name: str, found: Sequence[TrajectoryRow], settings: TrainingSettings, run: str) -> None:
+def _make(
+    context: Context, name: str, found: Sequence[TrajectoryRow], shown: Sequence[Conversation],
+    settings: TrainingSettings, run: str,
+) -> None:  # fmt: skip
     """Put the adapter into the folder `final` of its training's."""
     renderer, prompt, output = (
         context.base.renderer,
         first_opening(context.target)[0],
         context.folder / "training" / name,
     )
-    conversations = [conversation_of(row, renderer, prompt) for row in found]
+    conversations = [*(conversation_of(row, renderer, prompt) for row in found), *shown]
     with Meter(f"learn {name}", settings.steps, "steps", 0) as meter, Stopwatch() as learning:
 
         def on_step(record: StepRecord) -> None:

@@ -9,6 +9,7 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.synthesized.hints import Advised, advised, is_advised, solved, unadvised, with_advice
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
+from environments.wrapping import WrappedEnvironment
 
 
 def composed(*families: str) -> ComposedEnvironment:
@@ -51,6 +52,16 @@ def test_without_a_reference_there_is_no_advice() -> None:
             pass
 
     assert solved(Silent(), TargetTask("t", "generated", "f", 0)) == ()  # type: ignore[arg-type]
+
+
+def test_a_reference_that_fails_is_no_advice() -> None:
+    class Wrong(WrappedEnvironment):
+        def step(self, action: Action) -> Observation:
+            return super().step(Action(content="I cannot help you.") if action.tool_calls else action)
+
+    task = composed("use_coupon").own_scenario(1)
+    assert solved(target().environment(), task)
+    assert solved(Wrong(target().environment()), task) == ()
 
 
 def test_an_environment_shows_the_advice_of_its_task_alone() -> None:

@@ -95,6 +95,9 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     assert "training" not in distilled.purposes, "the letters have no reference solution to show: the diagnosis is all"
     assert [note.split(",")[0] for note in distilled.notes] == ["iteration 1: 0 episodes", "iteration 2: 0 episodes"]
     assert distilled.outcomes != result.methods["base"].outcomes
+    cloned = result.methods["demonstrations"]
+    assert (cloned.episodes, cloned.outcomes) == (0, result.methods["base"].outcomes)
+    assert cloned.notes == ("the target has no reference solutions, so the bare base answers",)
     for name in ("single", "generalist", "merge-linear", "merge-ties", "trace-oracle-route"):
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes

@@ -168,5 +168,40 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
     assert shown(settings={"train": {"generalist": 3, "hints": 0.0}}) == []
 
 
+def test_what_hardly_succeeds_even_with_advice_is_demonstrated(
+    settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many solutions as the setting says, of these families alone; and without any other adapter as well."""
+    asked: list[Any] = []
+    trained.clear()
+    context = context_of(train={"generalist": 3, "demonstrations": 7})
+    environment, reason = compose_generalist(context, SUCCESS)
+    assert (environment is None, reason) == (False, "")
+    had = dict.fromkeys(environment.spec.families, FEW) | {"item_price": 0, "refund_part": FEW - 1}
+    rows = [SimpleNamespace(family=f) for f, n in had.items() for _ in range(n)]
+    monkeypatch.setattr(generalist, "successes", lambda context: rows)
+    monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
+    monkeypatch.setattr(generalist, "show_missing", lambda context, environment: None)
+    monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3:]) or ["one"])
+    monkeypatch.setattr(generalist, "learn", lambda *given: given)
+    context.base = SimpleNamespace(renderer=None)
+    learnt = generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
+    assert asked == [(["item_price", "refund_part"], 7)]
+    assert learnt[2:] == (rows, None, 3, "e", ["one"], ["item_price", "refund_part"])  # type: ignore[index]
+    assert wanted(context, PARTS[:1])
+    assert not wanted(context, ())
+    assert calibrated_by_parts(context).goes_on
+    monkeypatch.setattr(generalist, "successes", lambda context: [])
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: [])
+    assert generalist.learn_generalist(context, "e", None) is None  # type: ignore[arg-type]
+    plain = context_of()
+    plain.base = context.base
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(generalist, "successes", lambda context: rows)
+    generalist.learn_generalist(plain, "e", None)  # type: ignore[arg-type]
+    assert list(asked[-1][3]) == [], "the setting is off"
+
+
 def test_it_is_no_capability() -> None:
     assert specialists(["b", GENERALIST, "a"]) == ["b", "a"]

@@ -151,6 +151,15 @@ def test_an_adapter_learns_once_and_keeps_no_step_but_the_last(
     assert learn(context, "learner", rows, training_settings(context.settings), 2).adapter.sha256 == row.sha256
 
 
+def test_demonstrations_are_learnt_beside_successes(context: Context) -> None:
+    rows = [row for row in context.store.trajectories(None, with_blobs=True) if row.sampled_mask is not None][:2]
+    shown = [conversation_of(row, context.base.renderer, Prompt()) for row in rows]
+    made = learn(context, "beside", rows, training_settings(context.settings), 2, shown=shown, of=("new", "low"))
+    assert (made.adapter.config["successes"], made.adapter.config["demonstrations"]) == (2, 2)
+    assert set(made.adapter.config["learnt"]) >= {"new", "low"}
+    assert made.steps == recall.recall_steps(4, 2, training_settings(context.settings))
+
+
 def test_steps_are_passes_over_all(context: Context) -> None:
     settings = training_settings(context.settings)
     rows = settings.groups * settings.group_size
