@@ -58,7 +58,7 @@ from tasks.route import route
 from tasks.select import select
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
-from tasks.synthesis.generalist import specialists
+from tasks.synthesis.generalist import comes_first, specialists, store_generalist
 from tasks.synthesis.starting import training_order
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
@@ -244,11 +244,17 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
 
     Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
     those that are still wanted go through each stage together, and where one falls out the next takes its place. One
-    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too. The generalist comes last.
+    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too. The generalist comes last, or
+    before anything is mined, and is mined itself (`tasks/synthesis/generalist.py`).
     """
     round_id, most = context.round.id, context.settings.selection.most
     for stage in FIND:
-        yield stage.name, {"": stage(round_id)}
+        results: dict[str, StageResult] = {"": stage(round_id)}
+        if stage.name == rollout.name and last != rollout.name and comes_first(context):
+            store_generalist(context, rank=None)
+            if (yield from _practise(context, [GENERALIST], "")):
+                results[GENERALIST] = FIND[0](round_id, GENERALIST)
+        yield stage.name, results
         if stage.name == last:
             return
     selected = context.result(SelectResult).selected
@@ -259,7 +265,8 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
         if through is None:
             return
         trained += len(through)
-    if GENERALIST in selected and (yield from _practise(context, [GENERALIST], last)) is None:
+    at_last = GENERALIST in selected and not comes_first(context)
+    if at_last and (yield from _practise(context, [GENERALIST], last)) is None:
         return
     if last in {practice.name for practice in PRACTISE}:
         return

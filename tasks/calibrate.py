@@ -6,18 +6,18 @@ from __future__ import annotations
 from prefect.artifacts import create_markdown_artifact
 
 from db import GENERALIST, CalibrationRow, EnvironmentRow, EnvironmentState, row_id
-from tasks.measuring.lineup import champion_of, load_member
+from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import FIGURES, measure
 from tasks.synthesis.environments import stored_environment
-from tasks.synthesis.generalist import calibrated_by_parts
+from tasks.synthesis.generalist import beginning_of, calibrated_by_parts
 
 
 @stage("calibrate", title="calibrate {capability}")
 def calibrate(context: Context, capability: str) -> CalibrateResult:
-    """Play the capability's champion (the base where it has none) `samples` times on each of `seeds` scenarios of the
+    """Play what its training goes on from (`beginning_of`) `samples` times on each of `seeds` scenarios of the
     capability; decide whether it may train."""
     environment_id = context.result(SynthesizeResult, capability).environment
     if capability == GENERALIST:
@@ -26,8 +26,8 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-        champion = champion_of(context, capability)
-        name = load_member(context, capability, champion) if champion else None
+        start = beginning_of(context, capability)
+        name = load_member(context, *start) if start else None
         calibration = measure(context.engine, context.settings, environment, name, context.round.number)
         context.store.put([calibration.row(environment_id)])
         measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))

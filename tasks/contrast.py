@@ -9,7 +9,7 @@ from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.round.context import Context
-from tasks.round.results import ContrastResult, RolloutResult
+from tasks.round.results import ContrastResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
@@ -18,7 +18,7 @@ from tasks.round.target_prompt import context_text
 @stage("contrast", title="contrast successes with failures")
 def contrast(context: Context) -> ContrastResult:
     """Candidates and labels of the diagnosis trajectories that have a reward."""
-    found = outcomes(context.store, context.result(RolloutResult).trajectories)
+    found = outcomes(context.store, context.stored.diagnosis().trajectories)
     frame = found.rename(columns={"id": "trajectory_id", "task": "task_id", "success": "passed"})
     if context.settings.analyst.kind == "llm":
         analyst = LlmAnalyst(

@@ -5,8 +5,9 @@ what later stages read is what was stored here."""
 from __future__ import annotations
 
 from errors import EnvironmentFault
-from tasks.measuring.lineup import lineup_of, play_lineup
+from tasks.measuring.lineup import TRIED, lineup_of, play_alone, play_lineup
 from tasks.operations.turn_length import check_turn_length
+from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
@@ -15,8 +16,9 @@ from tasks.round.traffic import TrafficTarget, import_conversations
 
 
 @stage("rollout", title="rollout of the diagnosis split")
-def rollout(context: Context) -> RolloutResult:
-    """Play what is not stored yet; conversations of users are imported instead.
+def rollout(context: Context, by: str = "") -> RolloutResult:
+    """Play what is not stored yet; conversations of users are imported instead. What plays is live, or the round's
+    adapter `by` name, which trainings go on from.
 
     Raises `EnvironmentFault` when no episode has a reward, `ConfigurationError` when turns are too short to have one.
     """
@@ -25,8 +27,12 @@ def rollout(context: Context) -> RolloutResult:
     else:
         check_turn_length(context)
         tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
-        lineup = lineup_of(context, context.parent)
-        ids = play_lineup(context, lineup, tasks, trials, context.seed, "diagnosis", "diagnosis").ids
+        if by:
+            mine = own_adapter(context.stored, by)
+            ids = play_alone(context, by, mine, tasks, trials, context.seed, "diagnosis", TRIED)
+        else:
+            lineup = lineup_of(context, context.parent)
+            ids = play_lineup(context, lineup, tasks, trials, context.seed, "diagnosis", "diagnosis").ids
     frame = outcomes(context.store, ids)
     if frame.empty:
         first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]

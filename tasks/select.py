@@ -10,7 +10,7 @@ from db import CapabilityRow, LabelRow, SelectionRow, row_id
 from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.mining.selection import select as select_by_rule
 from tasks.round.context import Context
-from tasks.round.results import ContrastResult, RolloutResult, SelectResult
+from tasks.round.results import ContrastResult, RegisterResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
@@ -27,7 +27,7 @@ def select(context: Context) -> SelectResult:
     if not names:
         return SelectResult(selected=[])
     stored = pd.DataFrame(context.store.rows(LabelRow, round_id=round_id))
-    frame = outcomes(context.store, context.result(RolloutResult).trajectories).set_index("id")["success"]
+    frame = outcomes(context.store, context.stored.diagnosis().trajectories).set_index("id")["success"]
     stored["capability"] = stored["capability_id"].map(names)
     stored["passed"] = stored["trajectory_id"].map(frame).astype(bool)
     chosen = select_by_rule(stored, rule.rho, rule.delta, rule.required, rule.runs)
@@ -79,5 +79,7 @@ def select(context: Context) -> SelectResult:
     selected = [c.name for c in chosen if c.selected and c.name not in unfit]
     if generalist.wanted(context, selected):
         generalist.store_generalist(context, rank=len(rank))
+        selected.append(generalist.GENERALIST)
+    elif generalist.comes_first(context) and context.found(RegisterResult, generalist.GENERALIST):
         selected.append(generalist.GENERALIST)
     return SelectResult(selected=selected, unfit=unfit)

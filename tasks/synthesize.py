@@ -13,7 +13,7 @@ from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import validate_environment
 from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, RolloutResult, SynthesizeResult, TrainResult
+from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
@@ -78,7 +78,7 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
 def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
     """The capability's next environment from the target's generators, or why there is none."""
     round_id, target = context.round.id, context.target
-    success = outcomes(context.store, context.result(RolloutResult).trajectories).groupby("family")["success"].mean()
+    success = outcomes(context.store, context.stored.diagnosis().trajectories).groupby("family")["success"].mean()
     earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
     version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
     if capability == GENERALIST:

@@ -40,7 +40,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.synthesis.generalist import learn_generalist
+from tasks.synthesis.generalist import comes_first, learn_generalist
 from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import (
     champion_start,
@@ -89,14 +89,14 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 @stage("train", title="train {capability}")
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
-    whichever weights do best there. Goes on from the last whole checkpoint. The generalist learns from what has
-    succeeded instead."""
+    whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
+    checkpoint. The generalist learns from what has succeeded instead."""
     wanted = training_settings(context.settings)
     if capability == GENERALIST:
         return _generalist(context, wanted)
     start, began = champion_start(context, capability, wanted)
     course = course_of(context, capability)
-    if context.settings.train.carry:
+    if context.settings.train.carry or comes_first(context):
         course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, start))
         start = chosen_start(context, course.starts)
         keeps = families_to_keep(context, course.environment, start)

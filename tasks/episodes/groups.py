@@ -104,7 +104,7 @@ def training_groups(
 def diagnosis_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) -> Groups:
     """Diagnosis tasks with all their trials: the evidence of each selected capability first, then others of every
     family in turn. An episode's note says what its labels call lacking."""
-    rolled = stored.found(RolloutResult)
+    rolled = stored.diagnosis() if stored.found(RolloutResult) else None
     if rolled is None or not rolled.trajectories:
         return Groups()
     frame = stored.store.trajectory_frame(None, id=rolled.trajectories, columns=_COLUMNS)

@@ -105,7 +105,11 @@ METHODS: Mapping[str, Method] = {
     ),
     TRACE_GEPA: Method("GEPA's prompt first, then TRACE", trace_gepa, trains=True, package="gepa"),
     "placebo-capabilities": Method(
-        "TRACE on capabilities that were not selected", placebo_capabilities, changes=_unchanged, trains=True
+        "TRACE on capabilities that were not selected",
+        placebo_capabilities,
+        needs=("trace",),
+        changes=_unchanged,
+        trains=True,
     ),
     "placebo-rewards": Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
 }

@@ -26,7 +26,7 @@ from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, 
 from tasks.methods.seed.answers import Answer, play_answer
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.prompts import PromptedEnvironment, Prompting
-from tasks.methods.seed.seed_run import SeedRun, close_round, find_lacking, open_round, pay, solved_at_diagnosis
+from tasks.methods.seed.seed_run import SeedRun, close_round, open_round, pay, solved_at_diagnosis
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context
@@ -95,7 +95,6 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
             whole.lender = None  # the base's episodes are others behind this prompt
         with whole.working():
             rollout.do(own)
-            find_lacking(own)
             answer = play_round(run, own, whole)
         return replace(answer, notes=(*told, *answer.notes), account=whole)
     except BaseException:

@@ -92,7 +92,7 @@ def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
     families = sorted(target.families())
     spec = CompositionSpec(context.round.target, context.round.data_hash, DEMONSTRATIONS, tuple(families))
     prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
-    shown = demonstrations(environment, context.base.renderer, prompt, families, count)
+    shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
     if not shown:
         return Answer(context, notes=("the target has no reference solutions, so the bare base answers",))
     learnt = learn(context, DEMONSTRATIONS, (), training_settings(context.settings), PASSES, shown=shown, of=families)

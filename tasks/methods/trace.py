@@ -34,7 +34,6 @@ from tasks.synthesis.starting import MOST
 
 def trace(run: SeedRun, context: Context, account: Account) -> Answer:
     """TRACE as it is run every night, from the bare base."""
-    find_lacking(context)
     return play_round(run, context, account)
 
 
@@ -61,27 +60,35 @@ def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> An
 
 
 def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
-    """Practise and prove what was selected; what answers after the gate. Where the budget ends before the gate, nothing
-    was proven, and the bare base answers."""
-    selected = context.result(SelectResult).selected
-    account.reserve = lambda: after_training(context, selected)
-    account.share = lambda left: share_of(context, selected, left)
+    """The round from its diagnosis on; what answers after the gate. Where the budget ends before the gate, nothing was
+    proven, and the bare base answers."""
+    account.reserve = lambda: after_training(context, _selected(context))
+    account.share = lambda left: share_of(context, _selected(context), left)
     notes = []
     try:
         run.play_round(context)
     except EpisodesSpent as problem:
         notes.append(f"the budget ended before the gate: {problem}")
-    for capability in selected:
+    for capability in _selected(context):
         training = context.found(TrainResult, capability)
         if training and training.ending == "budget":
             notes.append(f"training for {capability} ended with the budget, after {training.steps} steps")
+    if context.found(SelectResult) is None:
+        return Answer(context, notes=(*notes, "nothing was selected, so the bare base answers"))
     trained = _practised(context)
     gated = context.found(GateResult)
     if gated is None or not gated.release:
         return Answer(context, notes=(*notes, "nothing was promoted, so the bare base answers"), trained=trained)
     lineup = lineup_of(context, release_numbered(context.store, context.round.target, gated.release))
-    nested = tuple(c for c in selected if c in lineup.members)
+    order = sorted(_selected(context), key=lambda c: c == GENERALIST and generalist.comes_first(context), reverse=True)
+    nested = tuple(c for c in order if c in lineup.members)
     return Answer(context, lineup, notes=tuple(notes), nested=nested, trained=trained)
+
+
+def _selected(context: Context) -> list[str]:
+    """What the round has selected; nothing before that is done."""
+    found = context.found(SelectResult)
+    return found.selected if found else []
 
 
 def _practised(context: Context) -> tuple[str, ...]:

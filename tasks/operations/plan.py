@@ -30,8 +30,8 @@ from tasks.synthesis.starting import MOST
 @dataclass(frozen=True)
 class RoundPlan:
     """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`,
-    and `generalist` are those of the adapter that is made last (0: there is none). `seconds` is what an episode took in
-    the last round, all stages included; None: there was none."""
+    and `generalist` are those of the adapter that is made of all successes (0: there is none). `seconds` is what an
+    episode took in the last round, all stages included; None: there was none."""
 
     diagnosis: int
     capabilities: int
@@ -79,8 +79,9 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
     adapters += s.selection.most * most["diagnosis"]
-    if t.generalist:  # it may be about all families
-        adapters += most["validation"] * trials + most["diagnosis"]
+    if t.generalist:  # it may be about all families, and with demonstrations its diagnosis is mined
+        tried = s.rollout.trials if t.demonstrations else 1
+        adapters += most["validation"] * trials + most["diagnosis"] * tried
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
@@ -96,7 +97,7 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
         batch=batch,
         choosing=choosing,
         fresh=fresh,
-        generalist=_shown(target) + fresh if t.generalist else 0,
+        generalist=fresh + (0 if t.demonstrations else _shown(target)) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,

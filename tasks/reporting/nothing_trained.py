@@ -41,7 +41,7 @@ def ending_of(stored: StoredRound, rho: float) -> Ending:
     selected = stored.result(SelectResult)
     if any(stored.found(RegisterResult, c) for c in selected.selected):
         return Ending.TRAINED
-    rollout = stored.result(RolloutResult)
+    rollout = stored.diagnosis()
     if not selected.selected and not selected.unfit and rollout.scored - _solved(rollout) < rho * rollout.scored:
         return Ending.NOTHING_LACKING
     capabilities = _capabilities(selected)
@@ -57,7 +57,7 @@ def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: f
     kind = ending_of(stored, rho)
     if kind is Ending.TRAINED:
         return Ended(kind)
-    rollout = stored.result(RolloutResult)
+    rollout = stored.diagnosis()
     who = release_name(rollout.release) if rollout.release else "the base"
     solved = f"{who} solved {_solved(rollout)} of {rollout.scored} diagnosis episodes"
     if kind is Ending.NOTHING_LACKING:
@@ -72,7 +72,7 @@ def how_it_ended(stored: StoredRound, target: Target, asks_a_model: bool, rho: f
 
 
 def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, solved: str) -> str:
-    rollout, selected = stored.result(RolloutResult), _capabilities(stored.result(SelectResult))
+    rollout, selected = stored.diagnosis(), _capabilities(stored.result(SelectResult))
     said = ["No capability could be trained.", f"{solved[:1].upper()}{solved[1:]}."]
     if rollout.success == 0:
         said.append(

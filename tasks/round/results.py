@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from db import Round, StageRow, StageState, Store
+from db import GENERALIST, Round, StageRow, StageState, Store
 from db.values.states import is_final
 from errors import StoreError
 
@@ -72,7 +72,7 @@ class ContrastResult(StageResult):
 
 
 class SelectResult(StageResult):
-    """Selected capabilities that can be trained, in order, the generalist last; `unfit`: the others, and why not."""
+    """Selected capabilities that can be trained, in order, at the end the generalist; `unfit`: others, and why not."""
 
     stage: ClassVar[str] = "select"
     selected: list[str]
@@ -383,6 +383,11 @@ class StoredRound:
             name = ":".join([kind.stage, *of])
             raise StoreError(f"stage {name!r} of round {self.round.number} is not done; run 'trace-agent improve'")
         return found
+
+    def diagnosis(self) -> RolloutResult:
+        """The rollout that is mined: of the generalist, where the round made that first, else of what is live. Raises
+        `StoreError` while there is none."""
+        return self.found(RolloutResult, GENERALIST) or self.result(RolloutResult)
 
     def unreadable(self) -> str:
         """Why the round cannot go on: a result that another version stored in another form; "" when all can be read."""

@@ -8,7 +8,7 @@ or evaluation draws.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from environments.contract import Prompt
 from environments.synthesized.composed import ComposedEnvironment
@@ -17,20 +17,20 @@ from models.renderer import Conversation, Renderer
 
 
 def demonstrations(
-    environment: ComposedEnvironment, renderer: Renderer, prompt: Prompt, families: Sequence[str], count: int
+    environment: ComposedEnvironment, renderer: Renderer, prompt: Prompt, wanted: Mapping[str, int]
 ) -> list[Conversation]:
-    """`count` different reference solutions of each family, those that the target's verdict calls a success, behind the
-    target's own `prompt`; fewer where a family has no more."""
+    """So many different reference solutions of each family as are `wanted`, those that the target's verdict calls a
+    success, behind the target's own `prompt`; fewer where a family has no more."""
     found: list[Conversation] = []
-    for family in families:
+    for family, count in wanted.items():
         different: dict[tuple[int, ...], Conversation] = {}
         for place in range(2 * count):
             rng = random.Random(f"{environment.spec.id}:demonstrated:{family}:{place}")
             task = environment.generators.generate(family, rng.randrange(10**9))
+            if len(different) == count:
+                break
             if messages := solved(environment.target.environment(), task):
                 made = renderer.demonstration(prompt, messages)
                 different.setdefault(tuple(made.ids), made)
-            if len(different) == count:
-                break
         found += different.values()
     return found

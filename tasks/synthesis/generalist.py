@@ -1,11 +1,15 @@
-"""The generalist: one more adapter, which learns last from everything that succeeded in the round.
+"""The generalist: one more adapter, which learns from everything that succeeded in the round.
 
 The trainings of a round are its dearest part, and each of its adapters has learnt from its own alone; its calibrations
 taught nothing. With `train.generalist` passes one adapter learns from the successes of all of them (`recalling.py`): at
 diagnosis, in calibration, in the trainings of every capability, and where its adapters tried the diagnosis tasks, which
 the router needs anyway. Nothing is played for its training but what shows it the families that hardly ever succeeded
-(`show_missing`): some scenarios of each with advice, as calibration does. What hardly succeeds even so is demonstrated,
-with `train.demonstrations`: the reference solutions of new scenarios are learnt beside (`demonstrated.py`).
+(`show_missing`): some scenarios of each with advice, as calibration does.
+
+With `train.demonstrations` so many conversations of every family are learnt from: what has succeeded, and for the rest
+the reference solutions of new scenarios (`demonstrated.py`), for which nothing is played. Then the generalist needs no
+other adapter, and where none is live it is made *first* (`comes_first`): it plays the diagnosis, what it still lacks is
+mined, and the trainings for that go on from it.
 
 It goes through the same stages as the others, under this name: its environment, of all that the round trained for and
 whatever else is not mastered, is validated, and says what it is measured on; it is registered, judged alone against
@@ -20,17 +24,17 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, row_id
+from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, TrajectoryRow, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from models.episodes import Episode
 from models.training.records import TrainingSettings
 from tasks.measuring.lineup import champion_of, load_member, try_on_diagnosis
-from tasks.round.adapters import adapter_id, registered
+from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.engine import Playground
-from tasks.round.results import CalibrateResult
+from tasks.round.results import CalibrateResult, RegisterResult
 from tasks.round.rollouts import round_seed
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FIGURES, HINT
@@ -40,8 +44,9 @@ from tasks.synthesis.recalling import Learnt, learn, successes
 
 logger = logging.getLogger("trace")
 
-DEFINITION = "All that the round trained for and whatever else is not mastered, learnt last from what has succeeded."
-REASON = "The round makes it last, of every success that it has seen."
+DEFINITION = "All that the round trained for and whatever else is not mastered, learnt from what has succeeded."
+LAST = "The round makes it last, of every success that it has seen."
+FIRST = "The round makes it first, of the base's successes and of reference solutions; what it lacks is trained next."
 # A family with fewer successes to learn from is shown with advice: so many scenarios of it, so many times each.
 FEW, SCENARIOS, SAMPLES = 16, 8, 4
 
@@ -51,20 +56,45 @@ def specialists(capabilities: Sequence[str]) -> list[str]:
     return [c for c in capabilities if c != GENERALIST]
 
 
+def comes_first(context: Context) -> bool:
+    """Whether the round makes its generalist before it looks for what is lacking: from demonstrations, where none is
+    live that has learnt from them."""
+    train = context.settings.train
+    asked = bool(train.demonstrations and train.generalist)
+    return asked and not champion_of(context, GENERALIST) and _composes(context)
+
+
+def beginning_of(context: Context, capability: str) -> tuple[str, str] | None:
+    """Capability and adapter id of what a training for `capability` goes on from, as far as that is known before
+    weights are compared (`starting.py`): its champion, else the generalist that the round has made first or, with
+    `train.carry`, that is live; None: the base."""
+    if champion := champion_of(context, capability):
+        return capability, champion
+    if comes_first(context) and context.stored.found(RegisterResult, GENERALIST):
+        return GENERALIST, own_adapter(context.stored, GENERALIST)
+    live = champion_of(context, GENERALIST)
+    return (GENERALIST, live) if live and context.settings.train.carry else None
+
+
 def wanted(context: Context, selected: Sequence[str]) -> bool:
-    """Whether a round that selected these capabilities may make a generalist: two of them, or one beside a generalist
-    that is live and would else fall behind, or where it has demonstrations to learn from. Where environments are not
-    composed it is said that there is none."""
-    if not context.settings.train.generalist or len(selected) < max(1, _fewest(context)):
+    """Whether a round that selected these capabilities makes a generalist last: of two of them, or one beside a
+    generalist that is live and would else fall behind, or where it has demonstrations to learn from."""
+    asked = context.settings.train.generalist and len(selected) >= max(1, _fewest(context))
+    if not asked or comes_first(context):
         return False
-    if context.settings.synthesizer.kind == "llm" or not isinstance(context.target, Generators):
+    if not _composes(context):
         logger.warning("no generalist is made: environments that a model writes are not brought together in one")
         return False
     return True
 
 
-def store_generalist(context: Context, rank: int) -> None:
-    """Keep the generalist where capabilities are kept: selected, without figures of the rule."""
+def _composes(context: Context) -> bool:
+    """Whether environments are composed of the target's generators."""
+    return context.settings.synthesizer.kind != "llm" and isinstance(context.target, Generators)
+
+
+def store_generalist(context: Context, rank: int | None) -> None:
+    """Keep the generalist where capabilities are kept: selected, without figures of the rule; `rank` None: first."""
     identity = row_id(context.round.id, GENERALIST)
     context.store.put(
         [
@@ -85,7 +115,7 @@ def store_generalist(context: Context, rank: int) -> None:
                 selected=True,
                 rank=rank,
                 runs=context.settings.selection.runs,
-                reason=REASON,
+                reason=FIRST if rank is None else LAST,
             )
         ]
     )
@@ -96,7 +126,7 @@ def compose_generalist(
 ) -> tuple[ComposedEnvironment | None, str]:
     """The environment of all families that the round's adapters were trained for and all others that what is live does
     not master, whatever selection made of them, or why there is none; `success` is that of what is live, by family."""
-    parts = specialists(registered(context.stored))
+    parts = _parts(context)
     if len(parts) < _fewest(context):
         return None, f"{len(parts)} of the selected capabilities have an adapter: there is nothing to bring together"
     made = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in parts]
@@ -109,7 +139,7 @@ def compose_generalist(
 
 def calibrated_by_parts(context: Context) -> CalibrateResult:
     """The means of its parts' figures: each of them was measured, and none of it is measured again."""
-    parts = [context.result(CalibrateResult, c) for c in specialists(registered(context.stored))]
+    parts = [context.result(CalibrateResult, c) for c in _parts(context)]
     figures = {name: sum(getattr(part, name) for part in parts) / max(1, len(parts)) for name in FIGURES}
     if not parts:
         return CalibrateResult(
@@ -120,19 +150,25 @@ def calibrated_by_parts(context: Context) -> CalibrateResult:
 
 
 def learn_generalist(context: Context, environment_id: str, settings: TrainingSettings) -> Learnt | None:
-    """The round's generalist; None where nothing has succeeded."""
-    try_on_diagnosis(context, specialists(registered(context.stored)))
+    """The round's generalist; None where there is nothing to learn from."""
+    train = context.settings.train
+    try_on_diagnosis(context, _parts(context))
     environment = stored_environment(context.store, context.round, context.target, GENERALIST, context.keep)
     assert isinstance(environment, ComposedEnvironment)
-    show_missing(context, environment)
-    found, train = successes(context), context.settings.train
-    there = Counter(row.family for row in found)
-    lacking = [f for f in environment.spec.families if there[f] < FEW] if train.demonstrations else []
-    prompt = first_opening(context.target)[0]
-    shown = demonstrations(environment, context.base.renderer, prompt, lacking, train.demonstrations)
+    if not train.demonstrations:
+        show_missing(context, environment)
+    found = successes(context)
+    owed = _owed(environment, found, train.demonstrations)
+    shown = demonstrations(environment, context.base.renderer, first_opening(context.target)[0], owed)
     if not found and not shown:
         return None
-    return learn(context, GENERALIST, found, settings, train.generalist, environment_id, shown, lacking)
+    return learn(context, GENERALIST, found, settings, train.generalist, environment_id, shown, list(owed))
+
+
+def _owed(environment: ComposedEnvironment, found: Sequence[TrajectoryRow], count: int) -> dict[str, int]:
+    """How many reference solutions of which family of the target make `count` conversations with what was `found`."""
+    there = Counter(row.family for row in found)
+    return {f: count - there[f] for f in sorted(environment.generators.families()) if there[f] < count}
 
 
 def show_missing(context: Context, environment: ComposedEnvironment) -> None:
@@ -178,6 +214,11 @@ def play_advised(
 def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: int) -> TargetTask:
     rng = random.Random(f"{environment.spec.id}:shown:{draw}:{family}:{place}")
     return environment.generators.generate(family, rng.randrange(10**9))
+
+
+def _parts(context: Context) -> list[str]:
+    """The round's other capabilities with an adapter; none yet where the generalist comes first."""
+    return [] if comes_first(context) else specialists(registered(context.stored))
 
 
 def _fewest(context: Context) -> int:

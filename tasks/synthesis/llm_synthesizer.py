@@ -36,7 +36,7 @@ from models.objects import files_of
 from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
-from tasks.round.results import RolloutResult, StoredRound, SynthesizeResult
+from tasks.round.results import StoredRound, SynthesizeResult
 from tasks.round.rollouts import outcomes
 from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, Synthesis, Version
@@ -157,7 +157,7 @@ class EnvironmentWriter:
         if row is None:
             raise StoreError(f"round {round_id!r} has no capability {capability!r}; run the stage select first")
         chosen = store.row(SelectionRow, round_id=round_id, capability_id=row.id)
-        frame = outcomes(store, self.stored.result(RolloutResult).trajectories).set_index("id")["success"]
+        frame = outcomes(store, self.stored.diagnosis().trajectories).set_index("id")["success"]
         evidence = [e["id"] for e in (chosen.evidence if chosen else ())][:EVIDENCE]
         budget = self.settings.analyst.trajectory_tokens
         shown, _ = transcripts_of(store, {i: bool(frame[i]) for i in evidence}, budget)
@@ -186,7 +186,7 @@ class EnvironmentWriter:
         from the solved diagnosis tasks whose labels do not call the capability lacking.
         """
         store, at_round = self.stored.store, self.stored.round
-        frame = outcomes(store, self.stored.result(RolloutResult).trajectories)
+        frame = outcomes(store, self.stored.diagnosis().trajectories)
         given = store.rows(LabelRow, round_id=at_round.id, capability_id=row_id(at_round.id, capability))
         family, task = (dict(zip(frame["id"], frame[name], strict=True)) for name in ("family", "task"))
         weight: dict[str, float] = {}

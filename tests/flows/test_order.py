@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import flows.improve as flow
+from db import GENERALIST, CapabilityRow
 from errors import ConfigurationError, EpisodesSpent
 from settings import load_settings
 from tasks.round.context import Context
@@ -96,6 +97,25 @@ def test_the_generalist_comes_after_all_others_and_takes_nobodys_place(calls: Ca
     out = calls("report", "a b generalist", "synthesize:generalist")
     assert "calibrate:generalist" not in out
     assert out[-6:] == PROVEN
+
+
+def test_a_generalist_that_comes_first_plays_what_is_mined(
+    calls: Callable[..., list[str]], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow, "comes_first", lambda context: True)
+    made = calls("report", "a generalist")
+    assert made[:8] == [
+        "rollout", "synthesize:generalist", "calibrate:generalist", "train:generalist", "register:generalist",
+        "rollout:generalist", "contrast", "select",
+    ]  # fmt: skip
+    assert made[8:] == ["synthesize:a", "calibrate:a", "train:a", "register:a", *PROVEN], "and it is not made again"
+    assert context.store.rows(CapabilityRow, round_id=context.round.id, name=GENERALIST)
+    assert calls("rollout", "a generalist") == ["rollout"]
+    assert calls("train", "a generalist")[-1] == "train:a"
+    assert calls("contrast", "a")[-2:] == ["rollout:generalist", "contrast"]
+    out = calls("report", "a", "train:generalist")
+    assert "rollout:generalist" not in out, "what is live is mined where it could not be made"
+    assert out[4:6] == ["contrast", "select"]
 
 
 def test_an_environment_that_taught_the_wrong_thing_goes_back_for_another_version(

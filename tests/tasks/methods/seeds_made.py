@@ -38,13 +38,13 @@ def small_settings(home: Path, **changes: Any) -> Settings:
     return load_settings(**{**given, **changes})
 
 
-def seed_run(folder: Path, model: Any, seed: int = 7, budget: int = BUDGET) -> SeedRun:
+def seed_run(folder: Path, model: Any, seed: int = 7, budget: int = BUDGET, **changes: Any) -> SeedRun:
     """The seed's round, opened with the tiny model; `play_round` is the real order of stages, each done as it is."""
     from flows.compare_methods import play_round
 
     policy, renderer = model
     context = open_round(
-        seed_settings(small_settings(folder / "home"), seed, budget),
+        seed_settings(small_settings(folder / "home", **changes), seed, budget),
         base=BaseModel(policy, renderer, policy.identity()),
     )
     return SeedRun(context, budget, play_round, points=2)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from db import GENERALIST, EnvironmentRow, EnvironmentState, Store, open_store
+from db import (
+    GENERALIST,
+    CalibrationRow,
+    EnvironmentRow,
+    EnvironmentState,
+    LabelRow,
+    Store,
+    open_store,
+    row_id,
+)
 from tasks.comparison.results import SeedResult, read_result
 from tasks.comparison.tracking import metrics_of
 from tasks.methods import run as running
@@ -17,9 +26,10 @@ from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
-from tasks.round.results import SelectResult, SynthesizeResult, TrainResult
+from tasks.round.adapters import own_adapter
+from tasks.round.results import RolloutResult, SelectResult, SynthesizeResult, TrainResult
 from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
-from tests.tasks.methods.seeds_made import BUDGET, seed_run, without_prefect
+from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, seed_run, without_prefect
 
 THERE = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
 ALL = [*THERE, GENERALIST]  # in the order of their runs
@@ -71,7 +81,7 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
         assert {len(trials) for trials in figures.shift.values()} == {1 if name in ("noop", "constant") else 2}
         assert figures.episodes == sum(n for what, n in figures.purposes.items() if what != TEST) <= BUDGET
         # Behind another prompt the diagnosis is played once more.
-        diagnosed = {"base": 0, "noop": 0, "trace+gepa": 2 * SIZE}.get(name, SIZE)
+        diagnosed = {"base": 0, "noop": 0, "demonstrations": 0, "trace+gepa": 2 * SIZE}.get(name, SIZE)
         assert figures.purposes.get("diagnosis", 0) in (diagnosed, SIZE if name == "trace+gepa" else diagnosed)
         assert metrics_of(result, name)["episodes"] == figures.episodes
     trained = [result.methods[name] for name in ("grpo-target", "grpo-target-own", "trace", "mixed", "placebo-rewards")]
@@ -119,6 +129,33 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     monkeypatch.setattr(running, "run_method", lambda *given: pytest.fail("run again"))
     assert run_all(run, path, ALL) == result
     close_round(run.context)
+
+
+def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder: Path, tiny_model: Any) -> None:
+    run = seed_run(settings_folder, tiny_model, train=TRAIN | {"demonstrations": 4})
+    figures = run_all(run, settings_folder / "seed.json", ["trace"]).methods["trace"]
+    context = run.context
+    base, rolled = context.result(RolloutResult), context.stored.diagnosis()
+    mine = own_adapter(context.stored, GENERALIST)
+    frame = context.store.trajectory_frame(None, id=rolled.trajectories)
+    assert set(frame["adapter_id"]) == {mine}
+    assert len(frame) == len(base.trajectories) == SIZE
+    labelled = {row.trajectory_id for row in context.store.rows(LabelRow, round_id=context.round.id)}
+    assert labelled <= set(rolled.trajectories), "what it lacks is looked for, not what the base does"
+    assert labelled
+    selected = context.result(SelectResult).selected
+    assert selected[-1] == GENERALIST
+    for capability in selected[:-1]:
+        identity = row_id(context.result(SynthesizeResult, capability).environment, "calibration")
+        calibration = context.store.row(CalibrationRow, id=identity)
+        assert calibration is not None
+        assert mine in calibration.policy_id or calibration.policy_id != context.policy.identity().id
+        if trained := context.found(TrainResult, capability):
+            assert GENERALIST in {start.capability for start in trained.starts}
+    assert figures.purposes["routing"] >= SIZE, "its diagnosis is paid for"
+    charged, stored = charged_and_stored([context])
+    assert charged == stored
+    close_round(context)
 
 
 def test_what_a_kill_left_goes_on_to_the_same_figures(

@@ -28,7 +28,7 @@ def renderer() -> Renderer:
 
 def shown(renderer: Renderer, families: tuple[str, ...], count: int) -> list[Conversation]:
     environment = ComposedEnvironment(target(), CompositionSpec("shop", target().data_hash, "x", families))
-    return demonstrations(environment, renderer, first_opening(target())[0], families, count)
+    return demonstrations(environment, renderer, first_opening(target())[0], dict.fromkeys(families, count))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

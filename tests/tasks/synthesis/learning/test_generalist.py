@@ -13,7 +13,7 @@ from db import GENERALIST
 from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
 from settings import load_settings
-from tasks.round.results import CalibrateResult
+from tasks.round.results import CalibrateResult, TrainResult
 from tasks.synthesis import generalist
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import compose
@@ -21,7 +21,9 @@ from tasks.synthesis.generalist import (
     FEW,
     SAMPLES,
     SCENARIOS,
+    beginning_of,
     calibrated_by_parts,
+    comes_first,
     compose_generalist,
     show_missing,
     specialists,
@@ -29,6 +31,7 @@ from tasks.synthesis.generalist import (
 )
 
 SUCCESS = {"cancel_pending": 0.6, "item_price": 0.3, "wants_person": 0.1, "refund_whole": 0.2}
+SHOWN = {"generalist": 3, "demonstrations": 7, "carry": True}
 PARTS = ("refund_payment", "look_up_item")
 
 
@@ -168,39 +171,63 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
     assert shown(settings={"train": {"generalist": 3, "hints": 0.0}}) == []
 
 
-def test_what_hardly_succeeds_even_with_advice_is_demonstrated(
+def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     settings_folder: Any, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many solutions as the setting says, of these families alone; and without any other adapter as well."""
+    """Reference solutions of every family of the target fill up what has succeeded; no other adapter is needed, and
+    nothing is played for it."""
     asked: list[Any] = []
     trained.clear()
-    context = context_of(train={"generalist": 3, "demonstrations": 7})
+    context = context_of(train=SHOWN)
     environment, reason = compose_generalist(context, SUCCESS)
     assert (environment is None, reason) == (False, "")
-    had = dict.fromkeys(environment.spec.families, FEW) | {"item_price": 0, "refund_part": FEW - 1}
+    had = dict.fromkeys(target().families(), 7) | {"item_price": 0, "swap_delivered": 5, "refund_part": 9}
     rows = [SimpleNamespace(family=f) for f, n in had.items() for _ in range(n)]
     monkeypatch.setattr(generalist, "successes", lambda context: rows)
     monkeypatch.setattr(generalist, "try_on_diagnosis", lambda context, capabilities: None)
-    monkeypatch.setattr(generalist, "show_missing", lambda context, environment: None)
+    monkeypatch.setattr(generalist, "show_missing", lambda context, environment: pytest.fail("played"))
     monkeypatch.setattr(generalist, "stored_environment", lambda *given: environment)
-    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3:]) or ["one"])
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3]) or ["one"])
     monkeypatch.setattr(generalist, "learn", lambda *given: given)
     context.base = SimpleNamespace(renderer=None)
     learnt = generalist.learn_generalist(context, "e", None)  # type: ignore[arg-type]
-    assert asked == [(["item_price", "refund_part"], 7)]
-    assert learnt[2:] == (rows, None, 3, "e", ["one"], ["item_price", "refund_part"])  # type: ignore[index]
-    assert wanted(context, PARTS[:1])
-    assert not wanted(context, ())
+    assert asked == [{"item_price": 7, "swap_delivered": 2}]
+    assert learnt[2:] == (rows, None, 3, "e", ["one"], ["item_price", "swap_delivered"])  # type: ignore[index]
     assert calibrated_by_parts(context).goes_on
     monkeypatch.setattr(generalist, "successes", lambda context: [])
     monkeypatch.setattr(generalist, "demonstrations", lambda *given: [])
     assert generalist.learn_generalist(context, "e", None) is None  # type: ignore[arg-type]
     plain = context_of()
     plain.base = context.base
-    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(generalist, "show_missing", lambda context, environment: None)
+    monkeypatch.setattr(generalist, "demonstrations", lambda *given: asked.append(given[3]) or [])
     monkeypatch.setattr(generalist, "successes", lambda context: rows)
     generalist.learn_generalist(plain, "e", None)  # type: ignore[arg-type]
-    assert list(asked[-1][3]) == [], "the setting is off"
+    assert asked[-1] == {}, "the setting is off"
+
+
+def test_with_demonstrations_it_comes_first_unless_one_is_live(settings_folder: Any, trained: list[str]) -> None:
+    """What others' trainings go on from is then known before they are calibrated."""
+    first = context_of(train=SHOWN)
+    assert comes_first(first)
+    assert not wanted(first, PARTS), "it is not made again at the end"
+    for other in (context_of(), context_of(train=SHOWN | {"generalist": 0}), live(context_of(train=SHOWN), GENERALIST)):
+        assert not comes_first(other)
+    assert not comes_first(context_of(train=SHOWN, synthesizer={"kind": "llm"}))
+    later = live(context_of(train=SHOWN), GENERALIST, "refund_payment")
+    assert wanted(later, PARTS[:1])
+    assert not wanted(later, ())
+    first.found = {GENERALIST: TrainResult(adapter="mine", sha256="s", steps=1, run="", ending="learnt", chosen=1)}
+    first.stored = SimpleNamespace(
+        found=lambda kind, name: first.found.get(name), result=lambda kind, name: first.found[name]
+    )
+    assert beginning_of(first, "look_up_item") == (GENERALIST, "mine")
+    first.found.clear()
+    assert beginning_of(first, "look_up_item") is None, "it was not registered"
+    assert beginning_of(later, "look_up_item") == (GENERALIST, GENERALIST)
+    assert beginning_of(later, "refund_payment") == ("refund_payment", "refund_payment"), "a champion goes before it"
+    alone = live(context_of(train=SHOWN | {"carry": False}), GENERALIST)
+    assert beginning_of(alone, "look_up_item") is None, "trainings share nothing"
 
 
 def test_it_is_no_capability() -> None:
