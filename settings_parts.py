@@ -93,13 +93,14 @@ class TrainSettings(Part):
     generalist: int = Field(
         0,
         ge=0,
-        description="passes in which one more adapter learns last, from all that has succeeded; 0: none",
+        description="passes in which one more adapter, the generalist, learns from all that has succeeded; 0: none",
     )
     demonstrations: int = Field(
         0,
         ge=0,
         le=10_000,
-        description="reference solutions that it learns of each family that hardly succeeds even with advice; 0: none",
+        description="conversations of each family that it learns from, with reference solutions for what has not "
+        "succeeded; it is then made first, and other trainings go on from it; 0: from successes alone, last",
     )
 
     @field_validator("upper_layers")

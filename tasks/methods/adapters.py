@@ -1,7 +1,7 @@
 """Methods that take TRACE's adapters as they are: one of them, all of them as one, or all of them chosen by the truth.
 
 `single`: of the adapters for one capability the one that does best on the diagnosis tasks answers every task;
-`generalist`: the one that was trained last, on everything, does. `merge-linear` and `merge-ties`: one
+`generalist`: the one that learnt from everything does. `merge-linear` and `merge-ties`: one
 adapter made of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families
 of their capabilities, which is what a router comes to that knows what each was trained for and nothing of what it
 solves. Each inherits TRACE's whole account: without it there is no adapter to take.

@@ -125,7 +125,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
     "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
-    "no-generalist": ("no generalist at the end", {"train": {"generalist": 0}}),
+    "no-generalist": ("no generalist", {"train": {"generalist": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
     "router-label": ("the router's label alone", {"router": "label"}),
     "router-both": ("the router's label and retrieval", {"router": "both"}),
@@ -138,7 +138,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 ABLATED = {f"ablation-{name}": _ablation(about, changes) for name, (about, changes) in ABLATIONS.items()}
 # What is measured only where it is asked for by name: a part of TRACE that not every profile has, and TRACE changed.
 BY_NAME: Mapping[str, Method] = {
-    GENERALIST: Method("TRACE's last adapter alone, trained on everything", generalist, ("trace",), ("trace",)),
+    GENERALIST: Method("TRACE's adapter of all successes, alone", generalist, ("trace",), ("trace",)),
     **ABLATED,
 }
 EVERY: Mapping[str, Method] = {**METHODS, **BY_NAME}

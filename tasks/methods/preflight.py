@@ -30,7 +30,7 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
     method whose adapter these settings do not train."""
     if GENERALIST in names and not settings.train.generalist:
         raise ConfigurationError(
-            f"method {GENERALIST!r} is TRACE's last adapter, and train.generalist = 0 makes none; set "
+            f"method {GENERALIST!r} is TRACE's adapter of all successes, and train.generalist = 0 makes none; set "
             "TRACE_TRAIN__GENERALIST to a number of passes (3 were tried), or leave it out with --methods"
         )
     training = [name for name in names if EVERY[name].trains]
