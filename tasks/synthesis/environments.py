@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from db import EnvironmentRow, Round, Store, row_id
+from db import GENERALIST, EnvironmentRow, Round, Store, row_id
 from environments.contract import Environment, Generators, Message, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
@@ -99,8 +99,12 @@ def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, C
     """(environment, which of its scenarios are for contrast, why there are none though there should be).
 
     Where one answer solves whatever needs the capability (declining, handing over), half of the scenarios are retention
-    scenarios: what always does the same would otherwise be paid for nearly everything. Any other is left as it is.
+    scenarios: what always does the same would otherwise be paid for nearly everything. Any other is left as it is. The
+    generalist's is about families of both kinds, and constants have to lose those in which no one answer is right.
     """
+    if environment.spec.capability == GENERALIST:
+        alike = _one_answer_families(environment.target, environment.spec.families)
+        return environment, (lambda task: task.family not in alike) if alike else None, ""
     playing = environment.environment()
     try:
         if not one_answer(playing, [environment.own_scenario(seed) for seed in range(PROBED + 1)]):

@@ -1,10 +1,13 @@
 """A composed environment whose capability has one right answer gets as many scenarios in which that is wrong."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from environments.synthesized.composed import ComposedEnvironment
+from db import GENERALIST
+from environments.contract import TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.shop.target import target
 from environments.validation.checks import Limits, validate_environment
 from tasks.synthesis.environments import compose, contrasted
@@ -51,6 +54,26 @@ def test_without_anything_beside_it_the_reason_is_told(success: dict[str, float]
     assert contrast is None
     assert "one answer solves every scenario of 'hand_over_customer'" in alone
     assert "retention_share" in alone
+
+
+def test_constants_are_held_to_what_no_one_answer_solves_in_the_generalists_environment() -> None:
+    """Whichever scenario is the first: the solution of a `wants_person` is right in all of that family."""
+    given = CompositionSpec("shop", target().data_hash, GENERALIST, ("item_price", "refund_part", "wants_person"))
+    before = ComposedEnvironment(target(), given)
+    environment, contrast, alone = contrasted(before)
+    assert (environment, alone) == (before, "")
+    assert contrast is not None
+    assert {task.family for task in map(environment.scenario, range(60)) if not contrast(task)} == {"wants_person"}
+    first = next(seed for seed in range(60) if environment.scenario(seed).family == "wants_person")
+
+    def scenario(seed: int) -> TargetTask:
+        return environment.scenario(first + seed)
+
+    assert validate_environment(environment.environment, scenario, LIMITS, contrast=contrast).accepted
+    refused = validate_environment(environment.environment, scenario, LIMITS)
+    assert any("constant_replay" in reason for reason in refused.reasons), "a third of all is that family"
+    none_alike = ComposedEnvironment(target(), replace(given, families=("item_price", "refund_part")))
+    assert contrasted(none_alike) == (none_alike, None, "")
 
 
 def test_a_family_that_one_answer_solves_is_nobodys_retention() -> None:
