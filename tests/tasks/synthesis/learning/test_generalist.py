@@ -38,7 +38,7 @@ PARTS = ("refund_payment", "look_up_item")
 def context_of(**settings: Any) -> Any:
     """A round on the shop that has trained `trained`, without a release before it."""
     at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash)
-    given = load_settings(profile="night", **{"train": {"generalist": 3}, **settings})
+    given = load_settings(profile="night", **{"train": {"generalist": 3, "demonstrations": 0}, **settings})
     return SimpleNamespace(
         settings=given, target=target(), round=at, store=None, keep=None, stored=None, parent=None, budget=None
     )
@@ -68,7 +68,7 @@ def test_two_capabilities_have_one_and_one_beside_a_generalist_that_is_live(sett
     assert not wanted(live(context_of(), *PARTS), PARTS[:1])
     assert wanted(live(context_of(), GENERALIST), PARTS[:1])
     assert not wanted(live(context_of(), GENERALIST), ())
-    assert not wanted(context_of(train={"generalist": 0}), PARTS)
+    assert not wanted(context_of(train={"generalist": 0, "demonstrations": 0}), PARTS)
 
 
 def test_where_a_model_writes_environments_there_is_none_and_it_is_said(
@@ -168,7 +168,7 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
     assert {t.family for t in shown(budget=SimpleNamespace(for_training=lambda adapter: 5), stored=stored)} == {
         "item_price"
     }
-    assert shown(settings={"train": {"generalist": 3, "hints": 0.0}}) == []
+    assert shown(settings={"train": {"generalist": 3, "demonstrations": 0, "hints": 0.0}}) == []
 
 
 def test_each_family_has_as_many_to_learn_from_with_demonstrations(

@@ -1,0 +1,63 @@
+"""Methods that were compared with other settings, or by another version, in one table: what each came to on the seeds
+that it was run on, and its paired difference to the first.
+
+    python -m benchmarks.beside results/night-shown:trace results/night-cloned:demonstrations results/night-28:trace
+
+An argument is a folder of seeds' files (under `benchmarks/`, or any) and a method of them; the table calls it
+FOLDER:METHOD. The files must be of the same target, data and test tasks; budget and settings may differ, and it is for
+the reader to say by what. Intervals and p-values are those of `trace-agent compare-methods`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from errors import ConfigurationError
+from tasks.comparison.page import lines
+from tasks.comparison.results import SeedResult, read_results
+from tasks.comparison.table import REFERENCE, table_of
+
+HERE = Path(__file__).parent
+
+
+def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
+    """Results by seed with the methods `asked` for (FOLDER:METHOD) under those names, the first as the reference.
+
+    Raises `ConfigurationError` for a method that no file of its folder has, and for files of other data or tasks."""
+    found: dict[int, SeedResult] = {}
+    for place, name in enumerate(asked):
+        folder, _, method = name.rpartition(":")
+        where = HERE / folder if (HERE / folder).is_dir() else Path(folder)
+        results = [r for r in read_results(where, target) if method in r.methods]
+        if not results:
+            raise ConfigurationError(
+                f"{where} has no file of {target} with the method {method!r}; name one that it has"
+            )
+        for result in results:
+            known = found.setdefault(result.seed, result.model_copy(update={"methods": {}}))
+            if (result.data_hash, result.families, result.shift) != (known.data_hash, known.families, known.shift):
+                raise ConfigurationError(f"seed {result.seed} in {where} is of other data or tasks than in {asked[0]}")
+            called = REFERENCE if place == 0 else f"{Path(folder).name}:{method}"
+            found[result.seed] = known.with_method(called, result.methods[method])
+    first = next(iter(found.values()))
+    same = {name: getattr(first, name) for name in ("budget", "settings", "profile", "base", "trials")}
+    return [found[seed].model_copy(update=same) for seed in sorted(found)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="+", metavar="FOLDER:METHOD", help="the first is what others are held against")
+    parser.add_argument("--target", default="shop")
+    given = parser.parse_args()
+    results = gathered(given.methods, given.target)
+    print(f"{REFERENCE} is {given.methods[0]}")
+    for result in results:
+        rows = table_of([result], draws=2).rows
+        print(f"seed {result.seed}: {', '.join(f'{row.name} {100 * row.success:.1f} %' for row in rows)}")
+    print("\n".join(lines(table_of(results))))
+
+
+if __name__ == "__main__":
+    main()
