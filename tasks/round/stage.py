@@ -187,11 +187,13 @@ class Stage(Generic[P, R]):
 
         Raises `StoreError` when a process that is alive holds the stage, and where MLflow fails.
         """
-        ledger_name = ":".join([self.name, *map(str, args), *map(str, kwargs.values())])
+        # Prefect fills in defaults: a stage of nothing in particular has the name alone.
+        of = [str(given) for given in (*args, *kwargs.values()) if given != ""]
+        ledger_name = ":".join([self.name, *of])
         place = Place(str(context.round.number or ""), self.name, ledger_name.partition(":")[2], here().seed)
         with at(place), mlflow_failures(context.settings, f"stage {ledger_name!r} was done"):
             done = self._claimed(context, ledger_name, place, lambda: self._work(context, *args, **kwargs))
-        return done or context.result(self.result, *map(str, args), *map(str, kwargs.values()))
+        return done or context.result(self.result, *of)
 
     def _claimed(self, context: Context, ledger_name: str, place: Place, work: Callable[[], R]) -> R | None:
         """Claim the stage, work, and store the result; None when it is done already."""

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from db import StageRow
 from errors import EnvironmentFault, StoreError
 from settings import load_settings
 from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
 from tasks.round.context import Context
 from tasks.round.registry import registry_name
-from tasks.round.results import GateResult, SelectResult, SynthesizeResult
+from tasks.round.results import GateResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.stage import current, forget, open_context, stage
 from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 
@@ -155,6 +156,21 @@ def test_a_stage_of_a_capability_is_stored_under_its_name(context: Context) -> N
     assert context.found(SynthesizeResult, "c") is None
     with pytest.raises(StoreError, match="'synthesize:c' of round 1 is not done"):
         context.result(SynthesizeResult, "c")
+
+
+def test_a_stage_of_nothing_in_particular_has_the_name_alone(context: Context) -> None:
+    """Prefect passes a default on as if it had been given."""
+
+    @stage("train")
+    def of(context: Context, capability: str = "") -> TrainResult:
+        return TrainResult(adapter=capability, sha256="", steps=0, run="", ending="", chosen=0)
+
+    assert of.do(context, "").adapter == ""
+    assert of.do(context, capability="").adapter == ""
+    assert of.do(context, "one").adapter == "one"
+    names = {row.name for row in context.store.rows(StageRow, round_id=context.round.id)}
+    assert names == {"train", "train:one"}
+    assert context.found(TrainResult) != context.found(TrainResult, "one")
 
 
 def test_a_stage_with_nothing_to_do_is_skipped_with_the_reason(context: Context) -> None:
