@@ -37,8 +37,9 @@ from tasks.measuring.gate_plan import p_phrase
 from tasks.measuring.lineup import lineup_of, play_lineup
 from tasks.measuring.statistics import PairedDifference, align, clustered_interval, holm, paired_difference
 from tasks.round.context import Context
-from tasks.round.results import GateResult, ReportResult, SelectResult, StoredRound, TrainResult
+from tasks.round.results import GateResult, ReportResult, SelectResult, TrainResult
 from tasks.round.rollouts import outcomes
+from tasks.round.stored import StoredRound
 
 # Numbers that no schedule reaches: the sealed draws of this benchmark.
 SEALED = (1_000_001, 1_000_002)

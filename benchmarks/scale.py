@@ -150,7 +150,7 @@ def page(store: Store) -> str:
     from settings import load_settings
     from tasks.reporting.collect import figures_of
     from tasks.reporting.page import render
-    from tasks.round.results import StoredRound
+    from tasks.round.stored import StoredRound
 
     latest = store.latest_round()
     assert latest is not None

@@ -58,7 +58,7 @@ from tasks.route import route
 from tasks.select import select
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
-from tasks.synthesis.generalist import comes_first, specialists, store_generalist
+from tasks.synthesis.learning.generalist import comes_first, specialists, store_generalist
 from tasks.synthesis.starting import training_order
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
@@ -245,7 +245,7 @@ def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapp
     Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
     those that are still wanted go through each stage together, and where one falls out the next takes its place. One
     whose episodes the round's budget does not pay for (`Context.budget`) falls out, too. The generalist comes last, or
-    before anything is mined, and is mined itself (`tasks/synthesis/generalist.py`).
+    before anything is mined, and is mined itself (`tasks/synthesis/learning/generalist.py`).
     """
     round_id, most = context.round.id, context.settings.selection.most
     for stage in FIND:

@@ -37,8 +37,7 @@ from tasks.round.context import Context
 from tasks.round.progress import Meter
 from tasks.round.registry import mlflow_failures
 from tasks.round.results import TrainResult
-from tasks.round.retries import RETRIES
-from tasks.round.stage import adopt, forget
+from tasks.round.stage import RETRIES, adopt, forget
 from tasks.train import train
 from tasks.unattended.stalls import watched
 

@@ -12,7 +12,7 @@ from tasks.round.results import CalibrateResult, SynthesizeResult
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import FIGURES, measure
 from tasks.synthesis.environments import stored_environment
-from tasks.synthesis.generalist import beginning_of, calibrated_by_parts
+from tasks.synthesis.learning.generalist import beginning_of, calibrated_by_parts
 
 
 @stage("calibrate", title="calibrate {capability}")

@@ -15,8 +15,9 @@ from tasks.reporting.headline import headline
 from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.reporting.nothing_trained import how_it_ended
 from tasks.round.context import Context
-from tasks.round.results import ReportResult, StoredRound
+from tasks.round.results import ReportResult
 from tasks.round.stage import stage
+from tasks.round.stored import StoredRound
 from tasks.tracking.parts import log_parts
 from tasks.tracking.rounds import log_round
 from tasks.tracking.versions import describe_versions

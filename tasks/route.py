@@ -30,9 +30,10 @@ from tasks.mining.labels import LACKING
 from tasks.releases.lifecycle import new_candidate
 from tasks.round.adapters import families_about, own_adapter
 from tasks.round.context import Context
-from tasks.round.results import ChallengeResult, RolloutResult, RouteResult, StoredRound
+from tasks.round.results import ChallengeResult, RolloutResult, RouteResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
+from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.starting import START

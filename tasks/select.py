@@ -14,7 +14,7 @@ from tasks.round.results import ContrastResult, RegisterResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
-from tasks.synthesis import generalist
+from tasks.synthesis.learning import generalist
 
 
 @stage("select", title="select by coverage and contrast")

@@ -18,7 +18,7 @@ from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose, contrasted
-from tasks.synthesis.generalist import compose_generalist
+from tasks.synthesis.learning.generalist import compose_generalist
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tasks.synthesis.transfer import transfer_verdict
 

@@ -40,7 +40,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.synthesis.generalist import comes_first, learn_generalist
+from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import (
     champion_start,

@@ -11,7 +11,7 @@ from db.values.states import EnvironmentState
 from db.values.types import utc_now
 
 # The name of the row that is no candidate: what a round trains last, on all that it has trained for
-# (`tasks/synthesis/generalist.py`). Names of candidates have two words or more.
+# (`tasks/synthesis/learning/generalist.py`). Names of candidates have two words or more.
 GENERALIST = "generalist"
 
 

@@ -18,7 +18,8 @@ from db import CapabilityRow, LabelRow, SelectionRow, Store
 from environments.picking import in_turn
 from tasks.episodes.shown import Hide, ShownEpisode, evenly, shown_episode
 from tasks.mining.labels import LACKING
-from tasks.round.results import EvaluateResult, RolloutResult, StoredRound, TestResult
+from tasks.round.results import EvaluateResult, RolloutResult, TestResult
+from tasks.round.stored import StoredRound
 
 # Groups of one page, episodes of one group, and of a diagnosis page the failures that are shown for each capability.
 MOST_GROUPS, MOST_EPISODES, MOST_EVIDENCE = 24, 8, 4

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from db import AdapterRow, CapabilityRow, EnvironmentRow, SelectionRow
 from tasks.measuring.gate_plan import p_phrase
 from tasks.reporting.figures import CapabilityFigures, RoundFigures, percent, two
-from tasks.round.results import StoredRound, SynthesizeResult, TrainResult
+from tasks.round.results import SynthesizeResult, TrainResult
+from tasks.round.stored import StoredRound
 
 
 @dataclass(frozen=True)

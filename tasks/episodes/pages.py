@@ -28,7 +28,8 @@ from tasks.episodes.shown import Hide
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.reporting.page import TEMPLATES, environment, render
-from tasks.round.results import StoredRound, TrainResult
+from tasks.round.results import TrainResult
+from tasks.round.stored import StoredRound
 
 INDEX = "index.html"
 # One page, in bytes of text: a browser shows it at once. Groups beyond it are left out, and counted.

@@ -13,7 +13,8 @@ from tasks.episodes.groups import Group, training_groups
 from tasks.episodes.pages import trained_adapters
 from tasks.episodes.shown import Hide, ShownTurn, shown_episode
 from tasks.reporting.figures import RoundFigures
-from tasks.round.results import StoredRound, TrainResult
+from tasks.round.results import TrainResult
+from tasks.round.stored import StoredRound
 
 
 def log_traces(registry: Registry, stored: StoredRound, figures: RoundFigures, hide: Hide, each: int) -> int:

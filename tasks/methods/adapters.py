@@ -23,7 +23,7 @@ from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, RouteResult
-from tasks.synthesis.generalist import specialists
+from tasks.synthesis.learning.generalist import specialists
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"
 

@@ -29,10 +29,10 @@ from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.context import Context
 from tasks.round.results import RolloutResult
 from tasks.round.target_prompt import first_opening
-from tasks.synthesis.demonstrated import demonstrations
-from tasks.synthesis.generalist import SAMPLES as ADVISED
-from tasks.synthesis.generalist import SCENARIOS, play_advised
-from tasks.synthesis.recalling import COLUMNS, FAMILY, learn, picked
+from tasks.synthesis.learning.demonstrated import demonstrations
+from tasks.synthesis.learning.generalist import SAMPLES as ADVISED
+from tasks.synthesis.learning.generalist import SCENARIOS, play_advised
+from tasks.synthesis.learning.recalling import COLUMNS, FAMILY, learn, picked
 from tasks.train import training_settings
 
 EXPERT_ITERATION, CONTEXT_DISTILLATION, DEMONSTRATIONS = "expert-iteration", "context-distillation", "demonstrations"

@@ -27,8 +27,8 @@ from tasks.round.adapters import registered
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, GateResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
-from tasks.synthesis import generalist
-from tasks.synthesis.generalist import specialists
+from tasks.synthesis.learning import generalist
+from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import MOST
 
 

@@ -25,7 +25,7 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.synthesis.generalist import specialists
+from tasks.synthesis.learning.generalist import specialists
 from tasks.train import Course, train_on
 
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group

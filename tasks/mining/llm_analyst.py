@@ -21,7 +21,8 @@ from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, 
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
-from tasks.round.results import ContrastResult, StoredRound
+from tasks.round.results import ContrastResult
+from tasks.round.stored import StoredRound
 
 NAME = "llm"
 

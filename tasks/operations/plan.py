@@ -23,7 +23,7 @@ from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
-from tasks.synthesis.generalist import SAMPLES, SCENARIOS
+from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 
 

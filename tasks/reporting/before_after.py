@@ -9,7 +9,8 @@ from db import ReleaseRow, VerdictRow
 from tasks.releases.lookup import made_by
 from tasks.reporting.figures import HistoryRow, ReleaseFigures
 from tasks.reporting.history import WHOLE, changes, history_of
-from tasks.round.results import GateResult, StoredRound, TestResult
+from tasks.round.results import GateResult, TestResult
+from tasks.round.stored import StoredRound
 
 # What the gate says of an adapter that was better alone, and of a candidate that became live.
 BETTER, PROMOTED = "better", "promoted"

@@ -40,13 +40,13 @@ from tasks.round.results import (
     RegisterResult,
     RouteResult,
     SelectResult,
-    StoredRound,
     SynthesizeResult,
     TestResult,
     TrainResult,
 )
 from tasks.round.rollouts import outcomes
-from tasks.synthesis.generalist import specialists
+from tasks.round.stored import StoredRound
+from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import told_starts
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")

@@ -15,7 +15,8 @@ from errors import StoreError
 from tasks.releases.lookup import barred, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult, StoredRound
+from tasks.round.results import GateResult
+from tasks.round.stored import StoredRound
 
 # The subject of the gate's verdict on a release as a whole.
 WHOLE = "release"

@@ -15,10 +15,10 @@ from tasks.round.results import (
     RegisterResult,
     RolloutResult,
     SelectResult,
-    StoredRound,
     SynthesizeResult,
     TrainResult,
 )
+from tasks.round.stored import StoredRound
 
 # Capabilities, and reasons, named one by one.
 NAMED = 3

@@ -6,7 +6,8 @@ from db import AdapterRow, EnvironmentRow, Store, row_id
 from models.adapters.loading import load_folder
 from models.objects import HomeFiles
 from models.policy import TrainablePolicy
-from tasks.round.results import RegisterResult, SelectResult, StoredRound, TrainResult
+from tasks.round.results import RegisterResult, SelectResult, TrainResult
+from tasks.round.stored import StoredRound
 
 
 def adapter_id(round_id: str, capability: str, version: int = 1) -> str:

@@ -23,7 +23,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
-from errors import StoreError
+from errors import StoreError, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
 from models.telemetry.metrics import METRICS, serve
@@ -34,8 +34,8 @@ from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
 from tasks.round.registry import mlflow_failures, open_registry
-from tasks.round.results import StageResult, StoredRound
-from tasks.round.retries import RETRIES
+from tasks.round.results import StageResult
+from tasks.round.stored import StoredRound
 from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
@@ -157,6 +157,23 @@ def forget(round_id: str) -> None:
         context.close()
 
 
+def is_transient(task: Any, task_run: Any, state: Any) -> bool:
+    """Retry condition of all tasks: only what may go away by itself is tried again."""
+    try:
+        state.result()
+    except TraceError as problem:
+        return problem.transient
+    except (ConnectionError, TimeoutError):
+        return True
+    except Exception:  # a defect does not go away by itself
+        return False
+    return False
+
+
+# The one rule by which all tasks of a round are tried again.
+RETRIES: dict[str, Any] = {"retries": 2, "retry_delay_seconds": [2, 10], "retry_condition_fn": is_transient}
+
+
 class Stage(Generic[P, R]):
     """A stage: called with the round's id (and a capability), it gives its typed result. Made by `stage`."""
 
@@ -178,7 +195,7 @@ class Stage(Generic[P, R]):
         self._task: Any = task(name=name, task_run_name=title or name, cache_policy=NO_CACHE, **RETRIES)(run)
 
     def __call__(self, round_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the stage as a Prefect task, retried by the one rule of `retries.py`."""
+        """Do the stage as a Prefect task, retried by the one rule of RETRIES."""
         result: R = self._task(round_id, *args, **kwargs)
         return result
 

@@ -36,8 +36,9 @@ from models.objects import files_of
 from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
 from tasks.mining.transcripts import compact
-from tasks.round.results import StoredRound, SynthesizeResult
+from tasks.round.results import SynthesizeResult
 from tasks.round.rollouts import outcomes
+from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, Synthesis, Version
 from tasks.synthesis.bank import bank_of, nearest

@@ -11,7 +11,8 @@ import pandas as pd
 from db import SelectionRow, Store, row_id
 from environments.contract import TargetTask
 from models.episodes import Episode
-from tasks.round.results import RolloutResult, StoredRound, TransferFigures
+from tasks.round.results import RolloutResult, TransferFigures
+from tasks.round.stored import StoredRound
 from tasks.synthesis.calibration_told import typical_episodes
 
 VERDICT = "does-not-transfer"

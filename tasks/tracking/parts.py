@@ -20,10 +20,10 @@ from tasks.round.results import (
     EvaluateResult,
     RolloutResult,
     SelectResult,
-    StoredRound,
     TestResult,
     TrainResult,
 )
+from tasks.round.stored import StoredRound
 
 # Rows of a table: MLflow's page shows no more, and all outcomes are in the database.
 MOST_ROWS = 1000

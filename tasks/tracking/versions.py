@@ -10,7 +10,8 @@ from models.adapters.runs import RunLog, describe_capability, put_on_version
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import p_phrase
 from tasks.reporting.figures import CapabilityFigures, RoundFigures, duration, percent, release_name, two
-from tasks.round.results import ChallengeResult, RegisterResult, StoredRound, TrainResult
+from tasks.round.results import ChallengeResult, RegisterResult, TrainResult
+from tasks.round.stored import StoredRound
 from tasks.tracking.wrong_routes import BEGINS
 
 

@@ -38,8 +38,7 @@ from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.policies import open_backend
 from tests.adapters_made import make_adapter, renamed
-from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, adapters_on, installed, vllm_server
-from tests.integration.vllm_world import World
+from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, World, adapters_on, installed, vllm_server
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
 pytestmark = [

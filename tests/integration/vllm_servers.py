@@ -1,4 +1,5 @@
-"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another."""
+"""A real vLLM server for tests: the CPU build in its own virtual environment, on the embedded model or another; and
+what tests of one share."""
 
 from __future__ import annotations
 
@@ -11,9 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from models.adapters.files import AdapterRecord, RegisteredAdapter
+from models.adapters.fingerprint import TAG, take_fingerprint
+from models.adapters.registry import Registry
 from models.local.base import embedded_folder
 from models.local.dtypes import fast_dtype
+from models.serving.fleet.fleet import Fleet
+from models.serving.fleet.lifecycle import ServedAdapter
+from models.serving.fleet.releases import Generation, ServedRelease
 from models.vllm.server import VllmServer
 from tests.integration.servers import clean_environment, free_port, status
 
@@ -120,3 +128,55 @@ def vllm_server(
 def adapters_on(server: VllmServer) -> set[str]:
     """The names of a server's adapters: what has a base it belongs to."""
     return {name for name, model in server.models().items() if model.parent}
+
+
+@dataclass
+class World:
+    """Everything that the tests share: the local model, the registry, a fleet on the server."""
+
+    local: Any
+    renderer: Any
+    text: list[int]
+    server: VllmServer
+    registry: Registry
+    run: str
+    fleet: Fleet = field(init=False)
+    wanted: ServedRelease | None = None
+
+    def live(self) -> ServedRelease | None:
+        """What the fleet is to serve."""
+        return self.wanted
+
+    def versions(self, capability: str) -> list[RegisteredAdapter]:
+        return self.registry.versions(capability)
+
+    def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
+        return self.registry.download(adapter, destination)
+
+    def release(self, *adapters: RegisteredAdapter, follow: bool = False) -> list[str]:
+        """Another release is live; the next reconciliation, or what a gateway does in between (`follow`)."""
+        number = self.wanted.number + 1 if self.wanted else 1
+        self.wanted = ServedRelease(number, {a.capability: a for a in adapters})
+        return self.fleet.follow() if follow else self.fleet.reconcile()
+
+    def take(self, capability: str) -> tuple[Generation, ServedAdapter | None]:
+        """What a request does."""
+        generation = self.fleet.enter()
+        return generation, self.fleet.acquire(generation, capability)
+
+    def answers(self, capability: str) -> ServedAdapter | None:
+        """Who answers a request now."""
+        generation, served = self.take(capability)
+        self.fleet.leave(generation, served.name if served else "")
+        return served
+
+    def register(self, capability: str, folder: Path, like: Path | None = None, **tags: str) -> RegisteredAdapter:
+        """Register `folder` with the fingerprint of `like`, which is itself if not given."""
+        self.local.load_adapter("taken", "taken", like or folder)
+        try:
+            taken = take_fingerprint(self.local, self.text, "taken")
+        finally:
+            self.local.unload_adapter("taken")
+        base = self.local.identity()
+        record = AdapterRecord(capability, base.base, base.revision, "round", {}, {TAG: taken.text()} | tags)
+        return self.registry.register(record, folder, self.run)

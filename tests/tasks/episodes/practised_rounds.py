@@ -33,11 +33,11 @@ from tasks.round.results import (
     RolloutResult,
     SelectResult,
     StageResult,
-    StoredRound,
     SynthesizeResult,
     TestResult,
     TrainResult,
 )
+from tasks.round.stored import StoredRound
 from tests.adapters_plain import registered
 
 CAPABILITY, ADAPTER, ENVIRONMENT = "refund_payment", "adapter-1", "environment-1"

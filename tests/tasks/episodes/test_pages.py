@@ -132,7 +132,7 @@ def test_prefect_is_told_the_same_way_in_a_table(store: Store) -> None:
 
 def test_a_round_that_stopped_early_has_an_index_that_says_so(store: Store, tmp_path: Path) -> None:
     empty = store.start_round("shop", "data-one", 7, "laptop", {})
-    from tasks.round.results import StoredRound
+    from tasks.round.stored import StoredRound
 
     figures = Practised(store).figures().model_copy(update={"capabilities": [], "release": None})
     index = write_pages(StoredRound(store, empty), figures, tmp_path, str)

@@ -9,7 +9,7 @@ from db import CapabilityRow, open_store, row_id
 from tasks.mining.labelling import MiningSettings
 from tasks.mining.llm_analyst import LlmAnalyst
 from tasks.mining.selection import CapabilitySelection
-from tasks.round.results import StoredRound
+from tasks.round.stored import StoredRound
 from tests.tasks.mining.test_labelling import CONTEXT, ScriptedAsker
 
 

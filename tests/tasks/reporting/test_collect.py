@@ -42,12 +42,12 @@ from tasks.round.results import (
     RouteResult,
     SelectResult,
     StartFigures,
-    StoredRound,
     SynthesizeResult,
     TestResult,
     TrainResult,
     TransferFigures,
 )
+from tasks.round.stored import StoredRound
 
 LOST, WON, HALF = (False, False), (True, True), (True, False)
 

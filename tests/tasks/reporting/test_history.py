@@ -25,9 +25,9 @@ from tasks.round.results import (
     RolloutResult,
     SelectResult,
     StageResult,
-    StoredRound,
     TrainResult,
 )
+from tasks.round.stored import StoredRound
 
 MEASURED = {"mean_reward": 1.0, "success_rate": 1.0, "std_reward": 0.0, "all_success": 1.0, "all_zero": 0.0}
 RATE = {"success": 0.7, "low": 0.6, "high": 0.8}

@@ -27,8 +27,9 @@ from environments.targets.catalogue import load_target
 from models.providers.analyst import Answer
 from settings import load_settings
 from settings_parts import CalibrationSettings
-from tasks.round.results import RolloutResult, StoredRound, TrainResult
+from tasks.round.results import RolloutResult, TrainResult
 from tasks.round.rollouts import outcomes
+from tasks.round.stored import StoredRound
 from tasks.synthesis.calibration import Calibration, find_level, judge
 from tasks.synthesis.calibration_told import band_text, typical_episodes
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter, accepted_environment

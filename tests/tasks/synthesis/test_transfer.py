@@ -12,8 +12,9 @@ import pytest
 
 from db import CapabilityRow, EnvironmentRow, EnvironmentState, SelectionRow, open_store, row_id
 from environments.contract import TargetTask
-from tasks.round.results import RolloutResult, StoredRound, TrainResult
+from tasks.round.results import RolloutResult, TrainResult
 from tasks.round.rollouts import outcomes
+from tasks.round.stored import StoredRound
 from tasks.synthesis.author_request import Brief, Version, author_messages
 from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
 from tasks.synthesize import withdraw

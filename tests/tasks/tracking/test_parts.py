@@ -13,7 +13,8 @@ from models.adapters.registry import PARENT_TAG, Registry
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict
 from tasks.measuring.statistics import PairedDifference
 from tasks.round.registry import run_name
-from tasks.round.results import StartFigures, StoredRound, TrainResult
+from tasks.round.results import StartFigures, TrainResult
+from tasks.round.stored import StoredRound
 from tasks.tracking import parts
 from tasks.tracking.parts import log_parts, outcome_table
 from tasks.tracking.rounds import log_round
@@ -69,7 +70,7 @@ def test_the_parts_of_a_round_lie_under_its_run_and_are_the_same_when_logged_aga
 
 
 def test_a_round_that_stopped_early_has_the_parts_that_it_came_to(store: Store, registry: Registry) -> None:
-    from tasks.round.results import StoredRound
+    from tasks.round.stored import StoredRound
 
     empty = StoredRound(store, store.start_round("shop", "data-one", 7, "laptop", {}))
     log_parts(registry, empty, registry.start_run("empty"))

@@ -15,8 +15,8 @@ from environments.targets.shop.target import target
 from models.local.base import embedded_folder
 from models.renderer import Conversation, Renderer
 from tasks.round.target_prompt import first_opening
-from tasks.synthesis import demonstrated
-from tasks.synthesis.demonstrated import demonstrations
+from tasks.synthesis.learning import demonstrated
+from tasks.synthesis.learning.demonstrated import demonstrations
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
 from settings import load_settings
 from tasks.round.results import CalibrateResult, TrainResult
-from tasks.synthesis import generalist
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.environments import compose
-from tasks.synthesis.generalist import (
+from tasks.synthesis.learning import generalist
+from tasks.synthesis.learning.generalist import (
     FEW,
     SAMPLES,
     SCENARIOS,

@@ -22,9 +22,9 @@ from tasks.methods.seed.seed_run import close_round, diagnose
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
-from tasks.synthesis import recalling
 from tasks.synthesis.calibration import HINT
-from tasks.synthesis.recalling import EACH, FAMILY, conversation_of, learn, successes
+from tasks.synthesis.learning import recalling
+from tasks.synthesis.learning.recalling import EACH, FAMILY, conversation_of, learn, successes
 from tasks.train import training_settings
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 

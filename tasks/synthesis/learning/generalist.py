@@ -38,9 +38,9 @@ from tasks.round.results import CalibrateResult, RegisterResult
 from tasks.round.rollouts import round_seed
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FIGURES, HINT
-from tasks.synthesis.demonstrated import demonstrations
 from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
-from tasks.synthesis.recalling import Learnt, learn, successes
+from tasks.synthesis.learning.demonstrated import demonstrations
+from tasks.synthesis.learning.recalling import Learnt, learn, successes
 
 logger = logging.getLogger("trace")
 
