@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 from db import GENERALIST
@@ -106,13 +107,22 @@ def after_training(context: Context, selected: list[str]) -> int:
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
-    families = {c: families_of(context, c) for c in specialists(capabilities)}
+    families = {c: _own_families(context, c) for c in specialists(capabilities)}
     if GENERALIST in capabilities:  # it may be about every family, and no checkpoint of it is chosen
         families[GENERALIST] = sorted({t.family for t in tasks})
         trained += context.found(TrainResult, GENERALIST) is None
     own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
     diagnosis = len(context.tasks("diagnosis"))
     return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
+
+
+def _own_families(context: Context, capability: str) -> Sequence[str]:
+    """The families of a capability's environment; while it waits for the place of another and has none yet, those that
+    the target says need it, and none where that is not known."""
+    if context.found(SynthesizeResult, capability):
+        return families_of(context, capability)
+    needs = context.target.families() if isinstance(context.target, Generators) else {}
+    return [family for family, needed in needs.items() if capability in needed]
 
 
 def share_of(context: Context, selected: list[str], left: int) -> int:

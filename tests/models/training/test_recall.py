@@ -134,5 +134,5 @@ def test_successes_become_likelier_and_a_recall_that_was_stopped_goes_on_to_the_
 def test_nothing_to_learn_from_is_refused(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     mute = Conversation(random_ids(1, 9), [False] * 9, [0.0] * 9)
-    with pytest.raises(TrainingError, match=r"no success to learn from.*train\.recall"):
+    with pytest.raises(TrainingError, match=r"no success to learn from.*train\.generalist"):
         recall_adapter([mute], LocalActor(policy), renderer, SETTINGS, tmp_path, lambda _: None)

@@ -148,9 +148,9 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
 def test_what_fell_out_is_not_paid_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of three are in: one environment was refused."""
     settings = small_settings(home)
-    refused = {(SynthesizeResult, "b"): SynthesizeResult(accepted=False)}
+    made = {(SynthesizeResult, c): SynthesizeResult(accepted=c != "b") for c in "abc"}
     context: Any = SimpleNamespace(settings=settings, target=object(), tasks=lambda split: [None] * 10)
-    context.found = lambda kind, capability: refused.get((kind, capability))
+    context.found = lambda kind, capability: made.get((kind, capability))
     monkeypatch.setattr(trace, "families_of", lambda context, capability: ())
     assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 10, 10, [(10, 0)] * 2, False)
     assert after_training(context, ["b"]) == 0
@@ -159,6 +159,12 @@ def test_what_fell_out_is_not_paid_for(home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(trace, "families_of", lambda context, capability: families[capability])
     context.tasks = lambda split: [SimpleNamespace(family=f) for f in ("refund",) * 3 + ("move",) * 2 + ("swap",)]
     assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 6, 6, [(3, 1), (5, 2)], False)
+    # One that takes the place of what fell out has no environment yet: what the target says of it, or all.
+    del made[SynthesizeResult, "c"]
+    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 6, 6, [(3, 1), (6, 0)], False)
+    needs = {"refund": ("a",), "swap": ("c", "a")}
+    context.target = SimpleNamespace(families=lambda: needs, generate=lambda family, seed: None)
+    assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 6, 6, [(3, 1), (1, 1)], False)
 
 
 def test_trainings_share_what_is_left_for_them(home: Path) -> None:

@@ -317,8 +317,8 @@ def test_what_no_rule_selected_has_no_figures_of_the_rule() -> None:
     (row,) = (row for row in page.rows if row[:1] == ["generalist"] and len(row) > 5)
     assert row[1:4] == ["–"] * 3
     assert "generalist: coverage" not in source
-    assert "it is trained last" in source
-    assert "it is trained last" not in render(full_round())
+    assert "it learns from all that has succeeded" in source
+    assert "it learns from all that has succeeded" not in render(full_round())
     assert "answered by generalist, which solves more than what was live on all families together" in " ".join(
         page.words
     )
