@@ -28,7 +28,7 @@ from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import DIAGNOSIS, SeedRun
 from tasks.methods.trace import placebo_capabilities, trace
-from tasks.methods.trained import grpo_target, grpo_target_own, mixed
+from tasks.methods.trained import DEMONSTRATIONS_GRPO, grpo_cloned, grpo_target, grpo_target_own, mixed
 from tasks.round.context import Context
 
 Changes = Callable[[Settings], dict[str, Any]]
@@ -95,6 +95,9 @@ METHODS: Mapping[str, Method] = {
         "new scenarios with advice, learnt without it, and no other training", context_distillation, trains=True
     ),
     DEMONSTRATIONS: Method("reference solutions of new scenarios, learnt, and nothing played", cloning, ()),
+    DEMONSTRATIONS_GRPO: Method(
+        "reference solutions learnt first, then GRPO on the diagnosis tasks", grpo_cloned, trains=True
+    ),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),
     "mixed": Method("one adapter on all of TRACE's environments", mixed, needs=("trace",), trains=True),

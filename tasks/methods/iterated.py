@@ -40,6 +40,7 @@ EXPERT_ITERATION, CONTEXT_DISTILLATION, DEMONSTRATIONS = "expert-iteration", "co
 SAMPLES, PASSES = 8, 3
 # Iterations of context distillation: the second shows what the first has learnt little of.
 SHOWN = 2
+NO_SOLUTIONS = "the target has no reference solutions of new scenarios, so the bare base answers"
 
 
 def expert_iteration(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -84,21 +85,33 @@ def context_distillation(run: SeedRun, context: Context, account: Account) -> An
 
 
 def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
-    """The adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY; the bare
-    base where the target has no generators."""
+    """The adapter that has learnt reference solutions; the bare base where there are none."""
+    cloned = cloned_adapter(context)
+    if cloned is None:
+        return Answer(context, notes=(NO_SOLUTIONS,))
+    return replace(one_adapter(context, DEMONSTRATIONS, cloned.id), notes=(told_cloned(cloned),))
+
+
+def cloned_adapter(context: Context) -> AdapterRow | None:
+    """An adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY; None where
+    the target has none of new scenarios. It is made once for all methods of a seed."""
     target, count = context.target, context.settings.train.demonstrations or FAMILY
     if not isinstance(target, Generators):
-        return Answer(context, notes=("the target has no generators to solve scenarios of, so the bare base answers",))
+        return None
     families = sorted(target.families())
     spec = CompositionSpec(context.round.target, context.round.data_hash, DEMONSTRATIONS, tuple(families))
     prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
     shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
     if not shown:
-        return Answer(context, notes=("the target has no reference solutions, so the bare base answers",))
+        return None
     learnt = learn(context, DEMONSTRATIONS, (), training_settings(context.settings), PASSES, shown=shown, of=families)
     context.registry.end_run(learnt.run)
-    answer = one_adapter(context, DEMONSTRATIONS, learnt.adapter.id)
-    return replace(answer, notes=(f"learnt {len(shown)} reference solutions",))
+    return learnt.adapter
+
+
+def told_cloned(cloned: AdapterRow) -> str:
+    """For a method's notes: what the adapter has learnt."""
+    return f"learnt {cloned.config['demonstrations']} reference solutions"
 
 
 def _iterated(

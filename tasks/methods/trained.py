@@ -1,8 +1,9 @@
 """Methods that train one adapter for everything, with TRACE's own trainer.
 
 `grpo-target` trains on the diagnosis tasks themselves, with the dense reward of TRACE's environments,
-`grpo-target-own` with the target's own reward. `mixed` trains on all environments that TRACE synthesized and
-calibrated, mixed evenly. All choose among their checkpoints as TRACE does; all that the budget leaves is training.
+`grpo-target-own` with the target's own reward, `demonstrations-grpo` with the dense one from what has learnt reference
+solutions (`tasks/methods/iterated.py`), as TRACE may begin. `mixed` trains on all environments that TRACE synthesized
+and calibrated, mixed evenly. All choose among their checkpoints as TRACE does; all that the budget leaves is training.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from db import StageRow, TrainingStepRow
+from db import AdapterRow, StageRow, TrainingStepRow
 from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
+from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned
 from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
@@ -28,6 +30,7 @@ from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.generalist import specialists
 from tasks.train import Course, train_on
 
+DEMONSTRATIONS_GRPO = "demonstrations-grpo"
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group
 # say nothing. After as many the training ends, and the method's notes say so.
 PATIENCE = 30
@@ -128,9 +131,21 @@ def grpo_target_own(run: SeedRun, context: Context, account: Account) -> Answer:
     return _practised(run, context, account, "grpo-target-own", dense=False)
 
 
-def _practised(run: SeedRun, context: Context, account: Account, name: str, dense: bool) -> Answer:
+def grpo_cloned(run: SeedRun, context: Context, account: Account) -> Answer:
+    """GRPO on the target itself, with the dense reward, that begins from the adapter of `demonstrations`."""
+    cloned = cloned_adapter(context)
+    if cloned is None:
+        return Answer(context, notes=(NO_SOLUTIONS,))
+    answer = _practised(run, context, account, DEMONSTRATIONS_GRPO, dense=True, start=cloned)
+    return replace(answer, notes=(told_cloned(cloned), *answer.notes))
+
+
+def _practised(
+    run: SeedRun, context: Context, account: Account, name: str, dense: bool, start: AdapterRow | None = None
+) -> Answer:
     diagnosis, validation = context.tasks("diagnosis"), context.tasks("validation")
-    return _trained(run, account, name, TargetPractice(name, context.target, diagnosis, validation, dense))
+    environment = TargetPractice(name, context.target, diagnosis, validation, dense)
+    return _trained(run, account, name, environment, start)
 
 
 def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -157,26 +172,31 @@ def _makes_environments(stage: str) -> bool:
     return stage.partition(":")[0] in ("contrast", "select", "synthesize", "calibrate")
 
 
-def _trained(run: SeedRun, account: Account, name: str, environment: TrainingEnvironment) -> Answer:
-    """One adapter, trained with all that the account leaves; the bare base where nothing could be learnt."""
+def _trained(
+    run: SeedRun, account: Account, name: str, environment: TrainingEnvironment, start: AdapterRow | None = None
+) -> Answer:
+    """One adapter, trained with all that the account leaves from zero or from `start`, which answers (or else the bare
+    base) where nothing could be learnt."""
     context = run.context
+    before = Answer(context) if start is None else one_adapter(context, name, start.id)
+    whose = "the bare base" if start is None else "the adapter that it begins from"
     identity = adapter_id(context.round.id, name)
     account.reserve = lambda: choosing_episodes(context.settings)
     train = context.settings.train
     steps = account.for_training(identity) // (train.groups * train.group_size)
     if not steps:
-        return Answer(context, notes=("the budget leaves no group to train on, so the bare base answers",))
+        return replace(before, notes=(f"the budget leaves no group to train on, so {whose} answers",))
     course = Course(name, environment, identity, context.folder / "training" / name, steps, patience=PATIENCE)
     try:
-        trained = train_on(context, course)
+        trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:
-        return Answer(context, notes=(f"nothing was learnt, so the bare base answers: {problem}",))
+        return replace(before, notes=(f"nothing was learnt, so {whose} answers: {problem}",))
     context.registry.end_run(trained.run)
     notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)
     kept = checkpoints if len(checkpoints) <= run.points else _at_equal_distances(checkpoints, run.points)
     if not trained.chosen:
-        notes = (*notes, "no checkpoint is better than the bare base, which answers")
-        return Answer(context, notes=notes, checkpoints=kept)
+        notes = (*notes, f"no checkpoint is better than {whose}, which answers")
+        return replace(before, notes=notes, checkpoints=kept)
     return replace(one_adapter(context, name, trained.adapter), notes=notes, checkpoints=kept)
 
 

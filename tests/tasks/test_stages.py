@@ -11,6 +11,7 @@ import pytest
 
 from db import StageRow
 from errors import EnvironmentFault, StoreError
+from models.adapters.files import checked_name
 from settings import load_settings
 from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
@@ -114,6 +115,9 @@ def test_registry_names() -> None:
     assert registry_name("shop") == "shop"
     assert registry_name("tau2:retail") == "tau2-retail"
     assert registry_name("my.package:make/it") == "my-package-make-it"
+    long = [f"reasoning-gym:{','.join([first, *['number_filtering'] * 9])}" for first in ("gcd", "lcm")]
+    assert registry_name(long[0]).startswith("reasoning-gym-gcd-number_filtering-")
+    assert len({checked_name(registry_name(name), "target") for name in long}) == 2
 
 
 @pytest.fixture

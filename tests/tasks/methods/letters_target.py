@@ -72,4 +72,20 @@ class LettersTarget:
         return made("generated", 1000 + seed, family)
 
 
+class SolvedLetters(Letters):
+    def oracle(self) -> Action | None:
+        """The letter that fits."""
+        return None if self.said else Action("c" if self.task.family == "low" else "a")
+
+
+class SolvedLettersTarget(LettersTarget):
+    """The same with reference solutions."""
+
+    name = "tests.tasks.methods.letters_target:solved"
+
+    def environment(self) -> Letters:
+        return SolvedLetters()
+
+
 target = LettersTarget()
+solved = SolvedLettersTarget()

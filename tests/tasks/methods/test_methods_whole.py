@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from db import (
     GENERALIST,
+    AdapterRow,
     CalibrationRow,
     EnvironmentRow,
     EnvironmentState,
@@ -19,6 +20,7 @@ from db import (
     open_store,
     row_id,
 )
+from errors import TrainingError
 from tasks.comparison.results import SeedResult, read_result
 from tasks.comparison.tracking import metrics_of
 from tasks.methods import run as running
@@ -26,9 +28,9 @@ from tasks.methods.catalogue import METHODS
 from tasks.methods.run import head_of, run_seed
 from tasks.methods.seed.budget import TEST, Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
-from tasks.round.adapters import own_adapter
+from tasks.round.adapters import adapter_id, own_adapter
 from tasks.round.results import RolloutResult, SelectResult, SynthesizeResult, TrainResult
-from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE
+from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE, solved
 from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, seed_run, without_prefect
 
 THERE = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
@@ -44,6 +46,13 @@ class Died(BaseException):
 @pytest.fixture(autouse=True)
 def _bare_stages(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_prefect(monkeypatch)
+
+
+def raising(problem: Exception) -> Callable[..., Any]:
+    def refuse(*given: Any, **more: Any) -> Any:
+        raise problem
+
+    return refuse
 
 
 def run_all(run: SeedRun, path: Path, names: list[str]) -> SeedResult:
@@ -107,7 +116,8 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
     assert distilled.outcomes != result.methods["base"].outcomes
     cloned = result.methods["demonstrations"]
     assert (cloned.episodes, cloned.outcomes) == (0, result.methods["base"].outcomes)
-    assert cloned.notes == ("the target has no reference solutions, so the bare base answers",)
+    none = "the target has no reference solutions of new scenarios, so the bare base answers"
+    assert cloned.notes == result.methods["demonstrations-grpo"].notes == (none,)
     for name in ("single", "generalist", "merge-linear", "merge-ties", "trace-oracle-route"):
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes
@@ -156,6 +166,31 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     charged, stored = charged_and_stored([context])
     assert charged == stored
     close_round(context)
+
+
+def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"budget": 60, "target": solved.name, "train": TRAIN | {"demonstrations": 4}}
+    run = seed_run(settings_folder, tiny_model, **given)
+    result = run_all(run, settings_folder / "seed.json", ["demonstrations", "demonstrations-grpo"]).methods
+    cloned, trained = result["demonstrations"], result["demonstrations-grpo"]
+    assert cloned.notes[0] == trained.notes[0] == "learnt 8 reference solutions"
+    assert trained.notes[1].startswith("trained for ")
+    assert (cloned.episodes, trained.purposes["diagnosis"]) == (0, SIZE)
+    assert trained.purposes["training"] >= 8
+    rows = {row.id: row for row in run.context.store.rows(AdapterRow, round_id=run.context.round.id)}
+    start, own = (rows[adapter_id(run.context.round.id, name)] for name in result)
+    assert len(rows) == 2, "the solutions are learnt once for both"
+    assert own.config["start"] == start.sha256 != own.sha256
+    # Where nothing is learnt, the start answers.
+    other = seed_run(settings_folder / "other", tiny_model, **given)
+    monkeypatch.setattr("tasks.methods.trained.train_on", raising(TrainingError("no group was informative")))
+    left = run_all(other, settings_folder / "other.json", ["demonstrations", "demonstrations-grpo"]).methods
+    assert left["demonstrations-grpo"].outcomes == left["demonstrations"].outcomes
+    assert "the adapter that it begins from answers: no group" in left["demonstrations-grpo"].notes[1]
+    for opened in (run, other):
+        close_round(opened.context)
 
 
 def test_what_a_kill_left_goes_on_to_the_same_figures(
