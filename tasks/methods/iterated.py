@@ -93,8 +93,9 @@ def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def cloned_adapter(context: Context) -> AdapterRow | None:
-    """An adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY; None where
-    the target has none of new scenarios. It is made once for all methods of a seed."""
+    """An adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY, in as many
+    passes as TRACE's generalist or else PASSES; None where the target has none of new scenarios. It is made once for
+    all methods of a seed."""
     target, count = context.target, context.settings.train.demonstrations or FAMILY
     if not isinstance(target, Generators):
         return None
@@ -104,7 +105,8 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
     if not shown:
         return None
-    learnt = learn(context, DEMONSTRATIONS, (), training_settings(context.settings), PASSES, shown=shown, of=families)
+    settings, passes = training_settings(context.settings), context.settings.train.generalist or PASSES
+    learnt = learn(context, DEMONSTRATIONS, (), settings, passes, shown=shown, of=families)
     context.registry.end_run(learnt.run)
     return learnt.adapter
 
