@@ -52,7 +52,7 @@ _TRANSPORT = (
 # How rounds were trained before there was a choice: they are found under the same settings.
 _TRAINED_BEFORE = {
     "shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None, "carry": False,
-    "generalist": 0, "demonstrations": 0,
+    "generalist": 0, "demonstrations": 0, "recall_rate": None,
 }  # fmt: skip
 # Where things are stored and computed, what a round may take and whom it tells decide none either.
 _RUNNER = ("runner", "runner_address", "runner_workers")

@@ -102,6 +102,9 @@ class TrainSettings(Part):
         description="conversations of each family that it learns from, with reference solutions for what has not "
         "succeeded; it is then made first, and other trainings go on from it; 0: from successes alone, last",
     )
+    recall_rate: float | None = Field(
+        None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"
+    )
 
     @field_validator("upper_layers")
     @classmethod

@@ -114,6 +114,7 @@ def learn(
     settings = replace(
         wanted,
         steps=recall_steps(len(found) + len(shown), passes, wanted),
+        learning_rate=context.settings.train.recall_rate or wanted.learning_rate,
         temperature=1.0,  # likelihood as the model has it: nothing is sampled
         shuffled=False,
         hints=0.0,
