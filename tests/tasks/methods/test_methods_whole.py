@@ -171,7 +171,11 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
 def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
     settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {"budget": 60, "target": solved.name, "train": TRAIN | {"demonstrations": 4}}
+    given: dict[str, Any] = {
+        "budget": 60,
+        "target": solved.name,
+        "train": TRAIN | {"demonstrations": 4, "recall_rate": 0.01},
+    }
     run = seed_run(settings_folder, tiny_model, **given)
     result = run_all(run, settings_folder / "seed.json", ["demonstrations", "demonstrations-grpo"]).methods
     cloned, trained = result["demonstrations"], result["demonstrations-grpo"]
@@ -183,6 +187,7 @@ def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
     start, own = (rows[adapter_id(run.context.round.id, name)] for name in result)
     assert len(rows) == 2, "the solutions are learnt once for both"
     assert own.config["start"] == start.sha256 != own.sha256
+    assert (start.config["learning_rate"], own.config["learning_rate"]) == (0.01, TRAIN["learning_rate"])
     # Where nothing is learnt, the start answers.
     other = seed_run(settings_folder / "other", tiny_model, **given)
     monkeypatch.setattr("tasks.methods.trained.train_on", raising(TrainingError("no group was informative")))
