@@ -118,13 +118,13 @@ def part_of(frame: pd.DataFrame, names: set[str], own: bool) -> pd.DataFrame:
     return frame[frame["task"].isin(names) == own]
 
 
-def falls(before: pd.DataFrame, after: pd.DataFrame) -> bool:
-    """Whether success fell significantly, task by task; not where the two share no task."""
+def falls(before: pd.DataFrame, after: pd.DataFrame, confidence: float = 0.95) -> bool:
+    """Whether success fell, task by task, by an interval of that confidence; not where the two share no task."""
     both = before.merge(after, on="task", suffixes=("_before", "_after"))
     if both.empty:
         return False
     sides = [both[f"success_{side}"].astype(float).to_numpy() for side in ("before", "after")]
-    return paired_difference(sides[0], sides[1], both["task"].to_numpy()).high < 0
+    return paired_difference(sides[0], sides[1], both["task"].to_numpy(), confidence).high < 0
 
 
 def _interval(groups: Sequence[GroupFigures]) -> Interval:

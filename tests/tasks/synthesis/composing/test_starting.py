@@ -41,8 +41,13 @@ def test_of_the_adapters_the_one_with_the_most_success_on_own_and_retention_toge
     assert chosen(outcomes(0, 4), outcomes(4, 4), outcomes(4, 4)) == 1
 
 
-def test_the_base_is_begun_from_only_where_it_is_significantly_better() -> None:
+def test_the_base_is_begun_from_only_where_it_is_surely_better() -> None:
     assert chosen(outcomes(4, 8), outcomes(6, 5)) == 1
+    assert chosen(outcomes(6, 6), outcomes(5, 6)) == chosen(outcomes(6, 6), outcomes(6, 5)) == 1
+    # Of twelve scenarios, three quarters by the base and a third by the adapter, in which each solves some alone.
+    base, other = outcomes(8, 8).iloc[:12].copy(), outcomes(8, 8).iloc[:12].copy()
+    base["success"], other["success"] = [i < 9 for i in range(12)], [i == 11 or i < 3 for i in range(12)]
+    assert (base["success"].sum(), other["success"].sum(), chosen(base, other)) == (9, 4, 0)
     assert chosen(outcomes(8, 8), outcomes(2, 7)) == 0
     assert chosen(outcomes(8, 8), outcomes(2, 7), outcomes(7, 7)) == 2
 
