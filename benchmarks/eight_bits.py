@@ -1,0 +1,125 @@
+"""What sampling in 8 bits would gain, and what it would cost: episodes of the shop with the base as it is and with
+every linear layer in 8 bits, in turns.
+
+    python -m benchmarks.eight_bits [--episodes 96] [--rows 48] [--turns 2]
+
+Weights are rounded by output row, inputs by row at every call (LLM.int8, Dettmers et al., 2022, arXiv 2208.07339,
+without its outliers); products of integers are exact. Prints processor seconds and success of both sides, and how far
+the log-probabilities of the base's own answers are apart in nats. The sampler has no such mode: it would have to be
+twice as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from environments.targets.shop.target import target
+from models.episodes import Episode, Player, Trajectory
+from models.local.base import load_base
+from models.local.decoder import FusedDecoder
+from models.local.packed import Packed
+from models.policy import Sampling
+
+
+class EightBit:
+    """A `Packed` in 8 bits, in its place; of the base alone."""
+
+    def __init__(self, packed: Packed) -> None:
+        whole = torch.cat(packed.bases)
+        self.scale = step_of(whole)
+        self.weight_t, self.bias = rounded(whole, self.scale).t().contiguous(), packed.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        step = step_of(x)
+        y = torch._int_mm(rounded(x, step), self.weight_t).float().mul_(step).mul_(self.scale.t())
+        return y if self.bias is None else y.add_(self.bias)
+
+    def silu(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self(x), inplace=True)
+
+    def times(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).mul_(other)
+
+    def plus(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(other)
+
+
+def step_of(x: torch.Tensor) -> torch.Tensor:
+    """What a step of 8 bits is worth in each row, (N, 1)."""
+    return x.abs().amax(1, keepdim=True).clamp_min_(1e-8).div_(127)
+
+
+def rounded(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    return (x / step).round_().to(torch.int8)
+
+
+def in_eight_bits(model: Any) -> FusedDecoder:
+    """The sampler's decoder with its linear layers in 8 bits."""
+    decoder: Any = FusedDecoder(model)
+    decoder._head = EightBit(decoder._head)
+    for layer in decoder._stack:
+        for name in ("qkv", "o", "gate", "up", "down"):
+            object.__setattr__(layer, name, EightBit(getattr(layer, name)))
+    eight: FusedDecoder = decoder
+    return eight
+
+
+def play(base: Any, count: int) -> tuple[float, list[Trajectory]]:
+    """Processor seconds of so many episodes, and the episodes."""
+    shop: Any = target()
+    tasks = list(shop.tasks("validation"))
+    todo = [Episode(f"e{i}", tasks[i % len(tasks)], seed=i // len(tasks)) for i in range(count)]
+    player = Player(shop.environment, base.policy, base.renderer, Sampling(0.3, 24), base.policy.rows)
+    base.policy.free_buffers()
+    began = time.process_time()
+    played = list(player.play(todo))
+    return time.process_time() - began, played
+
+
+def scored(base: Any, played: Sequence[Trajectory]) -> torch.Tensor:
+    """Log-probabilities of the last answers."""
+    base.policy.free_buffers()
+    found = []
+    for trajectory in played:
+        ids, sampled = trajectory.conversation.ids, trajectory.conversation.sampled
+        count = len(sampled) - 1 - max(i for i, s in enumerate(sampled) if not s)
+        if count:
+            found += base.policy.score(list(ids), count)
+    return torch.tensor(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--turns", type=int, default=2)
+    given = parser.parse_args()
+    base = load_base(dtype="float32", rows=given.rows)
+    sides = {"fp32": base.policy.decoder, "8 bits": in_eight_bits(base.policy.model)}
+    seconds: dict[str, float] = dict.fromkeys(sides, float("inf"))
+    played: dict[str, list[Trajectory]] = {}
+    for _ in range(given.turns):
+        for name, decoder in sides.items():
+            base.policy.decoder = decoder
+            took, played[name] = play(base, given.episodes)
+            seconds[name] = min(seconds[name], took)
+    for name, episodes in played.items():
+        success = sum(t.score.success for t in episodes if t.score) / len(episodes)
+        print(f"{name}: {seconds[name]:.1f} processor seconds, {100 * success:.1f} % of {len(episodes)} succeeded")
+    print(f"8 bits are {seconds['fp32'] / seconds['8 bits']:.2f} times as fast")
+    found = {}
+    for name, decoder in sides.items():
+        base.policy.decoder = decoder
+        found[name] = scored(base, played["fp32"][:32])
+    apart = (found["8 bits"] - found["fp32"]).abs()
+    print(f"{apart.mean():.3f} nats a token apart in the mean, {apart.max():.2f} at most, of {len(apart)} tokens")
+
+
+if __name__ == "__main__":
+    main()
