@@ -21,7 +21,7 @@ from tasks.methods.trace import after_training, choosing_episodes, least_episode
 from tasks.round.results import SynthesizeResult, TrainResult
 from tests.tasks.comparison.seed_files import seed_result
 from tests.tasks.methods.letters_target import SIZE, target
-from tests.tasks.methods.seeds_made import small_settings
+from tests.tasks.methods.seeds_made import TRAIN, small_settings
 
 
 @pytest.fixture
@@ -98,6 +98,10 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     group, calibration, diagnosis = 8, 4 * 6, SIZE
     proof = choosing_episodes(settings) + 2 * 4 + 5 * SIZE
     assert least == diagnosis + calibration + group + proof
+    shown = small_settings(home, train=TRAIN | {"demonstrations": 4})
+    # The generalist plays the diagnosis twice (mined, for the router), is measured, proven, and compared as a start.
+    again, compared = 3 * SIZE + 2 * 4, 2 * 6
+    assert least_episodes(shown, SIZE, SIZE, False) == least + again + compared
 
     def check(budget: int, *names: str) -> None:
         check_budget(settings.model_copy(update={"budget": budget}), target, names)
