@@ -106,6 +106,11 @@ class TrainSettings(Part):
         None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"
     )
 
+    @property
+    def generalist_first(self) -> bool:
+        """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations."""
+        return bool(self.generalist and self.demonstrations)
+
     @field_validator("upper_layers")
     @classmethod
     def _none_is_all(cls, value: int | None) -> int | None:

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from environments.targets.shop.target import target
-from models.episodes import Episode, Player, Trajectory
+from benchmarks.rollout import play
+from models.episodes import Trajectory
 from models.local.base import load_base
 from models.local.decoder import FusedDecoder
 from models.local.packed import Packed
-from models.policy import Sampling
 
 
 class EightBit:
@@ -59,27 +58,14 @@ def rounded(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     return (x / step).round_().to(torch.int8)
 
 
-def in_eight_bits(model: Any) -> FusedDecoder:
+def in_eight_bits(model: Any) -> Any:
     """The sampler's decoder with its linear layers in 8 bits."""
     decoder: Any = FusedDecoder(model)
     decoder._head = EightBit(decoder._head)
     for layer in decoder._stack:
         for name in ("qkv", "o", "gate", "up", "down"):
             object.__setattr__(layer, name, EightBit(getattr(layer, name)))
-    eight: FusedDecoder = decoder
-    return eight
-
-
-def play(base: Any, count: int) -> tuple[float, list[Trajectory]]:
-    """Processor seconds of so many episodes, and the episodes."""
-    shop: Any = target()
-    tasks = list(shop.tasks("validation"))
-    todo = [Episode(f"e{i}", tasks[i % len(tasks)], seed=i // len(tasks)) for i in range(count)]
-    player = Player(shop.environment, base.policy, base.renderer, Sampling(0.3, 24), base.policy.rows)
-    base.policy.free_buffers()
-    began = time.process_time()
-    played = list(player.play(todo))
-    return time.process_time() - began, played
+    return decoder
 
 
 def scored(base: Any, played: Sequence[Trajectory]) -> torch.Tensor:
@@ -107,7 +93,8 @@ def main() -> None:
     for _ in range(given.turns):
         for name, decoder in sides.items():
             base.policy.decoder = decoder
-            took, played[name] = play(base, given.episodes)
+            base.policy.free_buffers()
+            took, _, played[name] = play(base, given.episodes, time.process_time, "validation")
             seconds[name] = min(seconds[name], took)
     for name, episodes in played.items():
         success = sum(t.score.success for t in episodes if t.score) / len(episodes)

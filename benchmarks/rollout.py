@@ -21,7 +21,7 @@ import torch
 from benchmarks.floor import CLOCKS, Clock, Floor, measure
 from environments.contract import Prompt
 from environments.targets.shop.target import target
-from models.episodes import Episode, Player
+from models.episodes import Episode, Player, Trajectory
 from models.local.base import embedded_folder, load_base
 from models.policy import Request, Sampling
 
@@ -65,17 +65,23 @@ def lower(a: Floor, b: Floor) -> Floor:
     return replace(a, **{name: min(getattr(a, name), getattr(b, name)) for name in times})
 
 
+def play(base: Any, count: int, clock: Clock, split: str) -> tuple[float, Player, list[Trajectory]]:
+    """Seconds of `count` whole episodes of the shop, their player, and what was played."""
+    shop = target()
+    tasks = list(shop.tasks(split))
+    todo = [Episode(f"e{i}", tasks[i % len(tasks)], seed=i // len(tasks)) for i in range(count)]
+    player = Player(shop.environment, base.policy, base.renderer, Sampling(0.3, 24), base.policy.rows)
+    began = clock()
+    played = list(player.play(todo))
+    return clock() - began, player, played
+
+
 def episodes(base: Any, count: int, clock: Clock) -> tuple[float, float, Any, int]:
     """Seconds of `count` whole episodes and of them in the environment, the work done, and sampled tokens."""
-    policy, shop = base.policy, target()
-    tasks = list(shop.tasks("test"))
-    todo = [Episode(f"e{i}", tasks[i % len(tasks)], seed=i // len(tasks)) for i in range(count)]
-    player = Player(shop.environment, policy, base.renderer, Sampling(0.3, 24), policy.rows)
+    policy = base.policy
     before, sampled = replace(policy.work), policy.sampled_tokens
-    began = clock()
-    played = sum(1 for _ in player.play(todo))
-    seconds = clock() - began
-    assert played == count
+    seconds, player, played = play(base, count, clock, "test")
+    assert len(played) == count
     return seconds, player.environment_seconds, policy.work.since(before), policy.sampled_tokens - sampled
 
 

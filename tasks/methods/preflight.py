@@ -13,6 +13,7 @@ from tasks.comparison.results import read_result, settings_hash
 from tasks.methods.catalogue import EVERY
 from tasks.methods.gepa import TRACE_GEPA
 from tasks.methods.trace import choosing_episodes, least_episodes
+from tasks.methods.trained import DEMONSTRATIONS_GRPO
 from tasks.round.registry import registry_name
 
 
@@ -39,7 +40,8 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
     diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
     group = settings.train.groups * settings.train.group_size
     least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
-    if set(training) - {"grpo-target", "grpo-target-own"}:  # the others practise and prove as a round does
+    plain = {"grpo-target", "grpo-target-own", DEMONSTRATIONS_GRPO}
+    if set(training) - plain:  # the others practise and prove as a round does
         least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
     if TRACE_GEPA in training:  # half of it is the prompt's
         least *= 2

@@ -177,14 +177,9 @@ def choosing_episodes(settings: Settings) -> int:
 def starting_episodes(settings: Settings, capabilities: int) -> int:
     """The most episodes on which trainings, the first from the bare base, choose what they begin from: the base and the
     adapters before each."""
-    if not settings.train.carry and not _generalist_first(settings):
+    if not (settings.train.carry or settings.train.generalist_first):
         return 0
     return sum(min(before, MOST) + 1 for before in range(1, capabilities)) * _tried_on(settings)
-
-
-def _generalist_first(settings: Settings) -> bool:
-    """Whether a first round makes its generalist first, where the target's environments are composed."""
-    return bool(settings.train.generalist and settings.train.demonstrations)
 
 
 def _tried_on(settings: Settings) -> int:
@@ -196,7 +191,7 @@ def _tried_on(settings: Settings) -> int:
 def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: bool) -> int:
     """The fewest episodes with which a round can train one capability for one step and prove it; a generalist that
     comes first plays the diagnosis once more, and is proven beside it."""
-    train, first = settings.train, int(_generalist_first(settings))
+    train, first = settings.train, int(settings.train.generalist_first)
     return (
         diagnosis * settings.rollout.trials * (1 + first)
         + settings.calibration.seeds * settings.calibration.samples

@@ -12,14 +12,14 @@ from models.adapters.registry import Registry, without_password
 from settings import Settings
 
 ARTIFACTS = "mlartifacts"
-# Characters of a target's name in MLflow's pages and in files; the registry itself takes 120.
-LONGEST_NAME = 60
+# Characters of a target's name that the registry takes.
+LONGEST_NAME = 120
 
 
 def registry_name(target: str) -> str:
     """A target's name as the registry takes it. Of a long one (a list of families) the beginning stays, and a hash."""
     name = re.sub(r"[:/.,]", "-", target)
-    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{content_hash(target)[:8]}"
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}-{content_hash(target)[:8]}"
 
 
 def open_registry(settings: Settings, target: str) -> Registry:

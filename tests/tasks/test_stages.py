@@ -118,6 +118,7 @@ def test_registry_names() -> None:
     long = [f"reasoning-gym:{','.join([first, *['number_filtering'] * 9])}" for first in ("gcd", "lcm")]
     assert registry_name(long[0]).startswith("reasoning-gym-gcd-number_filtering-")
     assert len({checked_name(registry_name(name), "target") for name in long}) == 2
+    assert registry_name("a" * 120) == "a" * 120, "what the registry takes stays as it is"
 
 
 @pytest.fixture

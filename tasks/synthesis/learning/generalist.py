@@ -59,8 +59,7 @@ def specialists(capabilities: Sequence[str]) -> list[str]:
 def comes_first(context: Context) -> bool:
     """Whether the round makes its generalist before it looks for what is lacking: from demonstrations, where none is
     live that has learnt from them."""
-    train = context.settings.train
-    asked = bool(train.demonstrations and train.generalist)
+    asked = context.settings.train.generalist_first
     return asked and not champion_of(context, GENERALIST) and _composes(context)
 
 

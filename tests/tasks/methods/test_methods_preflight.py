@@ -109,7 +109,7 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     check(least, "trace", "grpo-target")
     with pytest.raises(ConfigurationError, match=rf"cannot fill a batch of 2 groups x 4 rollouts .* at least {least}"):
         check(least - 1, "base", "trace")
-    check(diagnosis + group + choosing_episodes(settings), "grpo-target")
+    check(diagnosis + group + choosing_episodes(settings), "grpo-target", "demonstrations-grpo")
     with pytest.raises(ConfigurationError, match="for grpo-target after diagnosis"):
         check(diagnosis + group + choosing_episodes(settings) - 1, "grpo-target")
     check(1, "base", "noop", "examples")
