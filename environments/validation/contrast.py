@@ -20,8 +20,15 @@ SHARE, LEAST = 0.5, 0.3
 PROBED, ALL = 20, 0.95
 # Policies that do the same whatever is asked.
 CONSTANTS = ("null", "constant_done", "constant_refusal", "constant_replay")
-# Tells the scenarios in which the capability's one right answer is wrong.
-Contrast = Callable[[TargetTask], bool]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """`wrong` tells the scenarios in which the capability's one right answer is wrong. An environment of `many`
+    families has few in which it is right: a sample may have none of them."""
+
+    wrong: Callable[[TargetTask], bool]
+    many: bool = False
 
 
 def one_answer(environment: Environment, tasks: Sequence[TargetTask]) -> bool:
@@ -52,10 +59,10 @@ def grounds(tasks: Sequence[TargetTask], contrast: Contrast | None) -> tuple[Gro
     """What policies are judged by on `tasks`, and why that would be too little ("": it is enough)."""
     if contrast is None:
         return Grounds(tasks, tasks, tasks[0]), ""
-    lost = [task for task in tasks if contrast(task)]
-    own = [task for task in tasks if not contrast(task)]
+    lost = [task for task in tasks if contrast.wrong(task)]
+    own = [task for task in tasks if not contrast.wrong(task)]
     reason = ""
-    if len(lost) < LEAST * len(tasks) or not own:
+    if len(lost) < LEAST * len(tasks) or not (own or contrast.many):
         reason = (
             f"contrast: in {len(lost)} of {len(tasks)} scenarios the capability's one right answer is wrong; it should "
             f"be about {SHARE:.0%}, and at least {LEAST:.0%}"

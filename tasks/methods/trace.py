@@ -107,13 +107,17 @@ def after_training(context: Context, selected: list[str]) -> int:
     fresh seeds, and to prove them on validation. What has fallen out needs none, and what is trained is chosen."""
     tasks, capabilities = context.tasks("validation"), _still_in(context, selected)
     trained = sum(context.found(TrainResult, c) is not None for c in capabilities)
+    # A generalist that came first has played the diagnosis already: that is what was mined.
+    first = GENERALIST in capabilities and generalist.comes_first(context)
+    played = int(first and context.found(TrainResult, GENERALIST) is not None)
     families = {c: _own_families(context, c) for c in specialists(capabilities)}
     if GENERALIST in capabilities:  # it may be about every family, and no checkpoint of it is chosen
         families[GENERALIST] = sorted({t.family for t in tasks})
         trained += context.found(TrainResult, GENERALIST) is None
     own = [(sum(t.family in mine for t in tasks), len(mine)) if mine else (len(tasks), 0) for mine in families.values()]
     diagnosis = len(context.tasks("diagnosis"))
-    return proof_episodes(context.settings, diagnosis, len(tasks), own, isinstance(context.target, Drawable), trained)
+    draws = isinstance(context.target, Drawable)
+    return proof_episodes(context.settings, diagnosis, len(tasks), own, draws, trained, played)
 
 
 def _own_families(context: Context, capability: str) -> Sequence[str]:
@@ -148,18 +152,25 @@ def _fell_out(context: Context, capability: str) -> bool:
 
 
 def proof_episodes(
-    settings: Settings, diagnosis: int, tasks: int, own: list[tuple[int, int]], draws: bool, trained: int = 0
+    settings: Settings,
+    diagnosis: int,
+    tasks: int,
+    own: list[tuple[int, int]],
+    draws: bool,
+    trained: int = 0,
+    played: int = 0,
 ) -> int:
     """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks of `tasks`
     in all, each with the number of its families (0: not known); each plays the `diagnosis` tasks for the router.
-    `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is chosen already."""
+    `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is chosen already, and
+    `played` how many have played the diagnosis already."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
     chosen = (n - trained) * choosing_episodes(settings)
     starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
     measured = chosen + starting + n * 2 * e.fresh
-    live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, n * diagnosis
+    live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, (n - played) * diagnosis
     routed, noop = tasks * trials, tasks
     # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
     short = [f * math.ceil(max(0, e.own_tasks - mine) / f) if f else e.own_tasks for mine, f in own]
@@ -196,5 +207,5 @@ def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: b
         diagnosis * settings.rollout.trials * (1 + first)
         + settings.calibration.seeds * settings.calibration.samples
         + train.groups * train.group_size
-        + proof_episodes(settings, diagnosis, validation, [(validation, 0)] * (1 + first), draws, first)
+        + proof_episodes(settings, diagnosis, validation, [(validation, 0)] * (1 + first), draws, first, first)
     )

@@ -104,7 +104,7 @@ def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, C
     """
     if environment.spec.capability == GENERALIST:
         alike = _one_answer_families(environment.target, environment.spec.families)
-        return environment, (lambda task: task.family not in alike) if alike else None, ""
+        return environment, Contrast(lambda task: task.family not in alike, many=True) if alike else None, ""
     playing = environment.environment()
     try:
         if not one_answer(playing, [environment.own_scenario(seed) for seed in range(PROBED + 1)]):
@@ -119,7 +119,7 @@ def contrasted(environment: ComposedEnvironment) -> tuple[ComposedEnvironment, C
         )
         return environment, None, reason
     beside = environment.retaining(spec.retention_families, max(spec.retention_share, SHARE))
-    return beside, lambda task: not beside.own(task), ""
+    return beside, Contrast(lambda task: not beside.own(task)), ""
 
 
 def stored_environment(

@@ -6,7 +6,7 @@ import pytest
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask
 from environments.validation.checks import Limits, ValidationVerdict, validate_environment
-from environments.validation.contrast import one_answer
+from environments.validation.contrast import Contrast, one_answer
 
 LIMITS = Limits(distinct=40, searched=60, episodes=40, attack_seeds=3, replayed=4)
 
@@ -58,8 +58,10 @@ class Careless(Selling):
         return Score(float(right), right, (Check("answer", "answer", True, right),))
 
 
-def judged(environment: type = Selling, beside: float = 0.5, told: bool = True) -> ValidationVerdict:
-    contrast = sold if told else None
+def judged(
+    environment: type = Selling, beside: float = 0.5, told: bool = True, many: bool = False
+) -> ValidationVerdict:
+    contrast = Contrast(sold, many) if told else None
     return validate_environment(environment, lambda seed: scenario(seed, beside), LIMITS, contrast=contrast)
 
 
@@ -100,3 +102,10 @@ def test_too_few_scenarios_of_either_kind_are_refused(beside: float, found: str)
     verdict = judged(beside=beside)
     assert not verdict.accepted
     assert any(reason.startswith("contrast:") and found in reason for reason in verdict.reasons)
+
+
+def test_among_many_families_a_sample_may_have_none_with_one_answer() -> None:
+    verdict = judged(beside=1.0, many=True)
+    assert verdict.accepted, verdict.reasons
+    assert verdict.figures["contrast"] == {"scenarios": 40, "of": 40}
+    assert not judged(beside=0.0, many=True).accepted, "there have to be some for contrast"

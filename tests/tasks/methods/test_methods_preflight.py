@@ -99,8 +99,8 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     proof = choosing_episodes(settings) + 2 * 4 + 5 * SIZE
     assert least == diagnosis + calibration + group + proof
     shown = small_settings(home, train=TRAIN | {"demonstrations": 4})
-    # The generalist plays the diagnosis twice (mined, for the router), is measured, proven, and compared as a start.
-    again, compared = 3 * SIZE + 2 * 4, 2 * 6
+    # The generalist plays the diagnosis (mined, kept for the router), is measured, proven, and compared as a start.
+    again, compared = 2 * SIZE + 2 * 4, 2 * 6
     assert least_episodes(shown, SIZE, SIZE, False) == least + again + compared
 
     def check(budget: int, *names: str) -> None:
@@ -140,6 +140,9 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     for done, less in ((1, 3 * tried), (2, (3 + 2 + 3) * tried), (3, (3 + 5 + 6) * tried)):
         left = proof_episodes(carrying, 0, 10, [(3, 1)] * 3, False, done)
         assert proof_episodes(carrying, 0, 10, [(3, 1)] * 3, False) - left == less, done
+    # A generalist that came first has played the diagnosis.
+    plain = proof_episodes(two, 7, 10, [(3, 1)] * 3, False)
+    assert plain - proof_episodes(two, 7, 10, [(3, 1)] * 3, False, played=1) == 7
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
     # Own tasks of live release, adapter and candidate, as many of each family, where there are too few of them; and
     # those that settle a fall in so many families: two trials.
@@ -224,3 +227,9 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     done = TrainResult(adapter="a", sha256="0", steps=1, run="r", ending="steps", chosen=1, verdict="")
     found[TrainResult, "a"] = done
     assert share_of(context, ["a", "b", GENERALIST], 8 * batch) == 8 * batch
+    # Made first it has played the diagnosis, once it is made.
+    monkeypatch.setattr(trace.generalist, "comes_first", lambda context: True)
+    both = [(3, 1), (6, 3)]
+    assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2)
+    found[TrainResult, GENERALIST] = done
+    assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2, 1)

@@ -30,8 +30,8 @@ def test_handing_over_is_learnt_beside_what_is_not_handed_over() -> None:
     assert environment.spec.families == ("wants_person",)
     assert environment.spec.id != before.spec.id
     drawn = [environment.scenario(seed) for seed in range(200)]
-    assert {contrast(task) for task in drawn if task.family == "wants_person"} == {False}
-    assert 70 < sum(map(contrast, drawn)) < 130
+    assert {contrast.wrong(task) for task in drawn if task.family == "wants_person"} == {False}
+    assert 70 < sum(map(contrast.wrong, drawn)) < 130
     verdict = validate_environment(environment.environment, environment.scenario, LIMITS, contrast=contrast)
     assert verdict.accepted, verdict.reasons
 
@@ -63,7 +63,9 @@ def test_constants_are_held_to_what_no_one_answer_solves_in_the_generalists_envi
     environment, contrast, alone = contrasted(before)
     assert (environment, alone) == (before, "")
     assert contrast is not None
-    assert {task.family for task in map(environment.scenario, range(60)) if not contrast(task)} == {"wants_person"}
+    assert {task.family for task in map(environment.scenario, range(60)) if not contrast.wrong(task)} == {
+        "wants_person"
+    }
     first = next(seed for seed in range(60) if environment.scenario(seed).family == "wants_person")
 
     def scenario(seed: int) -> TargetTask:
