@@ -49,10 +49,13 @@ _TRANSPORT = (
 )  # fmt: skip
 
 
-# How rounds were trained before there was a choice: they are found under the same settings.
-_TRAINED_BEFORE = {
-    "shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None, "carry": False,
-    "generalist": 0, "demonstrations": 0, "recall_rate": None,
+# How rounds were trained and proven before there was a choice: they are found under the same settings.
+_BEFORE: dict[str, dict[str, object]] = {
+    "train": {
+        "shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None,
+        "carry": False, "generalist": 0, "demonstrations": 0, "recall_rate": None,
+    },
+    "evaluation": {"routing": 0},
 }  # fmt: skip
 # Where things are stored and computed, what a round may take and whom it tells decide none either.
 _RUNNER = ("runner", "runner_address", "runner_workers")
@@ -214,9 +217,10 @@ class Settings(MachineSettings):
         made = given["synthesizer"]
         kept_of = made if self.author and made["model"] else {name: made[name] for name in ("kind", "versions")}
         given["synthesizer"] = {name: value for name, value in kept_of.items() if name not in _TRANSPORT}
-        for name, before in _TRAINED_BEFORE.items():
-            if given["train"][name] == before:
-                del given["train"][name]
+        for part, settings in _BEFORE.items():
+            for name, before in settings.items():
+                if given[part][name] == before:
+                    del given[part][name]
         # The scripted user and the local model are what rounds had before there was a choice: they are found under the
         # same settings.
         if self.target_user == SCRIPTED_USER:

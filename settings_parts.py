@@ -127,10 +127,17 @@ class EvaluationSettings(Part):
     own_tasks: int = Field(
         60, ge=0, description="most validation tasks that are drawn of the families of a capability, for power"
     )
+    routing: int = Field(
+        0, ge=0, description="diagnosis tasks that each new adapter plays for the router, at equal distances; 0: all"
+    )
     alpha: float = Field(0.05, gt=0, lt=1)
     fresh: int = Field(
         32, ge=4, le=10_000, description="fresh seeds that an adapter is measured on in its own environment"
     )
+
+    def routed(self, diagnosis: int) -> int:
+        """How many of so many diagnosis tasks a new adapter plays for the router."""
+        return min(diagnosis, self.routing or diagnosis)
 
 
 class PolicySettings(Part):

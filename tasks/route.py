@@ -176,13 +176,21 @@ def _by_success(
     there and solved is its own, unless another solves more of the diagnosis tasks around it."""
     first = frame.drop_duplicates("task")
     played = _embedded(context, dict.fromkeys(first["id"], ""))
-    where = [i for i, identity in enumerate(first["id"]) if identity in played]
-    vectors = np.stack([played[identity].vector for identity in first["id"] if identity in played])
+    compared = played_by_most(first["task"], tried)
+    where = [i for i, identity in enumerate(first["id"]) if identity in played and compared[i]]
+    vectors = np.stack([played[first["id"].iloc[i]].vector for i in where])
     successes = successes_of(frame, tried, classes)[where]
     asked = [*played.values(), *shown.values()]
     own = np.array([classes.index(e.label) if e.label else UNKNOWN for e in asked])
     best = best_answers(np.stack([e.vector for e in asked]), vectors, successes, own)
     return {e.id: replace(e, label=classes[k]) for e, k in zip(asked, best, strict=True) if k != UNKNOWN}
+
+
+def played_by_most(tasks: Sequence[str] | pd.Series[str], tried: Mapping[str, pd.Series]) -> np.ndarray:
+    """(tasks,) whether so many of the `tried` adapters played a task as played any: where they play a part of the
+    diagnosis (`evaluation.routing`), what one of them alone has played compares nothing."""
+    count = pd.DataFrame(dict(tried)).reindex(list(tasks)).notna().sum(axis=1).to_numpy()
+    return np.asarray(count == count.max())
 
 
 def _practised(

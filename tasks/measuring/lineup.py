@@ -14,6 +14,7 @@ from typing import Any
 
 from db import AdapterRow, ReleaseRow, RouteRow
 from environments.contract import TargetTask
+from environments.picking import spread
 from errors import AdapterError, ConfigurationError
 from models.adapters.loading import load_folder
 from models.episodes import Episode
@@ -137,9 +138,10 @@ def play_alone(
 
 
 def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
-    """Have the round's new adapters of some capabilities play its diagnosis tasks once each; the trajectories of each
-    capability."""
-    tasks = context.tasks("diagnosis")
+    """Have the round's new adapters of some capabilities play its diagnosis tasks once each, or `evaluation.routing` of
+    them; the trajectories of each capability."""
+    diagnosis = context.tasks("diagnosis")
+    tasks = spread(diagnosis, context.settings.evaluation.routed(len(diagnosis)))
     return {
         c: play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED)
         for c in capabilities

@@ -161,16 +161,16 @@ def proof_episodes(
     played: int = 0,
 ) -> int:
     """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks of `tasks`
-    in all, each with the number of its families (0: not known); each plays the `diagnosis` tasks for the router.
-    `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is chosen already, and
-    `played` how many have played the diagnosis already."""
+    in all, each with the number of its families (0: not known); each plays `diagnosis` tasks for the router, or those
+    of them that it has to. `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is
+    chosen already, and `played` how many have played the diagnosis already."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
     chosen = (n - trained) * choosing_episodes(settings)
     starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
     measured = chosen + starting + n * 2 * e.fresh
-    live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, (n - played) * diagnosis
+    live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, (n - played) * e.routed(diagnosis)
     routed, noop = tasks * trials, tasks
     # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
     short = [f * math.ceil(max(0, e.own_tasks - mine) / f) if f else e.own_tasks for mine, f in own]

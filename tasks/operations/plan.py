@@ -78,10 +78,11 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
-    adapters += s.selection.most * most["diagnosis"]
+    routed = s.evaluation.routed(most["diagnosis"])
+    adapters += s.selection.most * routed
     if t.generalist:  # it may be about all families, and with demonstrations its diagnosis is mined
-        tried = s.rollout.trials if t.demonstrations else 1
-        adapters += most["validation"] * trials + most["diagnosis"] * tried
+        adapters += most["validation"] * trials
+        adapters += most["diagnosis"] * s.rollout.trials if t.demonstrations else routed
     # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))

@@ -24,6 +24,7 @@ from tasks.route import (
     amend,
     diagnosed,
     kept_out,
+    played_by_most,
     practised,
     successes_of,
 )
@@ -47,6 +48,15 @@ def test_solved_tasks_of_an_environment_are_the_adapters_and_those_for_retention
     frame = pd.DataFrame([*rows, ("e", "t4", "move", None)], columns=["id", "task_id", "family", "success"])
     assert practised(frame, {"move": "change_address"}, 9) == {"a": "change_address", "d": ""}
     assert practised(frame, {"move": "change_address", "cancel": "cancel_order"}, 9)["d"] == "cancel_order"
+
+
+def test_adapters_are_compared_on_what_they_all_played() -> None:
+    """One has played the whole diagnosis, the others every second task; an episode of one was lost."""
+    tasks = ["a", "b", "c", "d", "e"]
+    whole, half, lost = dict.fromkeys(tasks, 1.0), dict.fromkeys("ace", 0.0), dict.fromkeys("ac", 0.0)
+    tried = {name: pd.Series(found) for name, found in {"x": whole, "y": half, "z": lost}.items()}
+    assert played_by_most(tasks, tried).tolist() == [True, False, True, False, False]
+    assert played_by_most(tasks, {"x": tried["x"]}).all()
 
 
 def test_what_was_tried_as_a_start_or_with_advice_shows_nothing_of_an_adapter() -> None:

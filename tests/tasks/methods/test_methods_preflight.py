@@ -143,6 +143,8 @@ def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:
     # A generalist that came first has played the diagnosis.
     plain = proof_episodes(two, 7, 10, [(3, 1)] * 3, False)
     assert plain - proof_episodes(two, 7, 10, [(3, 1)] * 3, False, played=1) == 7
+    few = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"routing": 2})})
+    assert plain - proof_episodes(few, 7, 10, [(3, 1)] * 3, False) == 3 * (7 - 2)
     drawn = two.model_copy(update={"evaluation": two.evaluation.model_copy(update={"own_tasks": 5})})
     # Own tasks of live release, adapter and candidate, as many of each family, where there are too few of them; and
     # those that settle a fall in so many families: two trials.

@@ -99,3 +99,6 @@ def test_an_adapter_alone_is_planned_on_its_own_families(planned: Target, own: i
     )
     trials = settings.evaluation.validation_trials
     assert two.evaluation - one.evaluation == own * trials + len(planned.tasks("diagnosis"))
+    few = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"routing": 5})})
+    saved = settings.selection.most * max(0, len(planned.tasks("diagnosis")) - 5)
+    assert plan_of(settings, planned).evaluation - plan_of(few, planned).evaluation == saved
