@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,13 +23,18 @@ TUNED_ROWS = 48
 
 
 def can_arrange(weight: torch.Tensor) -> bool:
-    """Whether oneDNN's arranged kernels exist for this weight (CPU, fp32 or bf16)."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    """Whether oneDNN's arranged kernels exist for this weight (CPU, fp32 or bf16) on this processor."""
+    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and kernels(weight.dtype)
+
+
+@cache
+def kernels(dtype: torch.dtype) -> bool:
+    """Found by trying: nothing says beforehand what a processor lacks (those for bf16 want AVX-512 or AVX-NE-CONVERT)."""
+    try:
+        arrange(torch.zeros(16, 16, dtype=dtype))
+    except (RuntimeError, AttributeError):  # refused on this processor; a build of torch without oneDNN
+        return False
+    return torch.backends.mkldnn.is_available()
 
 
 def arrange(weight: torch.Tensor) -> torch.Tensor:
