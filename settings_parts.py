@@ -90,6 +90,9 @@ class TrainSettings(Part):
         False,
         description="begin from whichever weights do best on the environment: the base, the champion, other adapters",
     )
+    carry_rate: float | None = Field(
+        None, gt=0, description="learning rate of a training that goes on from an adapter; none: learning_rate"
+    )
     generalist: int = Field(
         0,
         ge=0,

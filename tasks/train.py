@@ -159,6 +159,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
     settings = replace(settings, patience=course.patience)
+    if start:  # what an adapter has learnt, the rate that teaches from zero would undo
+        settings = replace(settings, learning_rate=context.settings.train.carry_rate or settings.learning_rate)
     if not course.hinted:
         settings = replace(settings, hints=0.0)
     if course.steps is not None:

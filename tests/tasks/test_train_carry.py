@@ -22,6 +22,7 @@ from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, 
 
 FIRST = "ask_it"
 FIGURES = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)
+GENTLY = 3e-4
 SHAPE = {"rank": 4, "alpha": 8, "upper_layers": 2}
 
 
@@ -40,7 +41,7 @@ class Named(Made):
 def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     """A round that has selected FIRST, then CAPABILITY, with `train.carry`."""
     for context in opened(settings_folder / "home", tiny_model, monkeypatch):
-        carrying = context.settings.train.model_copy(update={"carry": True})
+        carrying = context.settings.train.model_copy(update={"carry": True, "carry_rate": GENTLY})
         context.settings = context.settings.model_copy(update={"train": carrying})
         context.registry.client.get_run.return_value.data.metrics = {}  # type: ignore[attr-defined]
         monkeypatch.setattr(stage_file, "stored_environment", lambda store, at, target, name, keep: Named(name))
@@ -128,6 +129,9 @@ def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
     weights = context.folder / "training" / CAPABILITY / "weights" / "step-0"
     assert result.start == first.sha256 == adapter_digest(weights)
     assert result.began_from(CAPABILITY) == f"the adapter for {FIRST}"
+    # From zero it learns at one rate, from an adapter at the other.
+    rates = {a.id: a.config["learning_rate"] for a in context.store.rows(AdapterRow)}
+    assert (rates[first.adapter], rates[result.adapter]) == (context.settings.train.learning_rate, GENTLY)
     row = context.store.row(AdapterRow, id=result.adapter)
     assert row is not None
     assert (row.config["start"], row.config["start_adapter"]) == (first.sha256, first.adapter)

@@ -43,10 +43,11 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert alone > 0
     # One adapter more, which plays the diagnosis for the router as the others do, and at most all of validation alone;
     # its training plays nothing, but at most every family is shown with advice.
-    last = plan_of(load_settings(profile="laptop", train={"generalist": 5}), target)
-    plain = plan_of(laptop, target)
+    train = {"demonstrations": 0}
+    last = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), target)
+    plain = plan_of(load_settings(profile="laptop", train=train | {"generalist": 0}), target)
     assert last.generalist == plain.fresh, "a target without generators has nothing to show"
-    shop = plan_of(load_settings(profile="laptop", train={"generalist": 5}), load_target("shop"))
+    shop = plan_of(load_settings(profile="laptop", train=train | {"generalist": 5}), load_target("shop"))
     assert shop.generalist == 20 * SCENARIOS * SAMPLES + plain.fresh
     diagnosis, validation = (len(target.tasks(split)) for split in ("diagnosis", "validation"))
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
@@ -82,7 +83,7 @@ def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) ->
 def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     settings = load_settings(profile="laptop", home=settings_folder, limits={"hours": 2})
     lines = rehearse(settings)
-    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 3 x \(64 calibration \+ 8 x 32", lines[2])
+    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(64 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
     assert lines[4].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:
