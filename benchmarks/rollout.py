@@ -1,19 +1,27 @@
 """How fast episodes are sampled: whole episodes against their arithmetic floor, and turns against `model.generate`.
 
-    python -m benchmarks.rollout [--episodes 144] [--rows 48] [--tokens 32] [--dtype auto] [--clock wall|processor]
+    python -m benchmarks.rollout [--episodes 144] [--rows 48] [--tokens 32] [--dtype auto] [--clock wall] [--vllm]
 
 First whole episodes of the shop, played as a round plays them: `--rows` in flight, several turns each, environment and
 tails included. Their time is held against the floor of exactly the tokens that were computed, in the model's own
 dtype and in fp32, measured before and after in the same run (`benchmarks/floor.py`). Then one turn each of the same
 prompts by this project's sampler and by plain `model.generate`, in one batch that is padded on the left, at the same
-temperature and number of tokens, with no end of turn. Exits with 1 when the episodes take more than 1.4 times the fp32
-floor or the sampler is less than 8 times as fast as `generate`.
+temperature and number of tokens, with no end of turn. With `--vllm` the same prompts once more, all with one adapter,
+by this project's sampler and by vLLM's CPU build (`make install-vllm`), with as many threads; its server is started
+with and without compiled graphs, has read the instructions before, and its better time counts. Exits with 1 when the
+episodes take more than 1.4 times the fp32 floor, or the sampler is less than 8 times as fast as `generate` or less than
+3 times as vLLM.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +32,9 @@ from environments.targets.shop.target import target
 from models.episodes import Episode, Player, Trajectory
 from models.local.base import embedded_folder, load_base
 from models.policy import Request, Sampling
+from models.vllm.server import VllmServer
+from tests.adapters_made import make_adapter
+from tests.integration.vllm_servers import MISSING, installed, vllm_server
 
 
 def prompts(renderer: Any, count: int) -> tuple[list[list[int]], int]:
@@ -85,6 +96,43 @@ def episodes(base: Any, count: int, clock: Clock) -> tuple[float, float, Any, in
     return seconds, player.environment_seconds, policy.work.since(before), policy.sampled_tokens - sampled
 
 
+def against_vllm(base: Any, asked: list[Request], clock: Clock, repeats: int = 3) -> dict[str, list[float]]:
+    """Seconds of the sampler and of vLLM's server for these turns, all with the same adapter, in turns."""
+    turns = [replace(request, adapter="one") for request in asked]
+    found: dict[str, list[float]] = {"sampler": []}
+    with tempfile.TemporaryDirectory(prefix="rollout-") as name:
+        folder = make_adapter(base.policy.model, Path(name) / "adapter", rank=16)
+        base.policy.load_adapter("one", "one", folder)
+        for kind, options in (("eager", ()), ("compiled", ("--no-enforce-eager",))):
+            options = ("--max-num-seqs", str(len(turns)), *options)
+            threads = torch.get_num_threads()
+            with vllm_server(Path(name), max_loras=1, options=options, threads=threads) as running:
+                server = VllmServer(running.url, "base", connections=len(turns))
+                server.load("one", str(folder))
+                ask(server, turns)  # its first requests compile, and read the instructions
+                for _ in range(repeats):
+                    for side, play in (("sampler", base.policy.generate), (kind, partial(ask, server))):
+                        base.policy.free_buffers()
+                        began = clock()
+                        play(turns)
+                        found.setdefault(side, []).append(clock() - began)
+                server.close()
+        base.policy.unload_adapter("one")
+    return found
+
+
+def ask(server: VllmServer, turns: list[Request]) -> None:
+    """All turns at once, as many tokens each as it asks for."""
+
+    def one(turn: Request) -> None:
+        given = {"model": turn.adapter, "prompt": list(turn.prompt), "max_tokens": turn.sampling.max_tokens}
+        given |= {"ignore_eos": True, "temperature": turn.sampling.temperature, "seed": turn.sampling.seed}
+        assert len(server.complete(given).ids) == turn.sampling.max_tokens
+
+    with ThreadPoolExecutor(len(turns)) as pool:
+        list(pool.map(one, turns))
+
+
 def main() -> None:
     from transformers import AutoModelForCausalLM
 
@@ -94,7 +142,12 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=32)
     arguments.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     arguments.add_argument("--clock", choices=CLOCKS, default="wall")
+    arguments.add_argument("--vllm", action="store_true")
     given = arguments.parse_args()
+    if given.vllm and not installed():
+        raise SystemExit(MISSING)
+    if given.vllm and given.clock != "wall":
+        raise SystemExit("--vllm compares with another process: leave --clock at wall")
     clock = CLOCKS[given.clock]
     base = load_base(rows=given.rows, dtype=given.dtype)
     dtype, config = next(base.policy.model.parameters()).dtype, base.policy.model.config
@@ -141,7 +194,16 @@ def main() -> None:
         print(f"{name:9} {total / min(found):8.0f} tokens/s")
     faster = min(times["generate"]) / min(times["sampler"])
     print(f"ratio     {faster:8.2f}")
-    raise SystemExit(0 if faster >= 8 and ratios[torch.float32] <= 1.4 else 1)
+    reached = faster >= 8 and ratios[torch.float32] <= 1.4
+    if given.vllm:
+        sides = {name: statistics.median(found) for name, found in against_vllm(base, asked, clock).items()}
+        print(f"the same prompts with one adapter, {torch.get_num_threads()} threads each, median:")
+        for name, seconds in sides.items():
+            print(f"{name if name == 'sampler' else f'vLLM, {name}':14} {total / seconds:8.0f} tokens/s")
+        ours = sides.pop("sampler")
+        print(f"ratio          {min(sides.values()) / ours:8.2f}")
+        reached = reached and min(sides.values()) >= 3 * ours
+    raise SystemExit(0 if reached else 1)
 
 
 if __name__ == "__main__":

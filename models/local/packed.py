@@ -29,7 +29,7 @@ def can_arrange(weight: torch.Tensor) -> bool:
 
 @cache
 def kernels(dtype: torch.dtype) -> bool:
-    """Found by trying: nothing says beforehand what a processor lacks (those for bf16 want AVX-512 or AVX-NE-CONVERT)."""
+    """Found by trying: nothing says beforehand what a processor lacks (for bf16 AVX-512, or AVX-NE-CONVERT)."""
     try:
         arrange(torch.zeros(16, 16, dtype=dtype))
     except (RuntimeError, AttributeError):  # refused on this processor; a build of torch without oneDNN

@@ -48,6 +48,8 @@ class Server:
     model: Path | None = None  # the embedded one
     dtype: str = DTYPE
     options: tuple[str, ...] = ()  # further ones of vLLM's command line
+    # One, as the tests beside it have: threads that do not all have a core wait for one another by spinning.
+    threads: int = 1
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -58,8 +60,7 @@ class Server:
     def start(self, seconds: float = 400) -> None:
         """Start and wait until it is healthy; an error with the end of its log when it is not."""
         given = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        # One, as the tests beside it have: threads that do not all have a core wait for one another by spinning.
-        given |= {"OMP_NUM_THREADS": "1"}
+        given |= {"OMP_NUM_THREADS": str(self.threads)}
         given |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
         # The plugin of this checkout goes before the one that was installed with vLLM.
         given |= {"PYTHON": str(PYTHON), "PYTHONPATH": str(PLUGIN)}
@@ -114,10 +115,15 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def vllm_server(
-    folder: Path, max_loras: int = 4, model: Path | None = None, dtype: str = DTYPE, options: tuple[str, ...] = ()
+    folder: Path,
+    max_loras: int = 4,
+    model: Path | None = None,
+    dtype: str = DTYPE,
+    options: tuple[str, ...] = (),
+    threads: int = 1,
 ) -> Iterator[Server]:
     """A healthy server; its process group is gone afterwards, whatever happens."""
-    server = Server(folder / "vllm.log", max_loras, model, dtype, options)
+    server = Server(folder / "vllm.log", max_loras, model, dtype, options, threads)
     try:
         server.start()
         yield server
