@@ -110,6 +110,11 @@ class TrainSettings(Part):
     )
 
     @property
+    def carries(self) -> bool:
+        """Whether a round's trainings may begin from one another, and so come one after another."""
+        return self.carry or self.generalist_first
+
+    @property
     def generalist_first(self) -> bool:
         """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations."""
         return bool(self.generalist and self.demonstrations)

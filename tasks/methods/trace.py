@@ -188,7 +188,7 @@ def choosing_episodes(settings: Settings) -> int:
 def starting_episodes(settings: Settings, capabilities: int) -> int:
     """The most episodes on which trainings, the first from the bare base, choose what they begin from: the base and the
     adapters before each."""
-    if not (settings.train.carry or settings.train.generalist_first):
+    if not settings.train.carries:
         return 0
     return sum(min(before, MOST) + 1 for before in range(1, capabilities)) * _tried_on(settings)
 

@@ -74,7 +74,7 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
     # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
-    starts = MOST + 1 if t.carry else 0
+    starts = MOST + 1 if t.carries else 0
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials

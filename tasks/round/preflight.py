@@ -174,10 +174,12 @@ def check_trainings(settings: Settings) -> None:
     if many == 1:
         return
     said = f"devices.trainings = {many}, and "
-    if settings.train.carry:
+    if settings.train.carries:
+        t = settings.train
         raise ConfigurationError(
-            f"{said}with train.carry = true a training begins from the round's earlier ones, so that they come one "
-            "after another; set devices.trainings = 1 or train.carry = false"
+            f"{said}with train.carry = {str(t.carry).lower()} and train.demonstrations = {t.demonstrations} a training "
+            "begins from the round's earlier ones, so that they come one after another; set devices.trainings = 1, or "
+            "train.carry = false and train.demonstrations = 0"
         )
     if settings.devices.sleep:
         raise ConfigurationError(

@@ -47,7 +47,7 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
         (
             ("improve", "--profile", "night"),
             {"TRACE_DEVICES__TRAININGS": "2"},
-            "set devices.trainings = 1 or train.carry",
+            "set devices.trainings = 1, or train.carry",
         ),
         (
             ("improve",),

@@ -56,8 +56,10 @@ def test_without_gpus_threads_are_dealt_out(machine: Any, monkeypatch: pytest.Mo
 
 
 PAID = {"target_user": "litellm:openai/someone", "devices": {"trainings": 2}}
+ALONE = {"train": {"carry": False, "demonstrations": 0}}  # what the laptop's profile has
 TOGETHER: list[tuple[dict[str, Any], str]] = [
-    ({"train": {"carry": True}}, r"= 2, and with train\.carry = true .* set devices\.trainings = 1 or train\.carry"),
+    ({"train": {"carry": True}}, r"= 2, and with train\.carry = true .* set devices\.trainings = 1, or train\.carry"),
+    ({"train": {"generalist": 1, "demonstrations": 2}}, r"train\.demonstrations = 2 .* train\.demonstrations = 0"),
     ({"devices": {"trainings": 2, "sleep": True}}, r"devices\.sleep = true .* answer no other; set"),
     ({"selection": {"most": 1}}, r"= 2, and a round trains selection\.most = 1 capabilities at most; lower"),
     (PAID | {"analyst": {"max_dollars": 1.0}}, r"on its simulated user 'litellm:openai/someone': .* caps to 0"),
@@ -70,12 +72,12 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
 def test_trainings_that_would_be_in_each_other_s_way_are_refused(
     machine: Any, given: dict[str, Any], words: str
 ) -> None:
-    given = {"devices": {"trainings": 2}} | given
+    given = {"devices": {"trainings": 2}} | ALONE | given
     with pytest.raises(ConfigurationError, match=words):
         check_training(load_settings(**given))
     check_trainings(load_settings(**given | {"devices": given["devices"] | {"trainings": 1}}))
-    check_trainings(load_settings(devices={"trainings": 2}, analyst={"max_dollars": 1.0}))
-    check_trainings(load_settings(**PAID))
+    check_trainings(load_settings(**ALONE, devices={"trainings": 2}, analyst={"max_dollars": 1.0}))
+    check_trainings(load_settings(**ALONE, **PAID))
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,11 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert plan.diagnosis == 3 * min(2, len(target.tasks("diagnosis")))
     assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 8)
     assert plan.choosing == 0, "of a single step there is nothing to choose"
-    laptop, carrying = load_settings(profile="laptop"), load_settings(profile="laptop", train={"carry": True})
-    alone, with_starts = plan_of(laptop, target).choosing, plan_of(carrying, target).choosing
-    assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
+    laptop, without = load_settings(profile="laptop"), {"carry": False, "generalist": 0, "demonstrations": 0}
+    alone = plan_of(load_settings(profile="laptop", train=without), target).choosing
+    for given in (without | {"carry": True}, {"carry": False}):  # what a training begins from is compared after a generalist, too
+        with_starts = plan_of(load_settings(profile="laptop", train=given), target).choosing
+        assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
     assert alone > 0
     # One adapter more, which plays the diagnosis for the router as the others do, and at most all of validation alone;
     # its training plays nothing, but at most every family is shown with advice.

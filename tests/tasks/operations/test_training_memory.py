@@ -56,9 +56,11 @@ def test_trainings_at_once_take_their_memory_each(settings_folder: Path, monkeyp
     monkeypatch.setattr("models.local.base.cores_here", lambda: 8)
 
     def peak(trainings: int, there: float = 64) -> str:
-        given = {"memory_gib": there, "trainings": trainings}
-        check_training(load_settings(devices=given, dtype="float32"))
-        return memory_text(load_settings(devices=given, dtype="float32"), target())
+        alone = {"carry": False, "demonstrations": 0}
+        devices = {"memory_gib": there, "trainings": trainings}
+        settings = load_settings(devices=devices, dtype="float32", train=alone)
+        check_training(settings)
+        return memory_text(settings, target())
 
     one, two = peak(1), peak(2)
     assert two.startswith("2 trainings at once take at most about ")
