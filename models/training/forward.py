@@ -94,7 +94,7 @@ class Prefix:
         self.k_HPD: list[torch.Tensor] = []
         self.v_HPD: list[torch.Tensor] = []
         places = torch.arange(len(ids), device=learner.device)
-        end_PD = learner.run(torch.tensor(list(ids), device=learner.device), places, self)
+        end_PD = learner.run_prefix(torch.tensor(list(ids), device=learner.device), places, self)
         self.end_PD = end_PD if learner.parted else None
 
     def first(self, count: int) -> Prefix:

@@ -9,7 +9,8 @@ One optimizer step, in this order:
 4. `Rollouts.rollout` hands TRL the exact token ids, the sampler's log-probabilities and the mask of sampled tokens.
    Tokens of tools, users and templates are masked.
 5. `EpisodeGRPO` computes the log-probabilities of the sampled tokens (`models/training/trl_trainer.py`). It computes a
-   prefix that all rows share once, and it leaves rows without an advantage out.
+   prefix that all rows share once (what lies below the layers that learn once a training), and it leaves rows without
+   an advantage out.
 6. TRL computes the loss: the clipped surrogate with one ratio per token, against the sampler's own log-probabilities,
    summed over the batch's sampled tokens and divided by their number (`loss_type="dapo"`).
 7. TRL makes the AdamW step and writes a checkpoint; `_Steps` records the figures, over all groups that were collected,

@@ -26,6 +26,13 @@ from models.work import Work
 HEAD_ROWS = 64
 
 
+class PrefixBatch(SharedBatch, Protocol):
+    """A batch that is a shared prefix and nothing else: it holds its keys and values, (H, P, D) of each layer."""
+
+    k_HPD: list[torch.Tensor]
+    v_HPD: list[torch.Tensor]
+
+
 class Learner(Protocol):
     """What the training pass asks of a model. `frozen` layers at the bottom learn nothing; `work` counts; of `parted`
     weights this process holds a part."""
@@ -38,6 +45,10 @@ class Learner(Protocol):
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         """Last hidden states (N, hidden) of N flat tokens."""
+        ...
+
+    def run_prefix(self, ids_P: torch.Tensor, positions_P: torch.Tensor, batch: PrefixBatch) -> torch.Tensor:
+        """`run` of a prefix, which may be the beginning of an earlier step's."""
         ...
 
     def score(
@@ -203,6 +214,8 @@ class FusedLearner:
         self.frozen = learning.index(True) if any(learning) else len(layers)
         self.layers = layers[self.frozen :]
         self._matrices = [self._of(layer) for layer in self.layers]
+        # Ids of the last prefix, the stream after the frozen layers, and what these made of keys and values.
+        self._below: tuple[list[int], torch.Tensor, list[torch.Tensor], list[torch.Tensor]] | None = None
         self._head = _Matrix([causal.lm_head.weight.detach()])
 
     @staticmethod
@@ -236,13 +249,35 @@ class FusedLearner:
         return y
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        x = self._frozen(ids_N, positions_N, batch)
+        return self._learning(x, positions_N, batch)
+
+    def run_prefix(self, ids_P: torch.Tensor, positions_P: torch.Tensor, batch: PrefixBatch) -> torch.Tensor:
+        """What lies below the learning layers is the same in every step: it is made once and kept."""
+        ids = ids_P.tolist()
+        if self._below is None or self._below[0][: len(ids)] != ids:
+            x = self._frozen(ids_P, positions_P, batch)
+            self._below = ids, x, list(batch.k_HPD), list(batch.v_HPD)
+        else:  # no token sees a later one
+            batch.k_HPD += [k_HPD[:, : len(ids)] for k_HPD in self._below[2]]
+            batch.v_HPD += [v_HPD[:, : len(ids)] for v_HPD in self._below[3]]
+        return self._learning(self._below[1][: len(ids)], positions_P, batch)
+
+    @torch.no_grad()
+    def _frozen(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        """The stream (N, hidden) before the learning layers."""
         d = self.decoder
+        x = F.embedding(ids_N, d.embedding)
+        _count(self.work, positions_N, self.frozen, 0)
+        return d.through(range(self.frozen), x, d.rotation(x, positions_N), batch)
+
+    def _learning(self, x: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+        """Last hidden states, from the stream before the learning layers."""
+        d, layers = self.decoder, len(self.layers)
+        _count(self.work, positions_N, layers, layers)
         with torch.no_grad():
-            x = F.embedding(ids_N, d.embedding)
             rotation = d.rotation(x, positions_N)
-            x = d.through(range(self.frozen), x, rotation, batch)
-        _count(self.work, positions_N, self.frozen + len(self.layers), len(self.layers))
-        for index in range(len(self.layers)):
+        for index in range(layers):
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(self._layer, index, x, rotation, batch, use_reentrant=False)
             else:
@@ -292,6 +327,9 @@ class PlainLearner:
         call = {"input_ids": ids_N[None], "position_ids": positions_N[None], "use_cache": False, "shared": batch}
         hidden: torch.Tensor = self.causal.model(**call).last_hidden_state[0]
         return hidden
+
+    def run_prefix(self, ids_P: torch.Tensor, positions_P: torch.Tensor, batch: PrefixBatch) -> torch.Tensor:
+        return self.run(ids_P, positions_P, batch)
 
     def score(
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
