@@ -21,7 +21,7 @@ from tasks.round.results import GateResult, SelectResult, SynthesizeResult, Trai
 from tasks.round.stage import current, forget, open_context, stage
 from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 
-RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False}
+RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False, "high": 0.6}
 
 
 def groups(*shares: float, samples: int = 8) -> tuple[list[Any], list[Any]]:
