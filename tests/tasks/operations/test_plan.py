@@ -39,7 +39,8 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert plan.choosing == 0, "of a single step there is nothing to choose"
     laptop, without = load_settings(profile="laptop"), {"carry": False, "generalist": 0, "demonstrations": 0}
     alone = plan_of(load_settings(profile="laptop", train=without), target).choosing
-    for given in (without | {"carry": True}, {"carry": False}):  # what a training begins from is compared after a generalist, too
+    # What a training begins from is compared after a generalist, too.
+    for given in (without | {"carry": True}, {"carry": False}):
         with_starts = plan_of(load_settings(profile="laptop", train=given), target).choosing
         assert with_starts - alone == (MOST + 1) * (laptop.train.choosing * 3 // 2) > 0
     assert alone > 0
