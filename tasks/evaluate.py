@@ -17,8 +17,9 @@ from errors import EpisodesSpent
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
+from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import AGAIN
-from tasks.measuring.gate_rules import judge_release, unclear_families
+from tasks.measuring.gate_rules import ELSEWHERE, judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import align, clustered_interval
 from tasks.releases.lifecycle import release_numbered
@@ -110,10 +111,14 @@ def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.D
 
 def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
     """Families that keep a candidate from being promoted which is better on the own families of what passed, with the
-    reason for each: none of them is such an own family."""
+    reason for each: none of them is such an own family. Where none of them falls and all together do, those that lost
+    what is within their resolution."""
     decision = decision_on(context, found)
     own = {family for c in context.result(ChallengeResult).passed for family in families_of(context, c)}
     fell = {f: decision.fallen[f] for f in decision.families if f in decision.fallen}
+    if not fell and ELSEWHERE in decision.fallen:
+        small = {f: d for f, d in decision.families.items() if decision.falls[f] is FallKind.WITHIN and f not in own}
+        fell = {f: f"{f}: {d.points:+.1f} points, and {decision.fallen[ELSEWHERE]}" for f, d in small.items()}
     if decision.promoted or not decision.kept or not own or own & fell.keys():
         return {}
     return fell

@@ -60,9 +60,11 @@ def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     forget(opened.round.id)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[str]:
-    """Stands for two releases: the first fails the refunds alone, the candidate `lost` of the tasks of another family,
-    and `lost_later` of its further ones. What was played, in order."""
+def played(
+    monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int, families: Collection[str] = (OTHER,)
+) -> list[str]:
+    """Stands for two releases: the first fails the refunds alone, the candidate `lost` of the tasks of each of other
+    families, and `lost_later` of their further ones. What was played, in order."""
     told: list[str] = []
 
     def play(
@@ -79,8 +81,8 @@ def played(monkeypatch: pytest.MonkeyPatch, lost: int, lost_later: int) -> list[
         if lineup is SECOND:  # leaves that family to the live release, which solves it
             failed = set[str]()
         elif lineup is CANDIDATE:
-            mine = [t.id for t in tasks if t.family == OTHER]
-            failed = set(mine[: lost_later if "settle" in what else lost])
+            mine = [[t.id for t in tasks if t.family == family] for family in families]
+            failed = {i for ids in mine for i in ids[: lost_later if "settle" in what else lost]}
         else:
             failed = {t.id for t in tasks if t.family == OWN}
         ids = []
@@ -167,6 +169,28 @@ def test_what_falls_is_left_to_what_answers_it_today(
         ReleaseState.REFUSED,
         "its router was fitted again: release 2 has the verdict",
     )
+
+
+def test_families_that_fall_together_by_a_task_each_are_left_too(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of forty tasks may be noise, and more than one blocks; playing more of each family would tell little."""
+    asked: list[list[str]] = []
+    second = context.store.row(ReleaseRow, id="candidate")
+    assert second is not None
+    second = replace(second, id="second", number=2, router="second")
+    context.store.put([second])
+    monkeypatch.setattr(evaluate_file, "amend", lambda context, first, left: asked.append(list(left)) or second)
+    played(monkeypatch, 1, 0, (OTHER, "item_price"))
+    found = evaluated(context)
+    assert asked == [[OTHER, "item_price"]]
+    assert found.settled_live_ids == []
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.verdict is GateVerdict.PROMOTED
+    said = [r for r in proposal.decision.reasons if "as it was fitted first" in r]
+    assert len(said) == 2
+    assert all("all other families together: fell by" in reason for reason in said)
 
 
 def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
