@@ -106,12 +106,13 @@ class FusedDecoder:
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
 
-    def rotation(self, x: torch.Tensor, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotation(self, positions_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin (N, heads + groups, dim) of the queries and keys; those of queries carry attention's scale."""
-        cos, sin = (table[0, :, None, :] for table in self.rotary(x[None], positions_N[None]))
-        scale, half = self.dim**-0.5, self.dim // 2
+        # Of its first argument transformers takes device and dtype alone.
+        cos, sin = (table[0, :, None, :] for table in self.rotary(self.embedding, positions_N[None]))
+        count, scale, half = len(positions_N), self.dim**-0.5, self.dim // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-        many = (len(x), self.heads, self.dim), (len(x), self.groups, self.dim)
+        many = (count, self.heads, self.dim), (count, self.groups, self.dim)
         both = [torch.cat([(t * scale).expand(many[0]), t.expand(many[1])], dim=1) for t in (cos, sin)]
         return both[0], both[1]
 
@@ -119,7 +120,7 @@ class FusedDecoder:
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None
     ) -> torch.Tensor:
         x = F.embedding(ids_N, self.embedding)
-        rotation = self.rotation(x, positions_N)
+        rotation = self.rotation(positions_N)
         if mean is None:
             x = self.through(range(len(self._stack)), x, rotation, batch)
             return F.rms_norm(x, x.shape[-1:], self.norm, self.epsilon)

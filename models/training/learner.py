@@ -249,34 +249,43 @@ class FusedLearner:
         return y
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
-        x = self._frozen(ids_N, positions_N, batch)
-        return self._learning(x, positions_N, batch)
+        rotation = self.decoder.rotation(positions_N)
+        return self._learning(self._frozen(ids_N, positions_N, rotation, batch), positions_N, rotation, batch)
 
     def run_prefix(self, ids_P: torch.Tensor, positions_P: torch.Tensor, batch: PrefixBatch) -> torch.Tensor:
         """What lies below the learning layers is the same in every step: it is made once and kept."""
-        ids = ids_P.tolist()
+        ids, rotation = ids_P.tolist(), self.decoder.rotation(positions_P)
         if self._below is None or self._below[0][: len(ids)] != ids:
-            x = self._frozen(ids_P, positions_P, batch)
+            x = self._frozen(ids_P, positions_P, rotation, batch)
             self._below = ids, x, list(batch.k_HPD), list(batch.v_HPD)
         else:  # no token sees a later one
             batch.k_HPD += [k_HPD[:, : len(ids)] for k_HPD in self._below[2]]
             batch.v_HPD += [v_HPD[:, : len(ids)] for v_HPD in self._below[3]]
-        return self._learning(self._below[1][: len(ids)], positions_P, batch)
+        return self._learning(self._below[1][: len(ids)], positions_P, rotation, batch)
 
     @torch.no_grad()
-    def _frozen(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+    def _frozen(
+        self,
+        ids_N: torch.Tensor,
+        positions_N: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: SharedBatch,
+    ) -> torch.Tensor:
         """The stream (N, hidden) before the learning layers."""
-        d = self.decoder
-        x = F.embedding(ids_N, d.embedding)
         _count(self.work, positions_N, self.frozen, 0)
-        return d.through(range(self.frozen), x, d.rotation(x, positions_N), batch)
+        x = F.embedding(ids_N, self.decoder.embedding)
+        return self.decoder.through(range(self.frozen), x, rotation, batch)
 
-    def _learning(self, x: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
+    def _learning(
+        self,
+        x: torch.Tensor,
+        positions_N: torch.Tensor,
+        rotation: tuple[torch.Tensor, torch.Tensor],
+        batch: SharedBatch,
+    ) -> torch.Tensor:
         """Last hidden states, from the stream before the learning layers."""
         d, layers = self.decoder, len(self.layers)
         _count(self.work, positions_N, layers, layers)
-        with torch.no_grad():
-            rotation = d.rotation(x, positions_N)
         for index in range(layers):
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(self._layer, index, x, rotation, batch, use_reentrant=False)
