@@ -75,7 +75,7 @@ def check(params: CompareParameters) -> Settings:
     return settings
 
 
-@flow(name="compare-methods", log_prints=False)
+@flow(name="compare-methods", flow_run_name="compare methods, seeds {params.seeds}", log_prints=False)
 def compare_methods(params: CompareParameters) -> list[str]:
     """Run what is owed of every seed; the files that were written, by name."""
     settings = check(params)
