@@ -13,12 +13,13 @@ import pandas as pd
 
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
+from environments.picking import spread
 from errors import EpisodesSpent
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
 from tasks.measuring.falls import FallKind
-from tasks.measuring.gate_plan import AGAIN
+from tasks.measuring.gate_plan import AGAIN, noop_tasks
 from tasks.measuring.gate_rules import ELSEWHERE, judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import align, clustered_interval
@@ -164,11 +165,10 @@ def _measure(context: Context, split: str, sides: dict[str, Lineup], trials: int
         name: play_lineup(context, lineup, tasks, trials, seed, f"{split} ({name})", "evaluation").ids
         for name, lineup in {"base": BARE_BASE, **sides}.items()
     }
-    ids["noop"] = _noop(context, tasks, split, seed)
-    rates = {
-        name: _store_evaluation(context, split, name, ids[name], (len(tasks), 1 if name == "noop" else trials))
-        for name in ids
-    }
+    nothing = spread(tasks, noop_tasks(len(tasks))) if split == "validation" else tasks
+    ids["noop"] = _noop(context, nothing, split, seed)
+    sizes = {name: (len(tasks), trials) for name in ids} | {"noop": (len(nothing), 1)}
+    rates = {name: _store_evaluation(context, split, name, ids[name], sizes[name]) for name in ids}
     return {**{f"{name}_ids": found for name, found in ids.items()}, **rates}
 
 

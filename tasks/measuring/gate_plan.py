@@ -20,6 +20,8 @@ from typing import Any
 SETTLED = 3
 # Episodes of the same tasks in place of one on a further task: they say less of the family (`benchmarks/settling.py`).
 AGAIN = 2
+# Validation tasks on which doing nothing is tried: it decides nothing, and what pays for it pays for it on any of them.
+NOOP_TASKS = 40
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ def settling_episodes(own_tasks: int, trials: int, draws: bool) -> int:
     """Episodes of both sides that settle as many falls as one evaluation may, each of a family of at most `own_tasks`
     x `trials` episodes; `draws` says whether further tasks can be drawn."""
     return 2 * SETTLED * own_tasks * trials * (1 if draws else AGAIN)
+
+
+def noop_tasks(tasks: int) -> int:
+    """On how many of so many validation tasks doing nothing is tried."""
+    return min(tasks, NOOP_TASKS)
 
 
 def rules_sha256(rules: GateRules | Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from errors import EpisodesSpent
 from settings import Settings
 from tasks.challenge import families_of
 from tasks.contrast import contrast
-from tasks.measuring.gate_plan import settling_episodes
+from tasks.measuring.gate_plan import noop_tasks
 from tasks.measuring.lineup import lineup_of
 from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import Account
@@ -163,7 +163,8 @@ def proof_episodes(
     """The most episodes from choosing a checkpoint to the gate, for capabilities with `own` validation tasks of `tasks`
     in all, each with the number of its families (0: not known); each plays `diagnosis` tasks for the router, or those
     of them that it has to. `draws` says whether further tasks can be drawn, `trained` of how many the checkpoint is
-    chosen already, and `played` how many have played the diagnosis already."""
+    chosen already, and `played` how many have played the diagnosis already. What settles whether a family fell is not
+    among them: it has what is left, and the gate decides without it."""
     e, trials, n = settings.evaluation, settings.evaluation.validation_trials, len(own)
     if not n:
         return 0
@@ -171,12 +172,11 @@ def proof_episodes(
     starting = starting_episodes(settings, n) - starting_episodes(settings, trained)
     measured = chosen + starting + n * 2 * e.fresh
     live, alone, tried = tasks * trials, sum(mine for mine, _ in own) * trials, (n - played) * e.routed(diagnosis)
-    routed, noop = tasks * trials, tasks
+    routed, noop = tasks * trials, noop_tasks(tasks)
     # As many of each family of a capability that has too few (`tasks/challenge.py`), each played on three sides.
     short = [f * math.ceil(max(0, e.own_tasks - mine) / f) if f else e.own_tasks for mine, f in own]
     further = 3 * sum(short) * trials if draws else 0
-    settling = settling_episodes(e.own_tasks, trials, draws)
-    return measured + live + alone + tried + routed + noop + further + settling
+    return measured + live + alone + tried + routed + noop + further
 
 
 def choosing_episodes(settings: Settings) -> int:

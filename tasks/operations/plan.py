@@ -17,7 +17,7 @@ from db import Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Drawable, Generators, Target
 from errors import ConfigurationError
 from settings import Settings
-from tasks.measuring.gate_plan import settling_episodes
+from tasks.measuring.gate_plan import noop_tasks, settling_episodes
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
@@ -83,10 +83,10 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     if t.generalist:  # it may be about all families, and with demonstrations its diagnosis is mined
         adapters += most["validation"] * trials
         adapters += most["diagnosis"] * s.rollout.trials if t.demonstrations else routed
-    # Base, live release and candidate, and one episode a task of doing nothing; further tasks, and what settles
+    # Base, live release and candidate, and a few of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
     settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
-    validation = (3 * most["validation"] + 2 * further) * trials + settling + most["validation"]
+    validation = (3 * most["validation"] + 2 * further) * trials + settling + noop_tasks(most["validation"])
     test = (3 * s.evaluation.trials + 1) * most["test"]
     choosing = (contenders + starts) * (t.choosing + (t.choosing + 1) // 2)
     fresh, batch = 2 * s.evaluation.fresh, t.groups * t.group_size
