@@ -96,7 +96,7 @@ def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
 @pytest.mark.parametrize(("planned", "own"), [(load_target("shop"), 40), (target, len(target.tasks("validation")))])
 def test_an_adapter_alone_is_planned_on_its_own_families(planned: Target, own: int, settings_folder: Path) -> None:
     """Of the shop's validation tasks the capability with the most has 56, the next 40; all where nobody knows."""
-    settings = load_settings(profile="laptop", evaluation={"own_tasks": 0})
+    settings = load_settings(profile="laptop", evaluation={"own_tasks": 0, "routing": 0})
     one, two = (
         plan_of(settings.model_copy(update={"selection": settings.selection.model_copy(update={"most": n})}), planned)
         for n in (1, 2)
