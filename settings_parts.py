@@ -93,6 +93,10 @@ class TrainSettings(Part):
     carry_rate: float | None = Field(
         None, gt=0, description="learning rate of a training that goes on from an adapter; none: learning_rate"
     )
+    focus: bool = Field(
+        False,
+        description="draw a capability's families by what calibration found to be learnt in each, instead of alike",
+    )
     generalist: int = Field(
         0,
         ge=0,

@@ -29,7 +29,6 @@ from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import (
     CalibrateResult,
-    CheckpointFigures,
     StartFigures,
     SynthesizeResult,
     TrainResult,
@@ -38,7 +37,7 @@ from tasks.round.results import (
 from tasks.round.rollouts import outcomes, round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
-from tasks.synthesis.choosing import Choice, candidates, fresh_scenarios, pick, play_checkpoint
+from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.limited import limited
@@ -46,6 +45,7 @@ from tasks.synthesis.starting import (
     champion_start,
     chosen_start,
     families_to_keep,
+    focused,
     keeping,
     start_config,
     start_metrics,
@@ -54,7 +54,7 @@ from tasks.synthesis.starting import (
     told_starts,
 )
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
-from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_of
+from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_metrics, transfer_of
 
 logger = logging.getLogger("trace")
 
@@ -120,10 +120,10 @@ def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
 @dataclass(frozen=True)
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
-    in the round; `folder` is where the training keeps its files. Without `steps` they follow from the settings;
-    `hinted`: with advice; `patience` as in `TrainingSettings`. What is not trained for one capability (a mixture, the
-    target itself) has no ids of capability and environment. `starts` is what was compared to begin from, `keeps`
-    are families that the environment has for the sake of what was chosen."""
+    in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
+    they are not given; `hinted`: with advice; `patience` as in `TrainingSettings`. What is trained for no capability (a
+    mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are families that
+    the environment has for the sake of what was chosen."""
 
     name: str
     environment: TrainingEnvironment
@@ -132,6 +132,7 @@ class Course:
     steps: int | None = None
     hinted: bool = False
     patience: int = 0
+    solved: float | None = None
     capability_id: str | None = None
     environment_id: str | None = None
     starts: tuple[StartFigures, ...] = ()
@@ -142,9 +143,10 @@ def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
     adapter = adapter_id(context.round.id, capability, made.versions)
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     return Course(
         name=capability,
-        environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
+        environment=focused(context, capability, environment),
         adapter=adapter,
         folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
         hinted=calibrated is not None and calibrated.hinted is not None,
@@ -158,7 +160,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     checkpoints. Whatever was done before the process died is not done again."""
     round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
-    settings = replace(settings, patience=course.patience)
+    settings = replace(settings, patience=course.patience, solved=course.solved or settings.solved)
     if start:  # what an adapter has learnt, the rate that teaches from zero would undo
         settings = replace(settings, learning_rate=context.settings.train.carry_rate or settings.learning_rate)
     if not course.hinted:
@@ -371,23 +373,6 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
     return {f"train/{n}": float(getattr(record, n)) for n in names} | {
         f"train/{k}": v for k, v in record.metrics.items()
     }
-
-
-def choice_metrics(figures: CheckpointFigures, chosen: int) -> dict[str, float]:
-    """A checkpoint's figures on fresh seeds as MLflow metrics; `choice/chosen` is 1 for the one that was chosen."""
-    found = {
-        "own_success": figures.success,
-        "own_reward": figures.reward,
-        "retention_success": figures.retention,
-        "chosen": float(figures.step == chosen),
-    }
-    return {f"choice/{name}": value for name, value in found.items() if value is not None}
-
-
-def transfer_metrics(found: TransferFigures) -> dict[str, float]:
-    """The early check's figures as MLflow metrics; without the target's where every episode on it was lost."""
-    metrics = {"transfer/environment_before": found.before, "transfer/environment_after": found.after}
-    return metrics | ({"transfer/target_success": found.successes / found.episodes} if found.episodes else {})
 
 
 def told(record: StepRecord) -> str:

@@ -35,7 +35,8 @@ NEAR_MISS = 0.5
 
 @dataclass(frozen=True)
 class CompositionSpec:
-    """What makes a composed environment: everything that decides its scenarios and rewards."""
+    """What makes a composed environment: everything that decides its scenarios and rewards. `weights` say how often
+    each of `families` is drawn beside the others; without them all are drawn alike."""
 
     target: str
     data_hash: str
@@ -44,11 +45,12 @@ class CompositionSpec:
     retention_families: tuple[str, ...] = ()
     retention_share: float = 1 / 3
     version: int = 1
+    weights: tuple[float, ...] = ()
 
     @property
     def id(self) -> str:
-        """Hash of all fields."""
-        return content_hash(asdict(self))
+        """Hash of all fields; of weights where there are any."""
+        return content_hash({name: value for name, value in asdict(self).items() if name != "weights" or value})
 
 
 class DenseEnvironment(WrappedEnvironment):
@@ -137,11 +139,17 @@ class ComposedEnvironment:
         """The same with these families for retention, in this share of its scenarios: an environment of another id."""
         return ComposedEnvironment(self.target, replace(self.spec, retention_families=families, retention_share=share))
 
+    def weighing(self, weights: tuple[float, ...]) -> ComposedEnvironment:
+        """The same with its families drawn by these weights: an environment of another id."""
+        return ComposedEnvironment(self.target, replace(self.spec, weights=weights))
+
     def scenario(self, seed: int) -> TargetTask:
         """The scenario of a seed (any integer)."""
-        rng = random.Random(f"{self.spec.id}:{seed}")
-        retention = self.spec.retention_families and rng.random() < self.spec.retention_share
-        family = rng.choice(self.spec.retention_families if retention else self.spec.families)
+        spec, rng = self.spec, random.Random(f"{self.spec.id}:{seed}")
+        if spec.retention_families and rng.random() < spec.retention_share:
+            family = rng.choice(spec.retention_families)
+        else:
+            family = rng.choices(spec.families, spec.weights)[0] if spec.weights else rng.choice(spec.families)
         return self.generators.generate(family, rng.randrange(10**9))
 
     def own_scenario(self, seed: int) -> TargetTask:

@@ -32,8 +32,9 @@ from tasks.train import Course, train_on
 
 DEMONSTRATIONS_GRPO = "demonstrations-grpo"
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group
-# say nothing. After as many the training ends, and the method's notes say so.
-PATIENCE = 30
+# say nothing, and neither do two steps at 95 %, whose few scenarios of many families may have been the easy ones. After
+# as many collections the training ends, or when two steps lost nothing, and the method's notes say so.
+PATIENCE, SOLVED = 30, 1.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def _trained(
     steps = account.for_training(identity) // (train.groups * train.group_size)
     if not steps:
         return replace(before, notes=(f"the budget leaves no group to train on, so {whose} answers",))
-    course = Course(name, environment, identity, context.folder / "training" / name, steps, patience=PATIENCE)
+    folder = context.folder / "training" / name
+    course = Course(name, environment, identity, folder, steps, patience=PATIENCE, solved=SOLVED)
     try:
         trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:

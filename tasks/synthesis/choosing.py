@@ -131,3 +131,14 @@ def _interval(groups: Sequence[GroupFigures]) -> Interval:
     """Success over the episodes of a step, clustered by scenario."""
     wins = [float(k < g.successes) for g in groups for k in range(g.episodes)]
     return clustered_interval(wins, [i for i, g in enumerate(groups) for _ in range(g.episodes)])
+
+
+def choice_metrics(figures: CheckpointFigures, chosen: int) -> dict[str, float]:
+    """A checkpoint's figures on fresh seeds as MLflow metrics; `choice/chosen` is 1 for the one that was chosen."""
+    found = {
+        "own_success": figures.success,
+        "own_reward": figures.reward,
+        "retention_success": figures.retention,
+        "chosen": float(figures.step == chosen),
+    }
+    return {f"choice/{name}": value for name, value in found.items() if value is not None}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from db import AdapterRow
+from db import AdapterRow, CalibrationRow, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
@@ -23,10 +23,11 @@ from errors import AdapterError, EnvironmentFault
 from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
+from models.training.rollouts import UNHINTED
 from tasks.measuring.lineup import champion_of, load_member, members_of, stored_member
 from tasks.round.adapters import families_about
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, SelectResult, StartFigures, TrainResult
+from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import CARRY_SEED
 from tasks.synthesis.choosing import falls, fresh_scenarios, part_of
@@ -37,6 +38,8 @@ MOST = 5
 # How sure it has to be that an adapter does worse than the base. On a dozen scenarios 95 % would still take one that
 # solves a third of them where the base solves three quarters.
 WORSE = 0.8
+# What every family is drawn by, whatever its success, and the success that is taken for one that was not calibrated.
+LEAST, UNKNOWN = 0.04, 0.5
 # What the trajectories of these episodes are grouped by.
 START = "start"
 logger = logging.getLogger("trace")
@@ -123,6 +126,19 @@ def keeping(context: Context, environment: TrainingEnvironment, families: Sequen
         return environment
     share = environment.spec.retention_share or context.settings.calibration.retention_share
     return environment.retaining(tuple(sorted({*environment.spec.retention_families, *families})), share)
+
+
+def focused(context: Context, capability: str, environment: TrainingEnvironment) -> TrainingEnvironment:
+    """`environment` as it is trained on; with `train.focus` its families are drawn by what there is to learn in each:
+    the variance of success that calibration found, or with advice at least that of a family which still gets it, and a
+    little for all. A group of rollouts that all succeed, or all fail, teaches nothing."""
+    made = context.result(SynthesizeResult, capability)
+    measured = context.store.row(CalibrationRow, id=row_id(made.environment, "calibration"))
+    if not context.settings.train.focus or measured is None or not isinstance(environment, ComposedEnvironment):
+        return environment
+    found, hinted = measured.detail.get("families", {}), measured.detail.get("hinted") is not None
+    rates = [max(found.get(f, UNKNOWN), UNHINTED if hinted else 0.0) for f in environment.spec.families]
+    return environment.weighing(tuple(round(rate * (1 - rate) + LEAST, 3) for rate in rates))
 
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:

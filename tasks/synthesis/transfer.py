@@ -86,3 +86,9 @@ def transfer_verdict(store: Store, found: TransferFigures, outcome_of: Mapping[s
         "exhibits": [*inside[-1:], *outside[:2]],
     }
     return {"accepted": False, "reasons": [found.verdict], "figures": figures}
+
+
+def transfer_metrics(found: TransferFigures) -> dict[str, float]:
+    """The early check's figures as MLflow metrics; without the target's where every episode on it was lost."""
+    metrics = {"transfer/environment_before": found.before, "transfer/environment_after": found.after}
+    return metrics | ({"transfer/target_success": found.successes / found.episodes} if found.episodes else {})

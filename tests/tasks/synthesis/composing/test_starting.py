@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,18 @@ from db import AdapterRow, EnvironmentRow
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
-from tasks.round.results import StartFigures, TrainResult
-from tasks.synthesis.starting import Start, choose, families_to_keep, figures_of, keeping, start_metrics, told_starts
+from tasks.round.results import StartFigures, SynthesizeResult, TrainResult
+from tasks.synthesis.starting import (
+    LEAST,
+    Start,
+    choose,
+    families_to_keep,
+    figures_of,
+    focused,
+    keeping,
+    start_metrics,
+    told_starts,
+)
 
 OWN = {f"own-{i}" for i in range(8)}
 
@@ -123,3 +134,32 @@ def test_nothing_is_added_where_there_is_nothing_to_keep() -> None:
     assert families_to_keep(round_of(0.0, {}), plain, START) == ()  # retention is switched off
     assert families_to_keep(round_of(1 / 3, {}, None), plain, START) == ()  # a blend has no environment
     assert keeping(round_of(1 / 3, {}), plain, ()) is plain
+
+
+def calibrated_at(families: dict[str, float], hinted: float | None = None, focus: bool = True) -> Any:
+    """A round in which the capability's environment was calibrated with that success by family."""
+    detail = {"families": families} | ({} if hinted is None else {"hinted": hinted})
+    return SimpleNamespace(
+        settings=SimpleNamespace(train=SimpleNamespace(focus=focus)),
+        store=SimpleNamespace(row=lambda kind, id: SimpleNamespace(detail=detail)),
+        result=lambda kind, capability: SynthesizeResult(accepted=True, environment="e"),
+    )
+
+
+def test_families_are_drawn_by_what_is_left_to_learn_in_them() -> None:
+    """Half solved most often, never and always solved hardly ever; one that was not calibrated as if half solved. With
+    advice a family that never succeeds has something to learn, too."""
+    plain = made(("price",), 0.25)
+    plain = ComposedEnvironment(plain.target, replace(plain.spec, families=("cancel", "cancel_two", "refund", "swap")))
+    rates = {"cancel": 1.0, "cancel_two": 0.5, "refund": 0.0}
+    weighed: Any = focused(calibrated_at(rates), "refunds", plain)
+    assert weighed.spec == replace(plain.spec, weights=(LEAST, 0.25 + LEAST, LEAST, 0.25 + LEAST))
+    assert weighed.spec.id != plain.spec.id
+    drawn = Counter(weighed.scenario(seed).family for seed in range(400))
+    assert set(drawn) == {*plain.spec.families, "price"}
+    assert drawn["cancel_two"] + drawn["swap"] > 4 * (drawn["cancel"] + drawn["refund"])
+    own = Counter(weighed.own_scenario(seed).family for seed in range(400))
+    assert min(own.values()) > 60, "an adapter is measured on all of its families alike"
+    advised: Any = focused(calibrated_at(rates, hinted=0.6), "refunds", plain)
+    assert advised.spec.weights == (LEAST, 0.25 + LEAST, 0.25, 0.25 + LEAST)
+    assert focused(calibrated_at(rates, focus=False), "refunds", plain) is plain
