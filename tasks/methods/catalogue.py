@@ -124,6 +124,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "no-retention": ("no retention scenarios", {"calibration": {"retention_share": 0.0}}),
     "half-retention": ("half of the scenarios for retention", {"calibration": {"retention_share": 0.5}}),
     "no-hints": ("no hints", {"train": {"hints": 0.0}}),
+    "no-focus": ("a capability's families drawn alike", {"train": {"focus": False}}),
     "unscaled": ("advantages not divided by the group's deviation", {"train": {"scaled": False}}),
     "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
     "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
