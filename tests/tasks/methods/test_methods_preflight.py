@@ -55,7 +55,7 @@ def test_every_method_takes_only_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(ABLATIONS))
 def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str) -> None:
-    settings, (_, changes) = load_settings(profile="night", home=home), ABLATIONS[name]
+    settings, (_, changes) = load_settings(profile="laptop", home=home), ABLATIONS[name]
     method = EVERY[f"ablation-{name}"]
     assert method.changes is not None
     other = settings.model_copy(update=method.changes(settings))
