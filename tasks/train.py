@@ -41,6 +41,7 @@ from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_s
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.limited import limited
+from tasks.synthesis.played_before import groups_before
 from tasks.synthesis.starting import (
     champion_start,
     chosen_start,
@@ -101,6 +102,9 @@ def train(context: Context, capability: str) -> TrainResult:
         start = chosen_start(context, course.starts)
         keeps = families_to_keep(context, course.environment, start)
         course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
+    stored = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    ready = groups_before(context, capability, stored, start.adapter if start else None)
+    course = replace(course, ready=ready)
     if course.starts:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
     result = train_on(context, course, start.folder if start else None)
@@ -123,7 +127,7 @@ class Course:
     in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
     they are not given; `hinted`: with advice; `patience` as in `TrainingSettings`. What is trained for no capability (a
     mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are families that
-    the environment has for the sake of what was chosen."""
+    the environment has for the sake of what was chosen, `ready` is what was played of its first step already."""
 
     name: str
     environment: TrainingEnvironment
@@ -137,6 +141,7 @@ class Course:
     environment_id: str | None = None
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
+    ready: Sequence[Sequence[Trajectory]] = ()
 
 
 def course_of(context: Context, capability: str) -> Course:
@@ -234,9 +239,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
             source = limited(environment, context.limits, settings.groups * settings.group_size)
-            made = train_adapter(
-                source, actor, context.base.renderer, settings, output, on_step, on_trajectories, start, until, saved
-            )
+            given = source, actor, context.base.renderer, settings, output, on_step, on_trajectories
+            made = train_adapter(*given, start, until, saved, course.ready)
         context.environment.seconds += made.environment_seconds
         context.model.seconds += training.seconds - (storing.seconds - stored) - made.environment_seconds
         return made

@@ -176,17 +176,19 @@ def train_adapter(
     start: Path | None = None,
     until: int | None = None,
     on_saved: Callable[[], None] = lambda: None,
+    ready: Sequence[Sequence[Trajectory]] = (),
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
     (an adapter's folder) or from zero. With `until` no step after that one is made, and the training can be gone on
     with: its ending is then `PAUSED`. `on_saved` is called when a checkpoint in `output` is whole, and at the end.
+    `ready` are informative groups for the first step, which those weights have played at the training's temperature.
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
     Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
     `TrainingError` when the loss is not finite or nothing was ever informative.
     """
-    rollouts = Rollouts(source, actor, renderer, settings, on_trajectories)
+    rollouts = Rollouts(source, actor, renderer, settings, on_trajectories, ready)
     return _trained(rollouts, renderer, output, on_step, start, until, on_saved)
 
 

@@ -93,7 +93,8 @@ class Rollouts:
 
     `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once, and
     before the first step what the last step of an earlier process came to. Rollouts with advice are in no figure.
-    `played` counts the episodes of all steps. `level` of `levels` is how hard the own scenarios are (`turn_to`).
+    `ready` are informative groups of the first step that what it trains has played before. `played` counts the episodes
+    of all steps, theirs not among them. `level` of `levels` is how hard the own scenarios are (`turn_to`).
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Rollouts:
         renderer: Renderer,
         settings: TrainingSettings,
         on_trajectories: Callable[[int, list[Trajectory]], None],
+        ready: Sequence[Sequence[Trajectory]] = (),
     ) -> None:
+        self.ready = ready
         self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
         self.level, self.levels = levels_of(source)
         self.adapter = ""
@@ -132,12 +135,12 @@ class Rollouts:
     def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
         """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
 
-        A step's first collection has at least one of the capability's own, if a draw in a hundred is one: a step on
-        retention scenarios alone would teach nothing, and nothing could be said of it.
+        A step's first collection, where it is the whole step, has at least one of the capability's own, if a draw in a
+        hundred is one: a step on retention scenarios alone would teach nothing, and nothing could be said of it.
         """
         first = collection * self.settings.groups
         drawn = [self._scenario(step, first + g) for g in range(count)]
-        if collection == 0 and not any(map(self.environments.own, drawn)):
+        if count == self.settings.groups and collection == 0 and not any(map(self.environments.own, drawn)):
             further = (self._scenario(step, SPARE_SEEDS + i) for i in range(100))
             drawn[-1] = next(filter(self.environments.own, further), drawn[-1])
         return drawn
@@ -175,13 +178,15 @@ class Rollouts:
         transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
         """
         s = self.settings
-        kept: list[list[Trajectory]] = []
+        kept = [list(group) for group in self.ready[: s.groups]] if step == 0 else []
         spare: list[list[Trajectory]] = []
         lost = ""
         self.collected = []
+        for group in kept:
+            self._count(group, group[0].episode.task)
         began = time.perf_counter()
         for collection in range(s.collections + s.patience):
-            if kept and collection >= s.collections:
+            if len(kept) >= s.groups or (kept and collection >= s.collections):
                 break
             if not self._can_pay((s.groups - len(kept)) * s.group_size):
                 if not kept:
@@ -219,8 +224,6 @@ class Rollouts:
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
-            if len(kept) >= s.groups:
-                break
         self.dropped = len(spare)
         self.remember(self.collected)
         if not kept:

@@ -123,6 +123,14 @@ def measure(
     return bench.with_advice(environment, found) if rarely and settings.train.hints else found
 
 
+def calibration_tasks(
+    environment: ComposedEnvironment | WrittenEnvironment, count: int, number: int
+) -> list[TargetTask]:
+    """The scenarios that round `number` calibrates on."""
+    first = CALIBRATION_SEED - seed_offset(number)
+    return [environment.own_scenario(first - i) for i in range(count)]
+
+
 @dataclass(frozen=True)
 class _Bench:
     """What plays a calibration, and in which round."""
@@ -176,8 +184,7 @@ class _Bench:
         return replace(plain, reason=reason, hinted=None if plain.accepted else hinted)
 
     def _tasks(self, environment: ComposedEnvironment | WrittenEnvironment) -> list[TargetTask]:
-        first = CALIBRATION_SEED - seed_offset(self.number)
-        return [environment.own_scenario(first - i) for i in range(self.settings.calibration.seeds)]
+        return calibration_tasks(environment, self.settings.calibration.seeds, self.number)
 
     def _episodes(self, tasks: Sequence[TargetTask]) -> list[Episode]:
         seed, samples = round_seed(self.settings.seed, self.number), self.settings.calibration.samples

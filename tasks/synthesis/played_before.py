@@ -1,0 +1,76 @@
+"""What calibration has played of an environment, as groups of its training's first step: the same weights played it, at
+the same temperature, for the same reward, so it need not be played twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from db import CalibrationRow, TrajectoryRow, row_id
+from environments.contract import Prompt, Score, TargetTask
+from environments.synthesized.composed import ComposedEnvironment
+from models.episodes import Episode, Termination, Trajectory
+from models.renderer import Conversation
+from tasks.round.context import Context
+from tasks.round.results import SynthesizeResult
+from tasks.synthesis.calibration import calibration_tasks
+from tasks.synthesis.environments import TrainingEnvironment
+from tasks.synthesis.learning.generalist import beginning_of
+
+
+def groups_before(
+    context: Context, capability: str, environment: TrainingEnvironment, adapter: str | None
+) -> list[list[Trajectory]]:
+    """Groups of unequal rewards that calibration played with the weights of `adapter` (None: the base's) in the
+    capability's stored `environment`, as many as leave a first step its retention scenarios. None where training goes
+    on from other weights than were calibrated, has groups of another size or with advice, or trains in an environment
+    that a model wrote, whose calibration may be older."""
+    if not isinstance(environment, ComposedEnvironment):
+        return []
+    train, begun = context.settings.train, beginning_of(context, capability)
+    made = context.result(SynthesizeResult, capability).environment
+    measured = context.store.row(CalibrationRow, id=row_id(made, "calibration"))
+    same = adapter == (begun[1] if begun else None) and context.settings.calibration.samples == train.group_size
+    if measured is None or not same or measured.detail.get("hinted") is not None:
+        return []
+    tasks = calibration_tasks(environment, context.settings.calibration.seeds, context.round.number)
+    rows: dict[str, list[TrajectoryRow]] = {task.id: [] for task in tasks}
+    played = {"environment": environment.spec.id, "policy_id": measured.policy_id, "group_id": None}
+    for row in context.store.trajectories(None, with_blobs=True, purpose="calibration", **played):
+        if row.task_id in rows and row.reward is not None and row.token_ids is not None:
+            rows[row.task_id].append(row)
+    most = train.groups - round(train.groups * environment.spec.retention_share)
+    groups = [_group(context, environment, task, rows[task.id]) for task in tasks]
+    told = [g for g in groups if len(g) == train.group_size and len({_reward(t) for t in g}) > 1]
+    return told[:most]
+
+
+def _reward(played: Trajectory) -> float:
+    assert played.score is not None
+    return round(played.score.reward, 6)
+
+
+def _group(
+    context: Context, environment: ComposedEnvironment, task: TargetTask, rows: Sequence[TrajectoryRow]
+) -> list[Trajectory]:
+    """The stored episodes of a scenario as the trainer takes them. None where the scenario begins otherwise today."""
+    opened = environment.environment()
+    first = opened.reset(task).messages
+    plain = context.base.renderer.start(Prompt.of(opened), first)
+    opened.close()
+    identity = context.policy.identity(None)
+    group = []
+    for row in sorted(rows, key=lambda row: row.trial):
+        assert row.token_ids is not None
+        assert row.sampled_mask is not None
+        assert row.logprobs is not None
+        ids = [int(i) for i in row.token_ids]
+        if ids[: len(plain.ids)] != plain.ids:
+            return []
+        sampled, logprobs = [bool(s) for s in row.sampled_mask], [float(p) for p in row.logprobs]
+        talk, score = (
+            Conversation(ids, sampled, logprobs, plain.shared),
+            Score(float(row.reward or 0), bool(row.success)),
+        )
+        episode = Episode(row.id, task, row.seed, row.trial)
+        group.append(Trajectory(episode, identity, (), (), talk, Termination(row.termination), score, row.seconds))
+    return group

@@ -1,0 +1,117 @@
+"""What calibration has played is not played again: its informative groups are those of a training's first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import TrainingStepRow, row_id
+from environments.contract import TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from tasks import train as stage_file
+from tasks.round.adapters import adapter_id
+from tasks.round.context import Context
+from tasks.synthesis.calibration import calibration_tasks, measure
+from tasks.synthesis.played_before import groups_before
+from tests.tasks.test_train import CAPABILITY, World, opened, played
+
+SAMPLES = 4
+
+
+class Worlds:
+    """A target that can be composed from; its words are scored by their letters."""
+
+    name, data_hash = "worlds", "h"
+
+    def families(self) -> dict[str, tuple[str, ...]]:
+        return {"own": (CAPABILITY,), "other": ()}
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        return TargetTask(f"{family}-{seed}", "generated", family, seed)
+
+    def environment(self) -> World:
+        return World()
+
+
+def composed(share: float) -> ComposedEnvironment:
+    target: Any = Worlds()
+    spec = CompositionSpec("worlds", "h", CAPABILITY, ("own",), ("other",) if share else (), share)
+    return ComposedEnvironment(target, spec)
+
+
+@pytest.fixture(params=[0.0, 0.5])
+def context(
+    request: pytest.FixtureRequest, settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Context]:
+    """A round that has calibrated its capability, without retention scenarios and with half of them."""
+    environment = composed(request.param)
+    for context in opened(settings_folder / "home", tiny_model, monkeypatch):
+        changed = {"seeds": 6, "samples": SAMPLES, "retention_share": request.param}
+        calibration = context.settings.calibration.model_copy(update=changed)
+        context.settings = context.settings.model_copy(update={"calibration": calibration})
+        monkeypatch.setattr(stage_file, "stored_environment", lambda *given: environment)
+        found = measure(context.engine, context.settings, environment)
+        context.store.put([found.row("made")])
+        yield context
+
+
+def test_a_training_begins_with_what_calibration_played(context: Context) -> None:
+    environment = stage_file.stored_environment(context.store, context.round, context.target, CAPABILITY, context.keep)
+    groups, share = groups_before(context, CAPABILITY, environment, None), environment.spec.retention_share
+    calibrated = {row.id: row for row in played(context, "calibration")}
+    tasks = calibration_tasks(environment, 6, 1)  # type: ignore[arg-type]
+    informative = [
+        t for t in tasks if len({round(r.reward or 0, 6) for r in calibrated.values() if r.task_id == t.id}) > 1
+    ]
+    assert len(informative) >= 2, "a random model earns this and that"
+    most = 2 if share == 0 else 1
+    assert [g[0].episode.task for g in groups] == informative[:most], "room is left for retention scenarios"
+    assert [len(g) for g in groups] == [SAMPLES] * most
+    for one in (t for g in groups for t in g):
+        row = next(iter(context.store.trajectories(None, with_blobs=True, id=one.episode.key)))
+        assert row.token_ids is not None
+        assert row.logprobs is not None
+        assert list(row.token_ids) == one.conversation.ids
+        assert one.score is not None
+        assert one.score.reward == row.reward
+        assert list(row.logprobs) == pytest.approx(one.conversation.logprobs)
+        assert 0 < one.conversation.shared < one.conversation.sampled.index(True)
+
+    before = len(calibrated)
+    result = stage_file.train.do(context, CAPABILITY)
+    assert result.steps == 3
+    assert len(played(context, "calibration")) == before
+    adapter = adapter_id(context.round.id, CAPABILITY)
+    first, *others = sorted(context.store.rows(TrainingStepRow, adapter_id=adapter), key=lambda r: r.step)
+    collections = (0, SAMPLES, 2 * SAMPLES)
+    assert first.metrics["played"] in (collections[:1] if share == 0 else collections[1:])
+    assert first.metrics["own_episodes"] >= most * SAMPLES
+    assert first.metrics["grad_norm"] > 0, "they were learnt from"
+    assert first.logprob_gap == pytest.approx(0.0, abs=1e-4), "the weights that are trained have played them"
+    assert all(step.metrics["played"] > first.metrics["played"] for step in others)
+
+
+@pytest.mark.parametrize("reason", ["weights", "size", "advice", "uncalibrated", "opening"])
+def test_what_would_not_be_the_same_is_played_anew(
+    context: Context, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    environment = stage_file.stored_environment(context.store, context.round, context.target, CAPABILITY, context.keep)
+    assert groups_before(context, CAPABILITY, environment, None)
+    adapter = None
+    if reason == "weights":
+        adapter = "another"
+    if reason == "size":
+        train = context.settings.train.model_copy(update={"group_size": SAMPLES - 1})
+        context.settings = context.settings.model_copy(update={"train": train})
+    if reason == "advice":
+        found = measure(context.engine, context.settings, environment).row("made")  # type: ignore[arg-type]
+        found.detail["hinted"] = 0.5  # type: ignore[index]
+        context.store.put([found], replace=True)
+    if reason == "uncalibrated":
+        monkeypatch.setattr("tasks.synthesis.played_before.row_id", lambda *given: row_id("nothing"))
+    if reason == "opening":
+        monkeypatch.setattr(World, "instructions", "Answer in other words.")
+    assert groups_before(context, CAPABILITY, environment, adapter) == []
