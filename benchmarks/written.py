@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,6 +55,9 @@ class Most:
 
     def for_training(self, adapter: str) -> int:
         return MOST_EPISODES
+
+    def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
+        return 0
 
 
 Trained: TypeAlias = ComposedEnvironment | WrittenEnvironment

@@ -139,13 +139,20 @@ def play_alone(
 
 def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
     """Have the round's new adapters of some capabilities play its diagnosis tasks once each, or `evaluation.routing` of
-    them; the trajectories of each capability."""
-    diagnosis = context.tasks("diagnosis")
-    tasks = spread(diagnosis, context.settings.evaluation.routed(len(diagnosis)))
-    return {
-        c: play_alone(context, c, own_adapter(context.stored, c), tasks, 1, context.seed, "diagnosis", TRIED)
-        for c in capabilities
-    }
+    them, or more where a comparison's budget would else be left over; the trajectories of each capability."""
+    diagnosis, adapters = context.tasks("diagnosis"), {c: own_adapter(context.stored, c) for c in capabilities}
+    most = context.settings.evaluation.routed(len(diagnosis))
+    if context.budget is not None and adapters:
+        paid = context.budget.for_routing(list(adapters.values()), TRIED)
+        most = max(most, min(len(diagnosis), paid // len(adapters)))
+    tasks = spread(diagnosis, most)
+    return {c: play_alone(context, c, a, tasks, 1, context.seed, "diagnosis", TRIED) for c, a in adapters.items()}
+
+
+def tried_on_diagnosis(context: Context, capability: str) -> list[str]:
+    """Trajectory ids of what the round's adapter of a capability has played for the router."""
+    adapter = own_adapter(context.stored, capability)
+    return list(context.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose=TRIED)["id"])
 
 
 def _play_one(

@@ -16,7 +16,7 @@ from db import GENERALIST, AdapterRow, AdapterState
 from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
-from tasks.measuring.lineup import Lineup, try_on_diagnosis
+from tasks.measuring.lineup import Lineup, tried_on_diagnosis
 from tasks.methods.seed.answers import Answer, one_adapter, shift_tasks, success_of
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
@@ -38,7 +38,7 @@ def single(run: SeedRun, context: Context, account: Account) -> Answer:
     routed, challenged = context.found(RouteResult), context.found(ChallengeResult)
     passed = specialists(challenged.passed) if challenged else []
     if routed and passed and not routed.skipped:
-        worth = {c: success_of(context, ids) for c, ids in try_on_diagnosis(context, passed).items()}
+        worth = {c: success_of(context, tried_on_diagnosis(context, c)) for c in passed}
     else:
         measured = {c: context.result(RegisterResult, c) for c in names}
         worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}

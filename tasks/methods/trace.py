@@ -26,7 +26,14 @@ from tasks.methods.seed.seed_run import SeedRun, find_lacking
 from tasks.releases.lookup import release_numbered
 from tasks.round.adapters import registered
 from tasks.round.context import Context
-from tasks.round.results import CalibrateResult, GateResult, SelectResult, SynthesizeResult, TrainResult
+from tasks.round.results import (
+    CalibrateResult,
+    ChallengeResult,
+    GateResult,
+    SelectResult,
+    SynthesizeResult,
+    TrainResult,
+)
 from tasks.round.stage import stage
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import specialists
@@ -65,6 +72,7 @@ def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
     proven, and the bare base answers."""
     account.reserve = lambda: after_training(context, _selected(context))
     account.share = lambda left: share_of(context, _selected(context), left)
+    account.proof = lambda: after_routing(context) if context.found(ChallengeResult) else account.episodes
     notes = []
     try:
         run.play_round(context)
@@ -118,6 +126,14 @@ def after_training(context: Context, selected: list[str]) -> int:
     diagnosis = len(context.tasks("diagnosis"))
     draws = isinstance(context.target, Drawable)
     return proof_episodes(context.settings, diagnosis, len(tasks), own, draws, trained, played)
+
+
+def after_routing(context: Context) -> int:
+    """The most episodes that a round needs once its router is fitted: the candidate on validation and on the further
+    tasks that were drawn, and doing nothing."""
+    tasks, trials = len(context.tasks("validation")), context.settings.evaluation.validation_trials
+    further = sum(context.result(ChallengeResult).further.values())
+    return (tasks + further) * trials + noop_tasks(tasks)
 
 
 def _own_families(context: Context, capability: str) -> Sequence[str]:

@@ -42,6 +42,10 @@ class EpisodeBudget(Protocol):
         """The most episodes that the training of an adapter may play in all; the same whenever it is asked."""
         ...
 
+    def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
+        """The most episodes that adapters may play for the router in all; the same whenever it is asked."""
+        ...
+
 
 class Sharing(Protocol):
     """Who lets several processes play what a stage owes (`tasks/shards/sharing.py`)."""

@@ -38,7 +38,8 @@ class Lender:
 
 class Account:
     """A method's account in the store of a seed. Whenever a training begins, `reserve` says what has to be left for
-    what follows all trainings, and `share` how much of the rest this one may take, so that those after it have theirs.
+    what follows all trainings, and `share` how much of the rest this one may take, so that those after it have theirs;
+    `proof` is what has to be left when the router's episodes are played: all, as long as nobody says less.
     What `lender` has of the episodes that are charged is taken from there.
 
     `dollars` says what language models have cost so far, in dollars; what is added while `working` is the method's.
@@ -48,6 +49,7 @@ class Account:
         self.store, self.method = store, method
         self.reserve: Callable[[], int] = lambda: 0
         self.share: Callable[[int], int] = lambda left: left
+        self.proof: Callable[[], int] = lambda: self.episodes
         self._dollars = dollars
         self._since: tuple[float, float] | None = None
         self.lender: Lender | None = None
@@ -135,6 +137,15 @@ class Account:
         mine = self.store.trajectory_frame(None, columns=["id"], adapter_id=adapter, purpose="training")["id"]
         others = [i for i, purpose in charged.items() if purpose != TEST and i not in set(mine)]
         return self.share(max(0, self.episodes - len(others) - self.reserve()))
+
+    def for_routing(self, adapters: Sequence[str], purpose: str) -> int:
+        """The most episodes of `purpose` that these adapters may play for the router in all, `proof` left over; the
+        same whenever it is asked: what they have played of it is not taken off."""
+        charged = self.charged()
+        frame = self.store.trajectory_frame(None, columns=["id", "adapter_id"], id=list(charged), purpose=purpose)
+        sunk = int((~frame["adapter_id"].isin(list(adapters))).sum())
+        others = sum(given not in (TEST, purpose) for given in charged.values())
+        return max(0, self.episodes - others - sunk - self.proof())
 
     @contextmanager
     def working(self) -> Iterator[Account]:

@@ -93,7 +93,7 @@ def test_single_takes_the_best_on_the_diagnosis(run: SeedRun, monkeypatch: pytes
     monkeypatch.setattr(type(run.context), "found", lambda self, kind, *of: found[kind])
     worth = {NAMES[0]: 0.25, NAMES[1]: 0.5}
     monkeypatch.setattr(adapters, "success_of", lambda context, ids: worth[ids[0]])
-    monkeypatch.setattr(adapters, "try_on_diagnosis", lambda context, names: {name: [name] for name in names})
+    monkeypatch.setattr(adapters, "tried_on_diagnosis", lambda context, name: [name])
     answer = single(run, run.context, pay(run.context, "single", 9, ["trace"]))
     assert answer.lineup.members == {NAMES[1]: members[NAMES[1]]}
     assert set((answer.families or {}).values()) == {NAMES[1]}

@@ -74,6 +74,27 @@ def test_a_training_may_play_the_same_whenever_it_is_asked(store: Store) -> None
     assert account.for_training("adapter") == 0
 
 
+def test_what_is_left_over_is_the_routers(store: Store) -> None:
+    """Beside what proves the candidate; what these adapters have played for it is theirs, another's is spent."""
+    account = Account.open(store, "trace", 100)
+    account.admit([f"d{i}" for i in range(20)], "diagnosis")
+    assert account.for_routing(["new"], "routing") == 0, "nobody has said yet what a proof takes"
+    account.proof = lambda: 30
+    assert account.for_routing(["new"], "routing") == 50
+    tried = {name: [row_of(t, Playground(Counting, name, "routing", 1.0, 8, name), Origin("c", "1"), f"{name}{i}")
+                    for i, t in enumerate(_trajectories())] for name in ("new", "old")}  # fmt: skip
+    for rows in tried.values():
+        store.add_trajectories(rows)
+        account.admit([row.id for row in rows], "routing")
+    count = len(tried["new"])
+    assert account.for_routing(["new"], "routing") == 50 - count
+    assert account.for_routing(["new", "old"], "routing") == 50
+    account.admit(["being played when the process died"], "routing")
+    assert account.for_routing(["new"], "routing") == 50 - count
+    account.proof = lambda: 99
+    assert account.for_routing(["new"], "routing") == 0
+
+
 def _trajectories() -> list[Trajectory]:
     player = Player(Counting, OraclePolicy(), None, Sampling(0.0, 8))
     return list(player.play([replace(e, adapter="adapter") for e in DIAGNOSIS]))

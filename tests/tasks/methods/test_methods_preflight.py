@@ -13,11 +13,19 @@ from db import GENERALIST
 from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
+from tasks.measuring.gate_plan import NOOP_TASKS
 from tasks.methods import catalogue, trace
 from tasks.methods.catalogue import ABLATIONS, EVERY, METHODS, QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
-from tasks.methods.trace import after_training, choosing_episodes, least_episodes, proof_episodes, share_of
-from tasks.round.results import SynthesizeResult, TrainResult
+from tasks.methods.trace import (
+    after_routing,
+    after_training,
+    choosing_episodes,
+    least_episodes,
+    proof_episodes,
+    share_of,
+)
+from tasks.round.results import ChallengeResult, SynthesizeResult, TrainResult
 from tests.tasks.comparison.seed_files import seed_result
 from tests.tasks.methods.letters_target import SIZE, target
 from tests.tasks.methods.seeds_made import TRAIN, small_settings
@@ -172,6 +180,15 @@ def test_what_fell_out_is_not_paid_for(home: Path, monkeypatch: pytest.MonkeyPat
     needs = {"refund": ("a",), "swap": ("c", "a")}
     context.target = SimpleNamespace(families=lambda: needs, generate=lambda family, seed: None)
     assert after_training(context, ["a", "b", "c"]) == proof_episodes(settings, 6, 6, [(3, 1), (1, 1)], False)
+
+
+def test_once_the_router_is_fitted_the_candidate_is_paid_for(home: Path) -> None:
+    """On validation and on the further tasks, each once, and doing nothing on some."""
+    context: Any = SimpleNamespace(settings=small_settings(home), tasks=lambda split: [None] * 10)
+    context.result = lambda kind: ChallengeResult(further={"refund": 4, "move": 3})
+    assert after_routing(context) == 10 + 7 + 10
+    context.tasks = lambda split: [None] * 400
+    assert after_routing(context) == 400 + 7 + NOOP_TASKS
 
 
 def test_trainings_share_what_is_left_for_them(home: Path) -> None:
