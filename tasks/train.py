@@ -40,8 +40,8 @@ from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_scenarios, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
+from tasks.synthesis.learning.played_before import groups_before
 from tasks.synthesis.limited import limited
-from tasks.synthesis.played_before import groups_before
 from tasks.synthesis.starting import (
     champion_start,
     chosen_start,

@@ -15,7 +15,7 @@ from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.synthesis.calibration import calibration_tasks, measure
-from tasks.synthesis.played_before import groups_before
+from tasks.synthesis.learning.played_before import groups_before
 from tests.tasks.test_train import CAPABILITY, World, opened, played
 
 SAMPLES = 4
@@ -111,7 +111,7 @@ def test_what_would_not_be_the_same_is_played_anew(
         found.detail["hinted"] = 0.5  # type: ignore[index]
         context.store.put([found], replace=True)
     if reason == "uncalibrated":
-        monkeypatch.setattr("tasks.synthesis.played_before.row_id", lambda *given: row_id("nothing"))
+        monkeypatch.setattr("tasks.synthesis.learning.played_before.row_id", lambda *given: row_id("nothing"))
     if reason == "opening":
         monkeypatch.setattr(World, "instructions", "Answer in other words.")
     assert groups_before(context, CAPABILITY, environment, adapter) == []
