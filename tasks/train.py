@@ -97,14 +97,16 @@ def train(context: Context, capability: str) -> TrainResult:
         return _generalist(context, wanted)
     start, began = champion_start(context, capability, wanted)
     course = course_of(context, capability)
+    stored = course.environment
+    course = replace(course, environment=focused(context, capability, stored))
     if context.settings.train.carry or comes_first(context):
         course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, start))
         start = chosen_start(context, course.starts)
         keeps = families_to_keep(context, course.environment, start)
         course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
-    stored = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    ready = groups_before(context, capability, stored, start.adapter if start else None)
-    course = replace(course, ready=ready)
+    course = replace(course, ready=groups_before(context, capability, stored, start.adapter if start else None))
+    if course.ready:
+        logger.info("the first step for %s learns from %d groups of its calibration", capability, len(course.ready))
     if course.starts:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
     result = train_on(context, course, start.folder if start else None)
@@ -148,10 +150,9 @@ def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
     adapter = adapter_id(context.round.id, capability, made.versions)
-    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     return Course(
         name=capability,
-        environment=focused(context, capability, environment),
+        environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter,
         folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
         hinted=calibrated is not None and calibrated.hinted is not None,

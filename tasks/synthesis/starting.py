@@ -132,9 +132,11 @@ def focused(context: Context, capability: str, environment: TrainingEnvironment)
     """`environment` as it is trained on; with `train.focus` its families are drawn by what there is to learn in each:
     the variance of success that calibration found, or with advice at least that of a family which still gets it, and a
     little for all. A group of rollouts that all succeed, or all fail, teaches nothing."""
-    made = context.result(SynthesizeResult, capability)
-    measured = context.store.row(CalibrationRow, id=row_id(made.environment, "calibration"))
-    if not context.settings.train.focus or measured is None or not isinstance(environment, ComposedEnvironment):
+    if not context.settings.train.focus or not isinstance(environment, ComposedEnvironment):
+        return environment
+    made = context.result(SynthesizeResult, capability).environment
+    measured = context.store.row(CalibrationRow, id=row_id(made, "calibration"))
+    if measured is None:
         return environment
     found, hinted = measured.detail.get("families", {}), measured.detail.get("hinted") is not None
     rates = [max(found.get(f, UNKNOWN), UNHINTED if hinted else 0.0) for f in environment.spec.families]

@@ -67,10 +67,8 @@ def _group(
         if ids[: len(plain.ids)] != plain.ids:
             return []
         sampled, logprobs = [bool(s) for s in row.sampled_mask], [float(p) for p in row.logprobs]
-        talk, score = (
-            Conversation(ids, sampled, logprobs, plain.shared),
-            Score(float(row.reward or 0), bool(row.success)),
-        )
+        talk = Conversation(ids, sampled, logprobs, plain.shared)
+        score = Score(float(row.reward or 0), bool(row.success))
         episode = Episode(row.id, task, row.seed, row.trial)
         group.append(Trajectory(episode, identity, (), (), talk, Termination(row.termination), score, row.seconds))
     return group
