@@ -106,7 +106,7 @@ def train(context: Context, capability: str) -> TrainResult:
         course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
     course = replace(course, ready=groups_before(context, capability, stored, start.adapter if start else None))
     if course.ready:
-        logger.info("the first step for %s learns from %d groups of its calibration", capability, len(course.ready))
+        logger.info("first step for %s: groups that its calibration has played: %d", capability, len(course.ready))
     if course.starts:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
     result = train_on(context, course, start.folder if start else None)
