@@ -12,12 +12,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from db import AdapterRow, StageRow, TrainingStepRow
+from db import GENERALIST, AdapterRow, StageRow, TrainingStepRow
 from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
+from tasks.measuring.lineup import tried_on_diagnosis
 from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned
 from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.seed.budget import Account
@@ -27,7 +28,7 @@ from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
-from tasks.synthesis.learning.generalist import specialists
+from tasks.synthesis.learning.generalist import beginning_of, specialists
 from tasks.train import Course, train_on
 
 DEMONSTRATIONS_GRPO = "demonstrations-grpo"
@@ -150,7 +151,8 @@ def _practised(
 
 
 def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
-    """One adapter on all environments that TRACE may train on."""
+    """One adapter on all environments that TRACE may train on; it begins from the generalist where TRACE makes that
+    first, as TRACE's own trainings do."""
     accepted = [
         c
         for c in specialists(context.result(SelectResult).selected)
@@ -158,12 +160,17 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     ]
     if not accepted:
         return Answer(context, notes=("no synthesized environment was accepted, so the bare base answers",))
-    # What TRACE paid for its environments, this method pays too.
+    # What TRACE paid for its environments, this method pays too: what the generalist lacks is mined from the diagnosis
+    # tasks that it has played.
     trace = Account(context.store, "trace")
     account.admit([i for i, purpose in trace.charged().items() if purpose == "calibration"], "calibration")
+    start, began = None, beginning_of(context, accepted[0])
+    if began is not None and began[0] == GENERALIST:
+        start = context.store.row(AdapterRow, id=began[1])
+        account.admit(tried_on_diagnosis(context, GENERALIST), "routing")
     stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if _makes_environments(s.name)]
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
-    answer = _trained(run, account, "mixed", Mixture(parts))
+    answer = _trained(run, account, "mixed", Mixture(parts), start)
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
     seconds = sum(s.seconds or 0.0 for s in stages)
     return replace(answer, notes=notes, shared_seconds=seconds)
