@@ -16,6 +16,9 @@ from tasks.methods.trace import choosing_episodes, least_episodes
 from tasks.methods.trained import DEMONSTRATIONS_GRPO
 from tasks.round.registry import registry_name
 
+# What trains an adapter for everything and proves nothing.
+PLAIN = {"grpo-target", "grpo-target-own", DEMONSTRATIONS_GRPO}
+
 
 def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
     """The settings of a seed's home: a folder for each target, budget and kind of settings, always the embedded store
@@ -39,17 +42,18 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
         return
     diagnosis, validation = (_played(settings, target, split) for split in ("diagnosis", "validation"))
     group = settings.train.groups * settings.train.group_size
-    least = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
-    plain = {"grpo-target", "grpo-target-own", DEMONSTRATIONS_GRPO}
-    if set(training) - plain:  # the others practise and prove as a round does
-        least = max(least, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
-    if TRACE_GEPA in training:  # half of it is the prompt's
-        least *= 2
-    if settings.budget < least:
+    alone = diagnosis * settings.rollout.trials + group + choosing_episodes(settings)
+    proven = max(alone, least_episodes(settings, diagnosis, validation, isinstance(target, Drawable)))
+    # A round practises and proves; of GEPA's prompt and a round behind it each has half.
+    least = dict.fromkeys(training, proven) | dict.fromkeys(PLAIN & {*training}, alone)
+    if TRACE_GEPA in training:
+        least[TRACE_GEPA] = 2 * proven
+    short = [name for name in training if settings.budget < least[name]]
+    if short:
         raise ConfigurationError(
             f"a budget of {settings.budget} episodes cannot fill a batch of {settings.train.groups} groups x "
-            f"{settings.train.group_size} rollouts for {', '.join(training)} after diagnosis, and prove what was "
-            f"learnt; give at least {least}, or methods that do not train"
+            f"{settings.train.group_size} rollouts for {', '.join(short)} after diagnosis, and prove what was "
+            f"learnt; give at least {max(least[name] for name in short)}, or leave them out with --methods"
         )
 
 

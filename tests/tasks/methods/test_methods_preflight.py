@@ -125,8 +125,8 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"train\.generalist = 0 makes none; set TRACE_TRAIN__GENERALIST"):
         check_budget(without, target, [GENERALIST])
     check(2 * least, "trace", "trace+gepa")
-    with pytest.raises(ConfigurationError, match=f"at least {2 * least}"):
-        check(2 * least - 1, "trace", "trace+gepa")
+    with pytest.raises(ConfigurationError, match=rf"for trace\+gepa after diagnosis.* at least {2 * least}"):
+        check(2 * least - 1, "trace", "grpo-target", "trace+gepa")  # only what the budget is too small for is named
 
 
 def test_the_proof_is_paid_for_before_a_training_begins(home: Path) -> None:

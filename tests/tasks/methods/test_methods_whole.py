@@ -143,8 +143,8 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
 
 def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder: Path, tiny_model: Any) -> None:
     run = seed_run(settings_folder, tiny_model, train=TRAIN | {"demonstrations": 4})
-    figures = run_all(run, settings_folder / "seed.json", ["trace"]).methods["trace"]
-    context = run.context
+    methods = run_all(run, settings_folder / "seed.json", ["trace", "mixed"]).methods
+    figures, mixed, context = methods["trace"], methods["mixed"], run.context
     base, rolled = context.result(RolloutResult), context.stored.diagnosis()
     mine = own_adapter(context.stored, GENERALIST)
     frame = context.store.trajectory_frame(None, id=rolled.trajectories)
@@ -163,6 +163,9 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
         if trained := context.found(TrainResult, capability):
             assert GENERALIST in {start.capability for start in trained.starts}
     assert figures.purposes["routing"] >= SIZE, "its diagnosis is paid for"
+    rows = {row.id: row for row in context.store.rows(AdapterRow, round_id=context.round.id)}
+    assert rows[adapter_id(context.round.id, "mixed")].config["start"] == rows[mine].sha256, "as TRACE's trainings do"
+    assert mixed.purposes["routing"] == SIZE, "it pays for what was mined, and for nothing else of the router's"
     charged, stored = charged_and_stored([context])
     assert charged == stored
     close_round(context)
