@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
-from scipy import stats
+from scipy import special
 
 # Nats a token, and distance of the mean ratio from 1: beyond these the trainer learns from what another model did.
 GAP_ALARM, RATIO_ALARM = 0.1, 0.1
@@ -203,7 +203,7 @@ def _rise_at_least(early: Sequence[float], late: Sequence[float]) -> float:
     parts = [max(LEAST_SPREAD, statistics.stdev(values)) ** 2 / len(values) for values in (early, late)]
     freedom = sum(parts) ** 2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (early, late), strict=True))
     rise = statistics.fmean(late) - statistics.fmean(early)
-    return float(rise - stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts)))
+    return float(rise - special.stdtrit(freedom, 0.975) * math.sqrt(sum(parts)))
 
 
 def verdict_on(records: Sequence[StepRecord], settings: TrainingSettings) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import special, stats
+from scipy import special
 
 Floats = npt.NDArray[np.float64]
 Signs = npt.NDArray[np.int8]
@@ -79,7 +79,7 @@ def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -
         )
     rate = min(max(float(means.mean()), 0.0), 1.0)
     size = _effective_size(means, rate, n, confidence)
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    z = float(special.ndtri(0.5 + confidence / 2))
     centre = (rate + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * float(np.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size)))
     low = 0.0 if rate == 0.0 else max(0.0, centre - half)
@@ -168,7 +168,7 @@ def tasks_needed(
         quantiles = _t_quantile(1 - alpha / 2, tasks) + _t_quantile(power, tasks)
         # A sum of outcomes moves in whole steps, which costs the permutation test of few tasks some of its level.
         reach = 100 * (quantiles * float(np.sqrt(variance / tasks)) + 1 / (trials * tasks))
-        return reach <= gain and float(stats.binom.sf(changed - 1, tasks, gain / 100)) >= power
+        return reach <= gain and float(special.bdtrc(changed - 1, tasks, gain / 100)) >= power
 
     low = high = max(3, changed)
     while not finds(high):
@@ -311,7 +311,7 @@ def _effective_size(means: Floats, rate: float, n: int, confidence: float) -> fl
     rare = int(np.count_nonzero(means > 0 if rate <= 0.5 else means < 1))
     if rare == 0:
         return float(tasks)
-    shrink = float(stats.t.ppf(level, n - 1) / stats.t.ppf(level, tasks - 1)) ** 2
+    shrink = float(special.stdtrit(n - 1, level) / special.stdtrit(tasks - 1, level)) ** 2
     seen = max(1.0, n * float(means.var(ddof=1)) / tasks / (rate * (1 - rate)))
     return n * (rare + WORST_CASE_TASKS) / (rare * seen / shrink + WORST_CASE_TASKS * trials)
 
