@@ -183,6 +183,10 @@ def measure(config: Any, dtype: torch.dtype, rows: int = 48, clock: Clock = time
     """The floor of a model in `dtype` with `rows` rows in flight, on the threads that torch has now."""
     shapes, kind = Shapes.of(config), str(dtype).removeprefix("torch.")
     head, turned = (shapes.head,), (shapes.head[::-1],)
+
+    def seen(count: int, back: bool) -> float:
+        return attending(shapes, count, kind, clock, back) * shapes.layers / (count * SEEN)
+
     return Floor(
         kind,
         _least(shapes, rows, kind, clock) / rows,
@@ -191,10 +195,9 @@ def measure(config: Any, dtype: torch.dtype, rows: int = 48, clock: Clock = time
         min(products(head, 1, rows, kind, clock).values()) / rows,
         min(products(head, 1, WIDE, kind, clock).values()) / WIDE,
         min(products(turned, 1, WIDE, kind, clock).values()) / WIDE,
-        *(
-            attending(shapes, n, kind, clock, back) * shapes.layers / (n * SEEN)
-            for n, back in ((rows, False), (WIDE, False), (WIDE, True))
-        ),
+        seen(rows, False),
+        seen(WIDE, False),
+        seen(WIDE, True),
         shapes.layers,
     )
 

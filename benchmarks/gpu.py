@@ -105,7 +105,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
             prefix = StepPrefix(learner, rows[0][: given.prefix]) if given.prefix else None
             for part in by_tokens([length] * given.rows, given.tokens):
                 taken = [rows[i] for i in part], given.prefix, [wanted[i] for i in part]
-                sum(chosen.sum() for chosen, _ in token_logprobs(learner, *taken, 1.0, prefix)).backward()
+                torch.cat([chosen for chosen, _ in token_logprobs(learner, *taken, 1.0, prefix)]).sum().backward()
             if prefix:
                 prefix.backward()
         optimizer.step()

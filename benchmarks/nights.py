@@ -135,7 +135,7 @@ def shifted(frames: Sequence[pd.DataFrame], place: int) -> str:
 def judge(frames: Sequence[pd.DataFrame], nights: Sequence[Night], repeated: int) -> list[tuple[str, bool, str]]:
     """What nights must reach: name, whether they did, the figure."""
     steps = [paired(before, after) for before, after in pairwise(frames)]
-    adjusted = holm([d.p for d in steps]) if steps else []
+    adjusted = holm([d.p for d in steps])
     fell = [i + 2 for i, (d, p) in enumerate(zip(steps, adjusted, strict=True)) if d.points < 0 and p < LEVEL]
     whole = paired(frames[0], frames[-1])
     kept = all(

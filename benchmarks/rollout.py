@@ -125,7 +125,11 @@ def ask(server: VllmServer, turns: list[Request]) -> None:
     """All turns at once, as many tokens each as it asks for."""
 
     def one(turn: Request) -> None:
-        given = {"model": turn.adapter, "prompt": list(turn.prompt), "max_tokens": turn.sampling.max_tokens}
+        given: dict[str, Any] = {
+            "model": turn.adapter,
+            "prompt": list(turn.prompt),
+            "max_tokens": turn.sampling.max_tokens,
+        }
         given |= {"ignore_eos": True, "temperature": turn.sampling.temperature, "seed": turn.sampling.seed}
         assert len(server.complete(given).ids) == turn.sampling.max_tokens
 

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -149,15 +150,17 @@ def page(store: Store) -> str:
     from models.policy import PolicyIdentity
     from settings import load_settings
     from tasks.reporting.collect import figures_of
+    from tasks.reporting.figures import Ending
+    from tasks.reporting.nothing_trained import Ended
     from tasks.reporting.page import render
     from tasks.round.stored import StoredRound
 
     latest = store.latest_round()
     assert latest is not None
     settings = load_settings()
-    figures = figures_of(
-        StoredRound(store, latest), settings, load_target("shop"), PolicyIdentity("small", "", "", "", "")
-    )
+    stored, base = StoredRound(store, latest), PolicyIdentity("small", "", "", "", "")
+    ended = Ended(Ending.TRAINED)
+    figures = figures_of(stored, settings, load_target("shop"), base, ended)
     return f"{figures.tokens['total']:,} tokens, page of {len(render(figures)) // 1024} KiB"
 
 
@@ -241,12 +244,13 @@ def figures() -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="trace-scale-") as folder, open_store(f"sqlite:///{folder}/t.db") as store:
         for begin, end in ((0, small), (small, large)):
             fill(store, begin, end - PER_ROUND)
-            for name, work in {
-                "insert": lambda end=end: fill(store, end - PER_ROUND, end),
-                "a round read whole": lambda: walk(store),
-                "contrast of a round": lambda: contrast(store),
-                "selection": lambda: selection(store),
-            }.items():
+            pieces: dict[str, Callable[[], object]] = {
+                "insert": partial(fill, store, end - PER_ROUND, end),
+                "a round read whole": partial(walk, store),
+                "contrast of a round": partial(contrast, store),
+                "selection": partial(selection, store),
+            }
+            for name, work in pieces.items():
                 began = time.process_time()
                 work()
                 found.setdefault(name, []).append(time.process_time() - began)

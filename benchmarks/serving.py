@@ -17,6 +17,7 @@ import multiprocessing
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.process import BaseProcess
 
 import aiohttp
 import httpx
@@ -35,7 +36,7 @@ from models.serving.gateway.settings import GatewaySettings
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 
 NAME = "refund_payment@v1-0123abcd"
-BODY = {
+BODY: dict[str, object] = {
     "model": NAME,
     "messages": [
         {"role": "system", "content": "You work at the desk of a shop. " * 20},
@@ -118,7 +119,7 @@ def serve(port: int, behind: str) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)  # type: ignore[arg-type]
 
 
-def started(behind: str = "") -> tuple[multiprocessing.Process, str]:
+def started(behind: str = "") -> tuple[BaseProcess, str]:
     """A server in a process of its own, and its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -146,7 +147,7 @@ async def load(ask: Ask, count: int, concurrency: int, think: float = 0.0, strea
         first = True
         for wait in left:
             began = time.perf_counter()
-            await ask(BODY | {"max_tokens": max(1, int(wait))} | ({"stream": True} if stream else {}))
+            await ask({**BODY, "max_tokens": max(1, int(wait)), **({"stream": True} if stream else {})})
             if not first:
                 seconds.append(time.perf_counter() - began - wait / 1000)
             first = False

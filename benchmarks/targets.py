@@ -94,8 +94,8 @@ def table(names: Sequence[str]) -> None:
             notes.append(f"{name}: reference fails on {', '.join(solved.failed)}")
         if kept:
             notes.append(f"{name}: still solved when spoiled: {', '.join(kept)}")
-        if getattr(target, "skipped", 0):
-            notes.append(f"{name}: {target.skipped} more need the network and a key")
+        if skipped := getattr(target, "skipped", 0):
+            notes.append(f"{name}: {skipped} more need the network and a key")
     print("\n".join(notes))
 
 
@@ -121,10 +121,13 @@ def mixed_player(target: Any, draw: random.Random) -> Any:
 
 def scorer(domains: list[str]) -> None:
     """The fast scorer against the official one, on reference, spoiled and mixed episodes; warm caches for both."""
+    from environments.targets.tau2.target import Tau2Environment
+
     print(f"{'target':14} {'episodes':>8} {'equal':>6} {'reward 1':>8} {'official ms':>11} {'fast ms':>8} {'ratio':>6}")
     for name in domains:
         target, draw = load_target(name, "scripted"), random.Random(name)
         environment, tasks = target.environment(), _tasks(target)
+        assert isinstance(environment, Tau2Environment)
         count = {"tau2:airline": 80, "tau2:retail": 200, "tau2:telecom": 240}[name]
         play(environment, tasks[0], oracle)
         environment.official_reward()

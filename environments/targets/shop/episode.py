@@ -27,7 +27,8 @@ class ShopEnvironment:
     told the required facts, and nothing else was written."""
 
     def __init__(self, instructions: str, examples: Sequence[Message]) -> None:
-        self.instructions, self.examples = instructions, tuple(examples)
+        self.instructions = instructions
+        self.examples: Sequence[Message] = tuple(examples)
         self.tools: Sequence[Mapping[str, Any]] = [tool.schema() for tool in TOOLS.values()]
         self.max_steps = MAX_STEPS
         self._db: Database | None = None
