@@ -36,6 +36,9 @@ DEMONSTRATIONS_GRPO = "demonstrations-grpo"
 # say nothing, and neither do two steps at 95 %, whose few scenarios of many families may have been the easy ones. After
 # as many collections the training ends, or when two steps lost nothing, and the method's notes say so.
 PATIENCE, SOLVED = 30, 1.0
+# How the stages of TRACE's round begin whose work `mixed` takes over: what made its environments, and its start.
+MAKES_ENVIRONMENTS = ("contrast", "select", "synthesize", "calibrate")
+MAKES_START = (f"train:{GENERALIST}", f"rollout:{GENERALIST}")
 
 
 @dataclass(frozen=True)
@@ -168,16 +171,13 @@ def mixed(run: SeedRun, context: Context, account: Account) -> Answer:
     if began is not None and began[0] == GENERALIST:
         start = context.store.row(AdapterRow, id=began[1])
         account.admit(tried_on_diagnosis(context, GENERALIST), "routing")
-    stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if _makes_environments(s.name)]
+    used = (*MAKES_ENVIRONMENTS, *(MAKES_START if start is not None else ()))
+    stages = [s for s in context.store.rows(StageRow, round_id=context.round.id) if s.name.startswith(used)]
     parts = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in accepted]
     answer = _trained(run, account, "mixed", Mixture(parts), start)
     notes = (f"environments: {', '.join(accepted)}", *answer.notes)
     seconds = sum(s.seconds or 0.0 for s in stages)
     return replace(answer, notes=notes, shared_seconds=seconds)
-
-
-def _makes_environments(stage: str) -> bool:
-    return stage.partition(":")[0] in ("contrast", "select", "synthesize", "calibrate")
 
 
 def _trained(

@@ -16,6 +16,7 @@ from db import (
     EnvironmentRow,
     EnvironmentState,
     LabelRow,
+    StageRow,
     Store,
     open_store,
     row_id,
@@ -166,6 +167,9 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     rows = {row.id: row for row in context.store.rows(AdapterRow, round_id=context.round.id)}
     assert rows[adapter_id(context.round.id, "mixed")].config["start"] == rows[mine].sha256, "as TRACE's trainings do"
     assert mixed.purposes["routing"] == SIZE, "it pays for what was mined, and for nothing else of the router's"
+    seconds = {row.name: row.seconds for row in context.store.rows(StageRow, round_id=context.round.id)}
+    start = ("train:generalist", "rollout:generalist")
+    assert mixed.seconds >= sum(seconds[name] or 0.0 for name in start) > 0, "and for the time that its start took"
     charged, stored = charged_and_stored([context])
     assert charged == stored
     close_round(context)
