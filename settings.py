@@ -118,7 +118,7 @@ class Settings(MachineSettings):
     runner_address: str = Field("", description="of the Dask scheduler or Ray head; empty: a cluster on this machine")
     runner_workers: int = Field(2, ge=1, le=1024, description="worker processes of a cluster on this machine")
     traces: int = Field(2, ge=0, le=16, description="episodes of each GRPO group that MLflow shows as traces; 0: none")
-    router: Literal["retrieval", "label", "both", "auto", "off"] = "auto"
+    router: Literal["linear", "retrieval", "label", "both", "auto", "off"] = "auto"
     policy: PolicySettings = PolicySettings()
     rollout: RolloutSettings = RolloutSettings()
     selection: SelectionSettings = SelectionSettings()

@@ -155,7 +155,7 @@ def test_who_plays_the_user_is_part_of_a_round(settings_folder: Path, monkeypatc
 @pytest.mark.parametrize(
     ("given", "digest"),
     [
-        ({}, "cec26de02dda25d6"),
+        ({}, "3af2fb5d3d37f020"),
         ({"profile": "dry"}, "39333a9baf7395df"),
         ({"profile": "gpu"}, "f378c6c687cfc0f2"),
     ],

@@ -32,7 +32,7 @@ def serve(
     server_chat: Annotated[
         bool, typer.Option("--server-chat", help="Pass requests on as they came, instead of rendering as in training.")
     ] = False,
-    mode: Annotated[str, typer.Option(help="auto, label, retrieval, both, fixed or off.")] = "auto",
+    mode: Annotated[str, typer.Option(help="auto, linear, retrieval, label, both, fixed or off.")] = "auto",
     fixed: Annotated[str, typer.Option(help="The member of mode fixed.")] = "",
     missing: Annotated[str, typer.Option(help="What a missing adapter means: base or 503.")] = "base",
     blend: Annotated[

@@ -1,7 +1,9 @@
 """Which adapter answers a task, decided once from its first observation.
 
-Retrieval: the nearest training episodes by the base model's hidden states vote, weighted by similarity. Episodes that
-the base model solves alone are a class of their own (""), so that the router knows when no adapter should be used.
+Linear: of the successes that are expected from the base model's hidden states, the highest decides
+(`models/router/regression.py`). The base model alone is a class of its own (""), so that the router knows when no
+adapter should be used.
+Retrieval: the nearest training episodes by the same hidden states vote, weighted by similarity.
 Label: the base model reads a letter per candidate (`models/router/label_prompt.py`).
 It abstains (no adapter) from a class that is less probable than validation showed to be worth it. A request further
 from every training episode than any of them is from the others is unlike all of them, and no neighbour of it says
@@ -26,8 +28,9 @@ from models.local.policy import LocalPolicy
 from models.renderer import Renderer
 from models.router.first_observation import LAYERS, Opening, embed_openings
 from models.router.label_prompt import Candidate, label_probabilities
+from models.router.regression import expect, sharpness, softmax
 
-MODES = ("retrieval", "label", "both", "fixed", "off")
+MODES = ("linear", "retrieval", "label", "both", "fixed", "off")
 # Share of the probability that is spread evenly over all classes, so that none is impossible.
 SMOOTHING = 0.01
 # How far apart, in cosine, the same opening may come out in two batches: where all of a family open alike, nothing else
@@ -35,6 +38,7 @@ SMOOTHING = 0.01
 ROUNDING = 0.02
 TEMPERATURES = tuple(float(t) for t in np.geomspace(0.003, 1.0, 24))
 VECTORS, FIELDS = "router.safetensors", "router.json"
+TUPLES = ("labels", "ids", "layers", "weights", "offsets")
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Router:
     say how many votes a row has (empty: each one). `source`
     names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
     training row has a similarity below `near` is answered by `unlike` ("": no adapter); none is chosen by a probability
-    below `certain`.
+    below `certain`. `slopes` (d, classes) and `offsets` (classes,) give the success that is expected of each class on
+    a vector less `centre`, `sharpness` times which weighs in the exponent of its probability (`expecting` sets them).
     """
 
     mode: str
@@ -92,10 +97,17 @@ class Router:
     certain: float = 0.0
     unlike: str = ""
     weights: tuple[float, ...] = ()
+    slopes: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
+    offsets: tuple[float, ...] = ()
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigurationError(f"router mode {self.mode!r} does not exist; choose from {', '.join(MODES)}")
+        if self.mode == "linear" and not self.offsets:
+            raise ConfigurationError(
+                "this router was fitted without the successes of its classes; take retrieval, or fit it with expecting"
+            )
         if self.mode in ("retrieval", "label", "both") and not self.candidates:
             raise ConfigurationError(f"a router of mode {self.mode!r} needs training rows; make it with Router.fit")
         if self.mode == "fixed" and not self.fixed:
@@ -143,6 +155,23 @@ class Router:
         votes = tuple(float(self.neighbours) if identity in ids else 1.0 for identity in self.ids)
         return replace(self, weights=votes if set(votes) != {1.0} else ())
 
+    def expecting(
+        self, vectors: np.ndarray, successes: np.ndarray, weights: Sequence[float] | None = None
+    ) -> tuple[Router, np.ndarray]:
+        """The same router deciding by expected success, and what is expected of each row without it, (n, classes).
+
+        From rows of its own kind: `vectors` (n, d), `successes` (n, classes) in the order of its classes, NaN where one
+        did not play, and how many times each row counts. Raises `ConfigurationError` as `regression.expect` does."""
+        found = expect(np.asarray(vectors, dtype=np.float32) - self.centre, successes, weights)
+        router = replace(
+            self,
+            mode="linear",
+            slopes=found.slopes.astype(np.float32),
+            offsets=tuple(float(o) for o in found.offsets),
+            sharpness=sharpness(found.left_out, successes),
+        )
+        return router, found.left_out
+
     def described(self, candidates: Sequence[Candidate]) -> Router:
         """The same router with descriptions and examples for the label prompt; the classes stay those of `fit`."""
         given = {c.capability: c for c in candidates}
@@ -183,14 +212,14 @@ class Router:
         probabilities, nearest = np.ones((count, 1)), np.zeros((count, 0), dtype=int)
         names: tuple[str, ...] = (self.fixed,)
         novel: np.ndarray | None = None
-        if self.mode in ("retrieval", "label", "both"):
+        if self.mode in ("linear", "retrieval", "label", "both"):
             names, parts = self.classes, []
             if self.mode != "label":
                 if embeddings is None:
                     raise ConfigurationError(f"mode {self.mode!r} needs vectors; call route, or embed first")
                 voted, nearest = self.retrieve(embeddings)
-                parts.append(voted)
-            if self.mode != "retrieval":
+                parts.append(self._expected(embeddings) if self.mode == "linear" else voted)
+            if self.mode in ("label", "both"):
                 if label is None:
                     raise ConfigurationError(f"mode {self.mode!r} needs label probabilities; call route")
                 parts.append(np.asarray(label))
@@ -225,7 +254,8 @@ class Router:
             raise ConfigurationError(
                 f"the router was fitted on base model {self.source}, this one is {policy.identity().id}; fit it again"
             )
-        vectors = embed_openings(policy, given, self.layers) if self.mode in ("retrieval", "both") else None
+        looked_at = self.mode in ("linear", "retrieval", "both")
+        vectors = embed_openings(policy, given, self.layers) if looked_at else None
         label = None
         if self.mode in ("label", "both"):
             label = label_probabilities(policy, renderer, self.candidates, [one.text for one in given])
@@ -233,13 +263,18 @@ class Router:
         each = 1000 * (time.perf_counter() - began) / len(given)
         return [replace(decision, milliseconds=each) for decision in decisions]
 
+    def _expected(self, embeddings: np.ndarray) -> np.ndarray:
+        """(n, classes): softmax of the expected successes, smoothed."""
+        rows = np.asarray(embeddings, dtype=np.float32) - self.centre
+        values = rows.astype(np.float64) @ self.slopes + np.array(self.offsets)
+        return (1 - SMOOTHING) * softmax(self.sharpness * values) + SMOOTHING / len(self.classes)
+
     def _votes(self, similarity: np.ndarray, nearest: np.ndarray, temperature: float) -> np.ndarray:
         """(n, classes): softmax of the neighbours' similarities, added up by class, smoothed."""
         values = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / temperature
         if self.weights:
             values += np.log(np.array(self.weights)[nearest])
-        weights = np.exp(values - values.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = softmax(values)
         member, count = self._truth()[nearest], len(self.classes)
         votes = np.stack([(weights * (member == c)).sum(axis=1) for c in range(count)], axis=1)
         return (1 - SMOOTHING) * votes + SMOOTHING / count
@@ -272,6 +307,7 @@ class Router:
     def _fields(self) -> dict[str, object]:
         """Everything but the arrays, as JSON. What is as it was before it could be set leaves the version as it was."""
         later: dict[str, object] = {"near": -1.0, "certain": 0.0, "unlike": "", "weights": ()}
+        later |= {"offsets": (), "sharpness": 1.0}
         set_later = {name: getattr(self, name) for name, usual in later.items() if getattr(self, name) != usual}
         plain = ("mode", "labels", "ids", "neighbours", "temperature", "layers", "source", "fixed")
         candidates = [[c.capability, c.description, c.example] for c in self.candidates]
@@ -280,13 +316,18 @@ class Router:
     @property
     def version(self) -> str:
         """Hash of the whole content; equal routers have equal versions."""
-        arrays = [hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest() for a in (self.vectors, self.centre)]
+        arrays = [hashlib.sha256(a.tobytes()).hexdigest() for a in self._arrays().values()]
         return content_hash([self._fields(), arrays])
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that there are, by field."""
+        found = {"vectors": self.vectors, "centre": self.centre} | ({"slopes": self.slopes} if self.offsets else {})
+        return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
     def save(self, folder: Path) -> str:
         """Write `router.json` and `router.safetensors` into `folder`; returns `version`."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({"vectors": np.ascontiguousarray(self.vectors), "centre": self.centre}, folder / VECTORS)
+        save_file(self._arrays(), folder / VECTORS)
         (folder / FIELDS).write_text(
             json.dumps(self._fields() | {"version": self.version}, ensure_ascii=False), "utf-8"
         )
@@ -300,8 +341,8 @@ class Router:
             arrays = load_file(folder / VECTORS)
             version = fields.pop("version")
             fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
-            fields |= {name: tuple(fields[name]) for name in ("labels", "ids", "layers", "weights") if name in fields}
-            router = cls(vectors=arrays["vectors"], centre=arrays["centre"], **fields)
+            fields |= {name: tuple(fields[name]) for name in TUPLES if name in fields}
+            router = cls(**fields, **arrays)
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise StoreError(f"router in {folder} cannot be read ({problem}); fit and save it again") from problem
         if router.version != version:

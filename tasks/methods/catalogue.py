@@ -131,8 +131,9 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
     "no-generalist": ("no generalist", {"train": {"generalist": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),
+    "router-retrieval": ("the votes of neighbours", {"router": "retrieval"}),
     "router-label": ("the router's label alone", {"router": "label"}),
-    "router-both": ("the router's label and retrieval", {"router": "both"}),
+    "router-both": ("the router's label and the votes of neighbours", {"router": "both"}),
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge-linear", "merge-ties"),

@@ -22,6 +22,7 @@ from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult
 from tasks.round.stage import forget, open_context
+from tasks.routing.fitting import Fitted
 from tasks.synthesis import llm_synthesizer
 
 
@@ -58,7 +59,13 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
     router = Router.fit(np.eye(4, dtype=np.float32), ["a", "a", "", ""], ["1", "2", "3", "4"])
     found: list[str] = []
     monkeypatch.setattr(context, "result", lambda *_: Mock(passed=["a"]))
-    given = {"own_adapter": "x", "try_on_diagnosis": {}, "_examples": [], "_versions": {}, "_fitted": (router, [])}
+    given = {
+        "own_adapter": "x",
+        "try_on_diagnosis": {},
+        "examples_of": [],
+        "_versions": {},
+        "fitted": Fitted(router, 4),
+    }
     given |= {"tell_wrong_routes": {}, "lineup_of": Mock(router=None)}
     for name, gives in given.items():
         monkeypatch.setattr(route_file, name, lambda *_, gives=gives: gives)
