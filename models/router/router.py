@@ -342,7 +342,7 @@ class Router:
             version = fields.pop("version")
             fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
             fields |= {name: tuple(fields[name]) for name in TUPLES if name in fields}
-            router = cls(**fields, **arrays)
+            router = cls(**(fields | arrays))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise StoreError(f"router in {folder} cannot be read ({problem}); fit and save it again") from problem
         if router.version != version:
