@@ -67,28 +67,37 @@ def expect(vectors: np.ndarray, successes: np.ndarray, weights: Sequence[float] 
 
 def sharpness(expected: np.ndarray, successes: np.ndarray) -> float:
     """The factor with which the softmax of `expected` (n, classes) best says which classes solve a task: the least
-    log-loss on rows where some solve more than others; the lowest, which claims the least, where there is none."""
-    told = (~np.isnan(successes)).all(axis=1)
-    told[told] = successes[told].max(axis=1) > successes[told].min(axis=1)
+    log-loss on rows where some solve more than others, of those that played; the lowest, which claims the least, where
+    there is none."""
+    played = ~np.isnan(successes)
+    most, least = _of_played(successes, -np.inf).max(axis=1), _of_played(successes, np.inf).min(axis=1)
+    told = most > least
     if not told.any():
         return SHARPNESS[0]
+    values, solved = np.where(played, expected, -np.inf)[told], _of_played(successes, 0.0)[told]
 
     def loss(factor: float) -> float:
-        chosen = (softmax(factor * expected[told]) * successes[told]).sum(axis=1)
+        chosen = (softmax(factor * values) * solved).sum(axis=1)
         return round(float(-np.log(np.maximum(chosen, 1e-9)).mean()), 9)
 
     return min(SHARPNESS, key=loss)
 
 
 def share_right(expected: np.ndarray, successes: np.ndarray) -> tuple[int, float | None]:
-    """Of how many tasks that every class has played and any solves, and in which share of these the class with the
-    highest of `expected` solves as much as any; None where there is no such task."""
-    solvable = (~np.isnan(successes)).all(axis=1)
-    solvable[solvable] = successes[solvable].max(axis=1) > 0
-    if not solvable.any():
+    """Of how many tasks that several classes have played and any solves, and in which share of these the class with the
+    highest of `expected`, of those that played, solves as much as any; None where there is no such task."""
+    played = ~np.isnan(successes)
+    most = _of_played(successes, 0.0).max(axis=1)
+    judged = (played.sum(axis=1) > 1) & (most > 0)
+    if not judged.any():
         return 0, None
-    chosen = np.take_along_axis(successes[solvable], expected[solvable].argmax(axis=1)[:, None], axis=1)[:, 0]
-    return int(solvable.sum()), float((chosen >= successes[solvable].max(axis=1)).mean())
+    best = np.where(played, expected, -np.inf)[judged].argmax(axis=1)
+    chosen = np.take_along_axis(successes[judged], best[:, None], axis=1)[:, 0]
+    return int(judged.sum()), float((chosen >= most[judged]).mean())
+
+
+def _of_played(successes: np.ndarray, other: float) -> np.ndarray:
+    return np.where(np.isnan(successes), other, successes)
 
 
 def softmax(values: np.ndarray) -> np.ndarray:

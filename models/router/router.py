@@ -44,8 +44,8 @@ TUPLES = ("labels", "ids", "layers", "weights", "offsets")
 @dataclass(frozen=True)
 class RouteDecision:
     """`capability` whose adapter answers ("" = the base model alone), the probabilities of all classes, the ids of the
-    neighbours that voted (nearest first), the milliseconds that deciding took (a batch's time divided evenly), the
-    mode, and whether it is unlike all that the router was fitted on."""
+    nearest examples (nearest first; by votes they decide, else they are told), the milliseconds that deciding took (a
+    batch's time divided evenly), the mode, and whether it is unlike all that the router was fitted on."""
 
     capability: str
     probabilities: Mapping[str, float]

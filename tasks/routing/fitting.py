@@ -28,7 +28,7 @@ logger = logging.getLogger("trace")
 FEWEST, MOST = 5, 15
 # Share of the examples that mode and threshold are chosen on.
 CALIBRATION_SHARE = 0.25
-# Fewest examples on which every class has played, for a regression to be trusted with them.
+# Fewest tasks that a class has to have played, for a regression to be trusted with it.
 LEAST_PLAYED = 16
 
 
@@ -50,15 +50,15 @@ def kept_out(trajectory_id: str) -> bool:
 
 def fitted(context: Context, examples: Sequence[Example], unlike: str, insisted: Collection[str] = ()) -> Fitted:
     """The router of `settings.router`. `unlike` answers what is like none of the examples; `insisted` are examples that
-    count many times, as their label says. A linear router needs tasks that every class has played; without them
-    neighbours vote."""
+    count many times, as their label says. A linear router needs diagnosis tasks that each class has played; without
+    them neighbours vote."""
     mode: str = context.settings.router
     if mode == "linear":
         found = _linear(examples, insisted)
         if found:
             return replace(found, router=replace(found.router, unlike=unlike))
         logger.warning(
-            "fewer than %d tasks were played by all that the router chooses among: neighbours vote instead",
+            "some of what the router chooses among has played fewer than %d diagnosis tasks: neighbours vote instead",
             LEAST_PLAYED,
         )
         mode = "retrieval"
@@ -90,14 +90,14 @@ def _voting(examples: Sequence[Example], insisted: Collection[str]) -> Router:
 
 
 def _linear(examples: Sequence[Example], insisted: Collection[str]) -> Fitted | None:
-    """A router by expected success, None where too few examples show it of every class. An insisted example is solved
+    """A router by expected success, None where too few examples show it of some class. An insisted example is solved
     by its label and by nothing else."""
     voting = _voting([e for e in examples if e.label is not None], insisted)
     shown = [e for e in examples if e.successes or e.id in insisted]
     told = [{str(e.label): 1.0} if e.id in insisted else e.successes for e in shown]
     rest = [0.0 if e.id in insisted else np.nan for e in shown]
     successes = np.array([[t.get(c, r) for c in voting.classes] for t, r in zip(told, rest, strict=True)])
-    if not shown or (~np.isnan(successes)).all(axis=1).sum() < LEAST_PLAYED:
+    if not shown or (~np.isnan(successes)).sum(axis=0).min() < LEAST_PLAYED:
         return None
     weights = [float(voting.neighbours) if e.id in insisted else 1.0 for e in shown]
     vectors = np.stack([e.vector for e in shown])

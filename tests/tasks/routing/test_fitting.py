@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -59,6 +60,18 @@ def test_tasks_that_nothing_solves_count_for_what_is_expected_and_for_no_vote() 
     found = fitted(settings("linear"), [*given, *lost], unlike="")
     assert len(found.router.ids) == 60
     assert (found.examples, found.judged) == (80, 60)
+
+
+def test_what_different_rounds_have_tried_is_put_together() -> None:
+    """Nobody played all: one round's tasks know the base and one member, the next one's a member and the other."""
+    given = examples(160)
+    first = [replace(e, successes={c: s for c, s in e.successes.items() if c != "call"}) for e in given[:80]]
+    then = [replace(e, successes={c: s for c, s in e.successes.items() if c != ""}) for e in given[80:]]
+    found = fitted(settings("linear"), [*first, *then], unlike="")
+    assert found.router.mode == "linear"
+    fresh, truth = np.stack([e.vector for e in given]), [e.successes["call"] == 1 for e in given]
+    decisions = found.router.decide(fresh)
+    assert np.mean([(d.capability == "call") == t for d, t in zip(decisions, truth, strict=True)]) > 0.85
 
 
 def test_without_successes_neighbours_vote_and_it_is_said(
