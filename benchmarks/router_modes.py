@@ -1,7 +1,7 @@
 """What a router can tell from where tasks lie: votes of neighbours against regressions, by layers.
 
-    python -m benchmarks.routing --target bfcl:single --profile bfcl --family irrelevance
-    python -m benchmarks.routing --profile laptop --seed 15 --home HOME
+    python -m benchmarks.router_modes --target bfcl:single --profile bfcl --family irrelevance
+    python -m benchmarks.router_modes --profile laptop --seed 15 --home HOME
 
 With `--family`: fitted on the target's diagnosis tasks, how well both rank the validation tasks of this family before
 all others (AUC), for several ranges of layers. With `--home`, the folder of one seed of a comparison whose methods
