@@ -16,7 +16,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from db import TrajectoryRow
 from environments.contract import Target, TargetTask
@@ -30,6 +30,7 @@ from tasks.methods.seed.seed_run import SeedRun, close_round, open_round, pay, s
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context
+from tasks.round.progress import Meter
 from tasks.round.results import RolloutResult
 from tasks.round.target_prompt import first_opening
 
@@ -59,18 +60,19 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
     calls = episodes - len(context.result(RolloutResult).trajectories) - 2 * BATCH - len(validation)
     if calls < len(validation):
         return Prompting(), ("the budget does not pay for one candidate prompt: it stays as it is",)
-    adapter: Any = Rollouts(context, proposer)  # GEPA's protocol is generic in what it hands back unseen
-    found: Any = optimize(
-        seed_candidate={INSTRUCTIONS: proposer.original, EXAMPLES: ""},
-        trainset=list(context.tasks("diagnosis")),
-        valset=validation,
-        adapter=adapter,
-        max_metric_calls=calls,
-        reflection_minibatch_size=BATCH,
-        track_best_outputs=False,
-        logger=_Quiet(),
-        seed=context.seed,
-    )
+    with _Lines("gepa", calls, "calls") as meter:
+        adapter: Any = Rollouts(context, proposer, meter)  # GEPA's protocol is generic in what it hands back unseen
+        found: Any = optimize(
+            seed_candidate={INSTRUCTIONS: proposer.original, EXAMPLES: ""},
+            trainset=list(context.tasks("diagnosis")),
+            valset=validation,
+            adapter=adapter,
+            max_metric_calls=calls,
+            reflection_minibatch_size=BATCH,
+            track_best_outputs=False,
+            logger=_Quiet(),
+            seed=context.seed,
+        )
     best = proposer.prompting(found.best_candidate)
     told = (
         f"{found.num_candidates} candidates in {found.total_metric_calls} calls; {len(best.examples)} examples, "
@@ -132,6 +134,7 @@ class Rollouts:
 
     context: Context
     proposer: Proposer
+    meter: Meter
 
     @property
     def propose_new_texts(self) -> Any:
@@ -146,6 +149,7 @@ class Rollouts:
         rows = {row.task_id: row for row in self.context.store.trajectories(None, id=ids)}
         played = [rows[task.id] for task in batch]
         scores = [float(row.success or False) for row in played]
+        self.meter.advance_by(len(batch), f"{100 * sum(scores) / len(scores):.0f} % of the last {len(scores)}")
         return EvaluationBatch(outputs=played, scores=scores, trajectories=played if capture_traces else None)
 
     def make_reflective_dataset(
@@ -168,6 +172,12 @@ def _record(row: TrajectoryRow) -> dict[str, Any]:
         "Family": row.family,
         "Solved": bool(row.success),
     }
+
+
+class _Lines(Meter):
+    """Lines alone: the episodes of a candidate have a bar of their own."""
+
+    bars: ClassVar[bool] = False
 
 
 class _Quiet:

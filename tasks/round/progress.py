@@ -51,7 +51,11 @@ class Meter:
 
     def advance(self, note: str = "", say: bool = False) -> None:
         """One more is done; `note` is shown beside it. In a log, `say` writes a line even if the last one is recent."""
-        self.done += 1
+        self.advance_by(1, note, say)
+
+    def advance_by(self, count: int, note: str = "", say: bool = False) -> None:
+        """So many more are done, at once."""
+        self.done += count
         self._tell(note, say)
 
     def beat(self, note: str = "") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +16,7 @@ from tasks.methods.run import run_method
 from tasks.methods.seed.budget import TEST
 from tasks.methods.seed.prompts import Prompting
 from tasks.methods.seed.seed_run import close_round
+from tasks.round import progress
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 POOL = {f"t{i}": (Message("user", f"ask {i}"), Message("assistant", f"say {i}")) for i in range(12)}
@@ -64,12 +67,15 @@ def test_a_model_writes_instructions_where_one_is_configured() -> None:
 
 
 def test_gepa_stays_within_its_budget_and_begun_again_plays_nothing(
-    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("gepa")
     without_prefect(monkeypatch)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     run = seed_run(settings_folder, tiny_model, budget=120)
-    first = run_method(run, "gepa")
+    with caplog.at_level(logging.INFO, logger="trace"):
+        first = run_method(run, "gepa")
+    assert re.search(r"gepa: \d+ of \d+ calls, .* % of the last \d+", caplog.text), "its many small batches are told"
     assert SCRIPTED in first.notes[0]
     assert 10 + 10 + 3 <= first.episodes <= 120
     assert {"diagnosis", "evaluation", TEST} == set(first.purposes)
