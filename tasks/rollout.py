@@ -4,6 +4,8 @@ what later stages read is what was stored here."""
 
 from __future__ import annotations
 
+import logging
+
 from errors import EnvironmentFault
 from tasks.measuring.lineup import TRIED, lineup_of, play_alone, play_lineup
 from tasks.operations.turn_length import check_turn_length
@@ -13,12 +15,16 @@ from tasks.round.results import RolloutResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.traffic import TrafficTarget, import_conversations
+from tasks.routing.lacking import best_played
+
+logger = logging.getLogger("trace")
 
 
 @stage("rollout", title="rollout of the diagnosis split")
 def rollout(context: Context, by: str = "") -> RolloutResult:
     """Play what is not stored yet; conversations of users are imported instead. What plays is live, or the round's
-    adapter `by` name, which trainings go on from.
+    adapter `by` name, which trainings go on from; of what both have played, what a router would have answered is the
+    result (`tasks/routing/lacking.py`).
 
     Raises `EnvironmentFault` when no episode has a reward, `ConfigurationError` when turns are too short to have one.
     """
@@ -37,9 +43,20 @@ def rollout(context: Context, by: str = "") -> RolloutResult:
     if frame.empty:
         first = context.store.trajectory_frame(None, id=ids[:1])["error"].iloc[0]
         raise EnvironmentFault(f"all {len(ids)} diagnosis episodes were lost to errors; the first: {first}")
+    mined = ids
+    if by:
+        lost = set(ids) - set(frame["id"])
+        mined = [*best_played(context, context.result(RolloutResult).trajectories, ids), *sorted(lost)]
+        logger.info(
+            "of %d diagnosis tasks what is live would answer %d, %s the others: mined is what both lack",
+            frame["task"].nunique(),
+            outcomes(context.store, sorted(set(mined) - set(ids)))["task"].nunique() if set(mined) - set(ids) else 0,
+            by,
+        )
+        frame = outcomes(context.store, mined)
     return RolloutResult(
         release=context.parent.number if context.parent else 0,
-        trajectories=ids,
-        lost=len(ids) - len(frame),
+        trajectories=mined,
+        lost=len(mined) - len(frame),
         success=float(frame["success"].mean()),
     )

@@ -79,7 +79,7 @@ class Router:
     names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
     training row has a similarity below `near` is answered by `unlike` ("": no adapter); none is chosen by a probability
     below `certain`. `slopes` (d, classes) and `offsets` (classes,) give the success that is expected of each class on
-    a vector less `centre`, `sharpness` times which weighs in the exponent of its probability (`expecting` sets them).
+    a vector less `centre`, and `sharpness` is its factor in the exponent of a probability (`expecting` sets all three).
     """
 
     mode: str

@@ -192,7 +192,7 @@ def _practised(
 
 def _embedded(context: Context, labels: Mapping[str, str]) -> dict[str, Example]:
     """Examples of stored trajectories, by id; those whose episode ended before the agent spoke are left out."""
-    given = _stored_openings(context, list(labels))
+    given = stored_openings(context, list(labels))
     if not given:
         return {}
     with context.model:
@@ -200,7 +200,7 @@ def _embedded(context: Context, labels: Mapping[str, str]) -> dict[str, Example]
     return {i: Example(i, given[i], vector, labels[i]) for i, vector in zip(given, vectors, strict=True)}
 
 
-def _stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
+def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:
     """How stored trajectories began, by id; ids whose episode ended before the agent spoke are left out."""
     prompt, found = first_opening(context.target)[0], dict[str, Opening]()
     for row in context.store.trajectories(None, id=ids):
