@@ -45,15 +45,15 @@ def rollout(context: Context, by: str = "") -> RolloutResult:
         raise EnvironmentFault(f"all {len(ids)} diagnosis episodes were lost to errors; the first: {first}")
     mined = ids
     if by:
-        lost = set(ids) - set(frame["id"])
-        mined = [*best_played(context, context.result(RolloutResult).trajectories, ids), *sorted(lost)]
+        lost = sorted(set(ids) - set(frame["id"]))
+        mined = [*best_played(context, context.result(RolloutResult).trajectories, ids), *lost]
+        frame = outcomes(context.store, mined)
         logger.info(
             "of %d diagnosis tasks what is live would answer %d, %s the others: mined is what both lack",
             frame["task"].nunique(),
-            outcomes(context.store, sorted(set(mined) - set(ids)))["task"].nunique() if set(mined) - set(ids) else 0,
+            frame[~frame["id"].isin(ids)]["task"].nunique(),
             by,
         )
-        frame = outcomes(context.store, mined)
     return RolloutResult(
         release=context.parent.number if context.parent else 0,
         trajectories=mined,
