@@ -28,7 +28,7 @@ class HousekeepingParameters(BaseModel):
 
     older_than: int = Field(default=30, ge=1, description="days since what is removed was done with")
     keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")
-    profile: str | None = Field(default=None, description="laptop, night, gpu-small, gpu, cluster, smoke or dry")
+    profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
 
 

@@ -77,7 +77,7 @@ class ImproveParameters(BaseModel):
     """What a person sets for a round; everything else comes from the profile, `trace.toml` and the environment."""
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
-    profile: str | None = Field(default=None, description="laptop, night, gpu-small, gpu, cluster, smoke or dry")
+    profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
     seed: int | None = Field(default=None, ge=0, description="another seed gives other draws")
     budget: int | None = Field(default=None, ge=1, description="rollouts of the round; derives the rest")
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")

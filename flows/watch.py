@@ -25,7 +25,7 @@ class WatchParameters(BaseModel):
     """What a person sets for a watch; everything else comes from the profile, `trace.toml` and the environment."""
 
     target: str | None = Field(default=None, description="what the release answers on, such as shop or tau2:retail")
-    profile: str | None = Field(default=None, description="laptop, night, gpu-small, gpu, cluster, smoke or dry")
+    profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
     base_model: str | None = Field(default=None, description="the model that rounds train")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
 

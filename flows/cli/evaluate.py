@@ -15,8 +15,8 @@ def evaluate(
     policy: Annotated[
         str,
         typer.Option(
-            help="release[@N]; noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY[@vN] from the "
-            "registry; provider/model (LiteLLM); vllm:URL#MODEL[@ADAPTER]."
+            help="release\\[@N]; noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY\\[@vN] from the "
+            "registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
         ),
     ] = "noop",
     trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,

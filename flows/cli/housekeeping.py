@@ -55,7 +55,7 @@ def restore(
 
 def doctor(
     home: Home = None,
-    profile: Annotated[str | None, typer.Option(help="laptop, night, gpu-small, gpu, cluster, smoke or dry.")] = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
     """Look at versions, disk, GPU, servers, clock, model, database and releases; exit 1 when something is wrong."""

@@ -50,7 +50,7 @@ app = typer.Typer(
 Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
-Profile = Annotated[str | None, typer.Option(help="laptop, night, gpu-small, gpu, cluster, smoke or dry.")]
+Profile = Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")]
 Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
 Budget = Annotated[int | None, typer.Option(help="Rollouts of the round; derives the rest.")]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]

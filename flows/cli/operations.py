@@ -29,7 +29,7 @@ def deploy(
 
 def watch(
     target: Annotated[str | None, typer.Option(help="What the release answers on, such as shop.")] = None,
-    profile: Annotated[str | None, typer.Option(help="laptop, night, gpu-small, gpu, cluster, smoke or dry.")] = None,
+    profile: Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")] = None,
     base_model: Annotated[str | None, typer.Option(help="The model that rounds train.")] = None,
     home: Home = None,
 ) -> None:

@@ -3,7 +3,7 @@
 A file that ends in `.toml` has a table for each name; a rotation puts the new key beside the old, then takes that out:
 
     [anna]
-    sha256 = ["9f86d0..."]              # of her keys; or key = "..." itself ('trace-agent key anna' makes both)
+    sha256 = ["64 hexadecimal digits"]  # of her keys; or key = "..." itself ('trace-agent key anna' makes both)
     scopes = ["chat", "feedback"]       # of chat, feedback, admin; all when left out
     requests_per_minute = 60            # 0 or left out: no limit
     tokens_per_day = 1000000            # read and sampled, by UTC day, since the gateway was started
