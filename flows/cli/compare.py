@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flows.cli.options import AsJson, Home
 
 WHAT = "release@N (or N; 0: the bare base), capability@vN, an evaluation's id, or a .csv or .jsonl file of outcomes."
 
@@ -15,8 +16,8 @@ def compare(
     a: Annotated[str, typer.Argument(help=WHAT)],
     b: Annotated[str, typer.Argument(help="The same, on the same tasks.")],
     target: Annotated[str | None, typer.Option(help="Whose releases and adapters.")] = None,
-    home: Annotated[Path | None, typer.Option(help="Folder of the embedded store and registry.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """What B does better or worse than A: paired difference with interval and p-value, the smallest difference that
     would have been found, families and pass^k. A file has the columns task, trial, success, and family if there is

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
+
+from flows.cli.options import Home
 
 database = typer.Typer(no_args_is_help=True, help="The database of a home.")
 
@@ -17,7 +16,7 @@ def add_database(app: typer.Typer) -> None:
 
 @database.command()
 def upgrade(
-    home: Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")] = None,
+    home: Home = None,
 ) -> None:
     """Bring the database to the newest schema, in one transaction. Make a backup first; stop what else uses it."""
     from db.engine import parse_url, show

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.loading import loading
+from flows.cli.options import AsJson, Home
+from flows.cli.ready import loading
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
 Level = Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from flows.cli.options import AsJson, Home
 
 
 def evaluate(
@@ -15,8 +16,8 @@ def evaluate(
     policy: Annotated[
         str,
         typer.Option(
-            help="release\\[@N]; noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY\\[@vN] from the "
-            "registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
+            help="release\\[@N]; noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY\\[@vN] from "
+            "the registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
         ),
     ] = "noop",
     trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
@@ -31,8 +32,8 @@ def evaluate(
     max_cost: Annotated[float | None, typer.Option(min=0, help="Dollars that the evaluation may cost in all.")] = None,
     price: Annotated[str, typer.Option(help="PROMPT,SAMPLED dollars per million tokens, if LiteLLM has none.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on with what is stored.")] = False,
-    home: Annotated[Path | None, typer.Option(help="Folder of the embedded store and registry.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Success of a policy on a split, with its interval, and always the no-op row. The same command goes on with what
     is owed. Exit 1 when episodes are without a result."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+from flows.cli.options import AsJson, Home, Profile
 
 
 def add_housekeeping(app: typer.Typer) -> None:
@@ -55,8 +55,8 @@ def restore(
 
 def doctor(
     home: Home = None,
-    profile: Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    profile: Profile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Look at versions, disk, GPU, servers, clock, model, database and releases; exit 1 when something is wrong."""
     from dataclasses import asdict

@@ -17,6 +17,7 @@ from flows.cli.database import add_database
 from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.operations import add_operations
+from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
@@ -47,14 +48,6 @@ app = typer.Typer(
     help="Makes an agent better at one environment by itself.",
 )
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
-TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
-Profile = Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")]
-Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
-Budget = Annotated[int | None, typer.Option(help="Rollouts of the round; derives the rest.")]
-Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
-
 
 def _logging() -> None:
     configure()
@@ -66,7 +59,7 @@ def _logging() -> None:
 
 
 def _store(home: Path | None) -> tuple[Any, Any]:
-    from flows.cli.loading import loading
+    from flows.cli.ready import loading
 
     with loading():
         from db import open_store

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.options import Base, Profile, TargetName
+
 RESULTS, USED = Path("benchmarks/results"), Path("benchmarks/seeds.toml")
 
 
 def compare_methods(
-    target: Annotated[str | None, typer.Option(help="What to improve on, such as shop.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds: the first that were not used. \\[5]")] = None,
+    target: TargetName = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, the first not used yet. \\[5]")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="This seed alone; may be given several times.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Episodes of every method, whoever asks for them.")] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between; all without it.")] = "",
@@ -20,8 +22,8 @@ def compare_methods(
     curve: Annotated[int, typer.Option(min=0, help="Checkpoints of a training measured on test, for a curve.")] = 0,
     at_once: Annotated[int, typer.Option(min=1, help="Seeds side by side, each on its share of the cores.")] = 1,
     render: Annotated[bool, typer.Option("--render", help="Only draw table and page, from the files alone.")] = False,
-    profile: Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster or smoke.")] = None,
-    base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
+    profile: Profile = None,
+    base_model: Base = None,
     home: Annotated[Path | None, typer.Option(help="Folder in which the seeds' homes lie.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the seeds' files, of table and page.")] = RESULTS,
     used: Annotated[Path, typer.Option("--used-seeds", help="File with the seeds that may not be compared.")] = USED,

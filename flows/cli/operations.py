@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+from flows.cli.options import Home, Profile
 
 
 def add_operations(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def deploy(
 
 def watch(
     target: Annotated[str | None, typer.Option(help="What the release answers on, such as shop.")] = None,
-    profile: Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")] = None,
+    profile: Profile = None,
     base_model: Annotated[str | None, typer.Option(help="The model that rounds train.")] = None,
     home: Home = None,
 ) -> None:

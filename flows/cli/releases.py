@@ -8,9 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
-TargetName = Annotated[str | None, typer.Option(help="Whose releases; the target of the settings by default.")]
+from flows.cli.options import AsJson, Home, TargetName
 
 
 def add_releases(app: typer.Typer) -> None:

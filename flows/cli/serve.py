@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+from flows.cli.options import Home
 
 
 def add_serving(app: typer.Typer) -> None:

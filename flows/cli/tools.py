@@ -12,6 +12,7 @@ import typer
 from flows.cli.compare import compare
 from flows.cli.evaluate import evaluate
 from flows.cli.methods import compare_methods
+from flows.cli.options import AsJson, Base
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -23,7 +24,7 @@ def add_commands(app: typer.Typer) -> None:
 def select(
     candidates: Annotated[Path, typer.Option(help="JSON file with the candidate capabilities.")],
     runs: Annotated[Path, typer.Option(help="Folder with one JSON file per labelling run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Select capabilities from published labelling runs."""
     from tasks.mining.published import published_selection
@@ -59,7 +60,7 @@ def validate(environment: Annotated[Path, typer.Argument(help="A written environ
 
 def export_model(
     folder: Annotated[Path, typer.Argument(help="Where it is to lie; a model that lies there stays.")],
-    base_model: Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")] = None,
+    base_model: Base = None,
 ) -> None:
     """Write the base model to a folder, for rounds and vLLM to have the very same weights."""
     from models.local.export import export_base

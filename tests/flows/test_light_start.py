@@ -83,7 +83,7 @@ def test_a_refusal_imports_nothing_heavy(
 
 LOADED = """
 import gc
-from flows.cli.loading import loading
+from flows.cli.ready import loading
 assert gc.isenabled() and not gc.get_freeze_count()
 try:
     with loading():

@@ -1,0 +1,18 @@
+"""Options that several commands have, each said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+TargetName = Annotated[str | None, typer.Option(help="What to improve on, such as shop or tau2:retail.")]
+Profile = Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")]
+Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
+Budget = Annotated[
+    int | None, typer.Option(help="The length of a training follows from it; the round has no limit by it.")
+]
+Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]
