@@ -262,7 +262,9 @@ def _read(kind: type[Read], **given: Any) -> Read:
     except ValidationError as problem:
         first = problem.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
-        value = "(not shown)" if "key" in where.lower() else repr(first.get("input"))
+        # What has a wrong name may be anything, a password as well.
+        hidden = "key" in where.lower() or first["type"] == "extra_forbidden"
+        value = "(not shown)" if hidden else repr(first.get("input"))
         raise ConfigurationError(f"setting {where} = {value}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None

@@ -76,7 +76,7 @@ class Stage:
         lease = timedelta(seconds=lease_seconds)
         with self._write() as connection:
             now = database_time(connection)
-            spent = _spent(self._row(connection))
+            spent = seconds_spent(self._row(connection))
             expired = and_(_STAGES.c.state == StageState.RUNNING, _STAGES.c.lease_until < now)
             taken = connection.execute(
                 update(_STAGES)
@@ -174,7 +174,7 @@ class Stage:
         )
 
 
-def _spent(row: StageRow) -> float | None:
+def seconds_spent(row: StageRow) -> float | None:
     """Seconds of a stage's attempts so far; of one whose process died, up to its last heartbeat."""
     if row.state != StageState.RUNNING or row.started_at is None or row.heartbeat_at is None:
         return row.seconds

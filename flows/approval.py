@@ -11,6 +11,7 @@ from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from pydantic import Field
 
+from db import ReleaseState
 from errors import NotApproved
 from tasks.gate import proposal_of
 from tasks.operations.told import tell_question
@@ -38,8 +39,8 @@ def ask_approval(context: Context) -> None:
     if not wanted.approve or context.budget is not None or context.found(GateResult) is not None:
         return
     proposal = proposal_of(context)
-    if proposal is None or not proposal.decision.promoted:
-        return
+    if proposal is None or not proposal.decision.promoted or proposal.candidate.state != ReleaseState.CANDIDATE:
+        return  # also where it is live already, and only what follows its promotion was not done
     tell_question(context, proposal.candidate.number)
     form: Any = Approval.with_initial_data(description=proposal.table(), promote=False)
     began = time.monotonic()

@@ -119,9 +119,9 @@ def _side_by_side(params: CompareParameters) -> None:
     )
 
 
-def play_round(context: Context) -> None:
-    """A round's stages up to the gate: the test split is measured for every method alike, afterwards."""
-    for _ in stages(context, "gate"):
+def play_round(context: Context, last: str = "gate") -> None:
+    """A round's stages up to `last`: the test split is measured for every method alike, afterwards."""
+    for _ in stages(context, last):
         pass
 
 

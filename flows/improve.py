@@ -35,7 +35,7 @@ from errors import (
 from flows.approval import ask_approval
 from flows.code_version import code_version
 from flows.one_at_a_time import alone_on, deaths_before
-from flows.train_apart import apart, at_once, train_apart, train_together
+from flows.train_apart import apart, at_once, train_together
 from settings import Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
@@ -301,17 +301,16 @@ def _practise(
 
 def _practised(practice: Stage[[str], Any], context: Context, capabilities: Sequence[str]) -> dict[str, StageResult]:
     """Results of a stage of these capabilities, one after another; trainings at once, as many as are asked for."""
-    if practice.name == train.name and capabilities and at_once(context) > 1:
-        return dict(train_together(context, capabilities))
+    if practice.name == train.name and apart(context):
+        together = at_once(context)
+        parts = [list(capabilities)] if together > 1 else [[c] for c in capabilities]
+        return {c: result for part in parts if part for c, result in train_together(context, part).items()}
     return {capability: _paid_for(practice, context, capability) for capability in capabilities}
 
 
 def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
-    """A capability's result of a stage; skipped where the budget of episodes does not pay for it. A training that is a
-    job of its own is done by that first, and its result is read here."""
+    """A capability's result of a stage; skipped where the budget of episodes does not pay for it."""
     try:
-        if practice.name == train.name and apart(context):
-            train_apart(context, capability)
         result: StageResult = practice(context.round.id, capability)
     except EpisodesSpent as problem:
         return StageResult(skipped=str(problem))

@@ -6,7 +6,7 @@ and fit the router for exactly these (method, section 6; the router is `models.r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RouteResult
 from tasks.round.stage import stage
-from tasks.routing.examples import examples_of
+from tasks.routing.examples import Example, examples_of
 from tasks.routing.fitting import fitted
 from tasks.tracking.wrong_routes import answers_unlike, tell_wrong_routes
 
@@ -60,24 +60,36 @@ def route(context: Context) -> RouteResult:
 
 def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
-    answers these today and with many votes each. None where no example is of one of them. What is stored of it says
-    which they are."""
+    answers these today and with many votes each. None where no example is of one of them, or where the candidate has
+    renewed all that answers them: then nobody is left who could. What is stored of it says which they are."""
     examples = examples_of(context, members_of(candidate))
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     fell = set(frame[frame["family"].isin(list(families))]["id"])
     asked = [e for e in examples if e.id in fell and e.label is not None]
-    left = {e.id for e in asked}
-    if not asked:
+    labels = _answering_today(context, candidate, asked)
+    if not labels:
         return None
-    today, base = lineup_of(context, context.incumbent).router, context.base
     with context.model:
-        decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if today else []
-        labels = {e.id: d.capability for e, d in zip(asked, decided, strict=True)} if decided else {}
-        again = [replace(e, label=labels.get(e.id, "")) if e.id in left else e for e in examples]
-        router = fitted(context, again, str(candidate.evidence.get("unlike", "")), left).router
+        again = [replace(e, label=labels.get(e.id, e.label)) for e in examples]
+        router = fitted(context, again, str(candidate.evidence.get("unlike", "")), labels).router
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
     return _candidate(context, candidate.members, router, AMENDED, evidence)
+
+
+def _answering_today(context: Context, candidate: ReleaseRow, asked: Sequence[Example]) -> dict[str, str]:
+    """What answers these examples today, by their ids ("": the base); without those that an adapter answers which the
+    candidate has in another version, or no longer."""
+    today, base = lineup_of(context, context.incumbent).router, context.base
+    if today is None:
+        return {e.id: "" for e in asked}
+    with context.model:
+        decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if asked else []
+    before, after = members_of(context.incumbent), members_of(candidate)
+    kept = {"", *(c for c in after if after[c] == before.get(c))}
+    # What the live router names and the live release does not hold is answered by the base.
+    named = {e.id: d.capability if d.capability in before else "" for e, d in zip(asked, decided, strict=True)}
+    return {i: capability for i, capability in named.items() if capability in kept}
 
 
 def _save(context: Context, router: Router, name: str) -> None:

@@ -10,7 +10,7 @@ from db import CapabilityRow, LabelRow, SelectionRow, row_id
 from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
 from tasks.mining.selection import select as select_by_rule
 from tasks.round.context import Context
-from tasks.round.results import ContrastResult, RegisterResult, SelectResult
+from tasks.round.results import ContrastResult, SelectResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
@@ -23,9 +23,10 @@ def select(context: Context) -> SelectResult:
     environment could train."""
     round_id = context.round.id
     rule = context.settings.selection
-    names = {r.id: r.name for r in context.store.rows(CapabilityRow, round_id=round_id)}
+    rows = context.store.rows(CapabilityRow, round_id=round_id)
+    names = {r.id: r.name for r in rows if r.name != generalist.GENERALIST}
     if not names:
-        return SelectResult(selected=[])
+        return SelectResult(selected=generalist.with_generalist(context, [], rank=0))
     stored = pd.DataFrame(context.store.rows(LabelRow, round_id=round_id))
     frame = outcomes(context.store, context.stored.diagnosis().trajectories).set_index("id")["success"]
     stored["capability"] = stored["capability_id"].map(names)
@@ -77,9 +78,4 @@ def select(context: Context) -> SelectResult:
         ],
     )
     selected = [c.name for c in chosen if c.selected and c.name not in unfit]
-    if generalist.wanted(context, selected):
-        generalist.store_generalist(context, rank=len(rank))
-        selected.append(generalist.GENERALIST)
-    elif generalist.comes_first(context) and context.found(RegisterResult, generalist.GENERALIST):
-        selected.append(generalist.GENERALIST)
-    return SelectResult(selected=selected, unfit=unfit)
+    return SelectResult(selected=generalist.with_generalist(context, selected, rank=len(rank)), unfit=unfit)

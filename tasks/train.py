@@ -199,7 +199,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         settings.max_tokens,
         identity,
     )
-    run = context.part_run(f"{round_id}-{course.name}", course.name, capability=course.name, kind="training")
+    run = context.part_run(f"{round_id}-{output.name}", course.name, capability=course.name, kind="training")
     log = RunLog(context.registry, run)
     log.params({k: v for k, v in asdict(settings).items() if v is not None})
     if course.starts:

@@ -89,6 +89,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"analyst": {"kind": "oracle"}}, "analyst.kind = 'oracle'"),
     ({"analyst": {"temperature": 0}}, "analyst.temperature = 0"),
     ({"analyst": {"api_key": "secret"}}, r"analyst\.api_key = \(not shown\)"),
+    ({"databse": "postgresql://trace:secret@db/trace"}, r"databse = \(not shown\)"),
     ({"sandbox": "chroot"}, "sandbox = 'chroot'"),
     ({"synthesizer": {"versions": 6}}, "synthesizer.versions = 6"),
     ({"metrics_port": 70_000}, "metrics_port = 70000"),

@@ -263,7 +263,7 @@ class Registry:
                 found = client.get_experiment_by_name(name)  # another process was faster
         if found is None or found.lifecycle_stage != "active":
             raise StoreError(
-                f"experiment {name!r} is deleted in {self.tracking_uri}; restore it (mlflow experiments restore)"
+                f"experiment {name!r} is deleted in {self.shown_uri}; restore it (mlflow experiments restore)"
             )
         return str(found.experiment_id)
 

@@ -51,18 +51,17 @@ def opening_of(prompt: Prompt, renderer: Renderer, first: Sequence[Message]) -> 
     return Opening(tuple(start.ids[:end]), shared, "\n".join(m.content for m in first))
 
 
-def opening(environment: Environment, renderer: Renderer, task: TargetTask) -> Opening:
-    """Reset `environment` to `task`; the opening of its first observation."""
-    first = environment.reset(task).messages
-    return opening_of(Prompt.of(environment), renderer, first)
-
-
-def openings(make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask]) -> list[Opening]:
-    """The openings of `tasks`, each from an environment of its own."""
+def openings(
+    make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask], prompt: Prompt | None = None
+) -> list[Opening]:
+    """The openings of `tasks`, each from an environment of its own, behind `prompt`: one for all, as a router is fitted
+    and served behind one, also where tools differ by task. None: that of the first task."""
     found = []
     for task in tasks:
         environment = make()
-        found.append(opening(environment, renderer, task))
+        first = environment.reset(task).messages
+        prompt = prompt or Prompt.of(environment)
+        found.append(opening_of(prompt, renderer, first))
         environment.close()
     return found
 

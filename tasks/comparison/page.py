@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from string import ascii_uppercase
 
 from markupsafe import Markup
 
 from tasks.comparison.results import SeedResult
 from tasks.comparison.table import Share, Table
-from tasks.reporting.charts import curve_chart, heat_chart
+from tasks.reporting.charts import curve_chart, heat_chart, lettered
 from tasks.reporting.page import environment
 
 
@@ -34,7 +33,7 @@ def lines(table: Table) -> list[str]:
     found += other_tests(table)
     names = [row.name for row in table.rows]
     broad = max(6, *(len(f) for f in table.families))
-    letters = dict(zip(ascii_uppercase, names, strict=False))
+    letters = {lettered(i): name for i, name in enumerate(names)}
     found += ["", "by family, %: " + ", ".join(f"{letter} {name}" for letter, name in letters.items())]
     found.append(f"{'':<{broad}} " + " ".join(f"{letter:>4}" for letter in letters))
     for family, rates in table.families.items():
@@ -83,7 +82,7 @@ def render(table: Table, results: Sequence[SeedResult]) -> str:
     curve = curve_chart("TRACE by number of capabilities", "capabilities", points) if points else ""
     template = environment().get_template("methods.html.j2")
     return template.render(
-        t=table, results=results, letters=ascii_uppercase, heads=heads_of(table), said=said,
+        t=table, results=results, lettered=lettered, heads=heads_of(table), said=said,
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},

@@ -19,7 +19,8 @@ SHORTEST = 8
 
 def secrets_of(settings: Settings) -> list[str]:
     """The keys and passwords of a round's settings, longest first."""
-    named = (settings.analyst.api_key_variable, settings.policy.api_key_env, settings.unattended.webhook_variable)
+    models = settings.analyst.api_key_variable, settings.synthesizer.api_key_variable, settings.policy.api_key_env
+    named = (*models, settings.unattended.webhook_variable)
     found = {os.environ.get(name, "") for name in named if name}
     found |= {key.strip() for key in settings.gateway_keys.get_secret_value().split(",")}
     for address in (settings.database, settings.tracking):

@@ -23,6 +23,7 @@ from models.router.router import RouteDecision, Router
 from tasks.releases.lifecycle import release_router
 from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
+from tasks.round.target_prompt import first_opening
 
 # The purpose of the episodes that show which adapter solves what.
 TRIED = "routing"
@@ -172,7 +173,7 @@ def _decide(context: Context, lineup: Lineup, tasks: Sequence[TargetTask]) -> di
     if lineup.router is None or not tasks:
         return {}
     base = context.base
-    given = openings(context.target.environment, base.renderer, tasks)
+    given = openings(context.target.environment, base.renderer, tasks, first_opening(context.target)[0])
     with context.model:
         decisions = lineup.router.route(base.policy, base.renderer, given)
     kept = [d if d.capability in lineup.members else replace(d, capability="") for d in decisions]

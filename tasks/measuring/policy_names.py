@@ -246,7 +246,7 @@ def registered_adapter(name: str, settings: Settings, target: str) -> tuple[Regi
     if found is None:
         known = [a.served_name for a in versions] or sorted(registry.champions())
         raise AdapterError(
-            f"the registry at {settings.tracking_uri} has no adapter {name!r} for {target}; "
+            f"the registry at {registry.shown_uri} has no adapter {name!r} for {target}; "
             f"there are: {', '.join(known) or 'none with a champion'}"
         )
     return found, registry.download(found, settings.folder / "adapters")

@@ -18,6 +18,7 @@ from settings import Settings
 from tasks.measuring.policy_names import LoadedPolicy, PolicyName, PolicyOptions
 from tasks.releases.lifecycle import live_release, release_numbered, release_router
 from tasks.round.policies import check_policy, open_backend
+from tasks.round.target_prompt import first_opening
 
 _NAME = re.compile(r"release(?:@(?P<number>[0-9]+))?")
 
@@ -72,7 +73,8 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
     def choose(tasks: Sequence[TargetTask]) -> list[str | None]:
         if router is None:
             return [None] * len(tasks)
-        decisions = router.route(base.policy, base.renderer, openings(target.environment, base.renderer, tasks))
+        given = openings(target.environment, base.renderer, tasks, first_opening(target)[0])
+        decisions = router.route(base.policy, base.renderer, given)
         return [names.get(d.capability) for d in decisions]
 
     rollout = settings.rollout

@@ -96,7 +96,10 @@ METHODS: Mapping[str, Method] = {
     ),
     DEMONSTRATIONS: Method("reference solutions of new scenarios, learnt, and nothing played", cloning, ()),
     DEMONSTRATIONS_GRPO: Method(
-        "reference solutions learnt first, then GRPO on the diagnosis tasks", grpo_cloned, trains=True
+        "reference solutions learnt first, then GRPO on the diagnosis tasks",
+        grpo_cloned,
+        (DIAGNOSIS, DEMONSTRATIONS),
+        trains=True,
     ),
     "trace": Method("TRACE", trace, trains=True),
     "single": Method("TRACE's best adapter for one capability alone", single, ("trace",), ("trace",)),

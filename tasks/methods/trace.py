@@ -1,8 +1,8 @@
 """TRACE's own round as a method, and its placebos.
 
-`trace` is the round up to the gate: what is promoted answers. `placebo-capabilities` is the same round on capabilities
-drawn at random among those that were not selected; `placebo-rewards` on the selected ones, with the advantages of each
-group dealt out at random.
+`trace` is the round up to the gate: what is promoted answers. `placebo-capabilities` is the same round, its generalist
+among it, on capabilities drawn at random among those that were not selected; `placebo-rewards` on the selected ones,
+with the advantages of each group dealt out at random.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tasks.round.results import (
     SynthesizeResult,
     TrainResult,
 )
-from tasks.round.stage import stage
+from tasks.round.stage import Stage, stage
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import MOST
@@ -57,24 +57,26 @@ def placebo_capabilities(run: SeedRun, context: Context, account: Account) -> An
             pool = [c for c in pool if c in tags]
         count = min(len(specialists(chosen)), len(pool))
         drawn = random.Random(f"placebo:{context.seed}").sample(sorted(pool), count)
-        if generalist.wanted(context, drawn):
-            generalist.store_generalist(context, rank=count)
-            drawn.append(GENERALIST)
-        return SelectResult(selected=drawn)
+        return SelectResult(selected=generalist.with_generalist(context, drawn, rank=count))
 
-    drawn = draw.do(context).selected
-    answer = play_round(run, context, account)
+    answer = play_round(run, context, account, draw)
+    drawn = specialists(_selected(context))
     return replace(answer, notes=(f"capabilities drawn: {', '.join(drawn) or 'there was none to draw'}", *answer.notes))
 
 
-def play_round(run: SeedRun, context: Context, account: Account) -> Answer:
+def play_round(
+    run: SeedRun, context: Context, account: Account, instead: Stage[[], SelectResult] | None = None
+) -> Answer:
     """The round from its diagnosis on; what answers after the gate. Where the budget ends before the gate, nothing was
-    proven, and the bare base answers."""
+    proven, and the bare base answers. A stage `instead` of `select` is done as soon as the round has mined."""
     account.reserve = lambda: after_training(context, _selected(context))
     account.share = lambda left: share_of(context, _selected(context), left)
     account.proof = lambda: after_routing(context) if context.found(ChallengeResult) else account.episodes
     notes = []
     try:
+        if instead is not None:
+            run.play_round(context, contrast.name)
+            instead.do(context)
         run.play_round(context)
     except EpisodesSpent as problem:
         notes.append(f"the budget ended before the gate: {problem}")

@@ -211,7 +211,7 @@ def _trained(
 
 def _checkpoints(context: Context, account: Account, course: Course, steps: int) -> tuple[Checkpoint, ...]:
     """The weights after each step, with the episodes of the whole budget that had been played by then."""
-    before = sum(purpose in ("diagnosis", "calibration") for purpose in account.charged().values())
+    before = sum(purpose in ("diagnosis", "calibration", "routing") for purpose in account.charged().values())
     rows = sorted(context.store.rows(TrainingStepRow, adapter_id=course.adapter), key=lambda row: row.step)
     folders = weights_by_step(course.folder, steps)
     return tuple(

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -38,20 +39,24 @@ def run_job(
     if stop.is_set():
         raise Stopped("ended with what ordered it")
     # Its lines are this process's: Prefect would send them for a run that it does not know, if it has none of its own.
-    environment, pipe = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": "", **share}, subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, start_new_session=True)
-    deadline = time.monotonic() + seconds
-    try:
-        while process.poll() is None:
-            if time.monotonic() > deadline:
-                return None
-            pulse()  # the other process has a watch of its own
-            if stop.wait(POLL_SECONDS):
-                raise Stopped("ended with what ordered it")
-        assert process.stdout is not None
-        return process.returncode, process.stdout.read()
-    finally:
-        end_group(process)
+    environment = {**os.environ, "PREFECT_LOGGING_EXTRA_LOGGERS": "", **share}
+    # What it prints goes to a file: a pipe that nobody reads until the end would hold it up once it is full.
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=said, env=environment, text=True, start_new_session=True
+        )
+        deadline = time.monotonic() + seconds
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    return None
+                pulse()  # the other process has a watch of its own
+                if stop.wait(POLL_SECONDS):
+                    raise Stopped("ended with what ordered it")
+            said.seek(0)
+            return process.returncode, said.read()
+        finally:
+            end_group(process)
 
 
 def run_at_once(commands: Mapping[str, Sequence[str]], places: Sequence[Mapping[str, str]]) -> None:

@@ -5,9 +5,9 @@ tasks that no round had; a finite one its validation tasks with the day's seeds)
 compared as well, where the gateway's log has feedback on both releases: those are not the same conversations, so that
 difference may have other reasons than the release.
 
-A look a day at one release: the n-th day may spend alpha x 6 / (pi n)^2, so that all looks together call a release
-that is as good as its parent worse with a probability of alpha at most. A day's episodes are stored: a second run on
-the same day plays nothing and says the same.
+A look a day at one release: the n-th day may spend alpha x 6 / (pi n)^2, half of it on traffic where there is any, so
+that all looks together call a release that is as good as its parent worse with a probability of alpha at most. A day's
+episodes are stored: a second run on the same day plays nothing and says the same.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from scipy.stats import fisher_exact
 
-from db import ConversationRow, ReleaseRow, Store, open_store
+from db import ConversationRow, ReleaseRow, ReleaseState, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
@@ -54,7 +54,7 @@ class Fall:
     points: float
     p: float
     seen: str
-    significant: bool
+    significant: bool = False
 
     def text(self) -> str:
         """The comparison as people read it."""
@@ -110,9 +110,11 @@ def watch_release(settings: Settings, now: datetime | None = None) -> Watched:
                 why = f"release {live.number} was proven on data {live.data_hash}, the target has {target.data_hash}"
                 _tell(settings, "fell", f"{settings.target} cannot be watched: {why}; run the next round")
                 return Watched(settings.target, live.number, why)
-            found = _on_tasks(settings, store, live, target, client, now)
-        found += _on_traffic(settings, store, live, now)
-        watched = Watched(settings.target, live.number, "", tuple(found))
+            traffic = _on_traffic(settings, store, live)
+            found = [*_on_tasks(settings, store, live, target, client, now), *traffic]
+        level = level_of(settings, live, now) / (2 if traffic else 1)
+        judged = tuple(replace(fall, significant=fall.points < 0 and fall.p < level) for fall in found)
+        watched = Watched(settings.target, live.number, "", judged)
         return _act(settings, store, live, watched)
 
 
@@ -128,9 +130,10 @@ def told(watched: Watched) -> str:
 
 
 def level_of(settings: Settings, live: ReleaseRow, now: datetime) -> float:
-    """What today's look may spend: the days since the release became live count the looks."""
+    """What today's look may spend: the dates (UTC) since the release became live count the looks."""
     since = _aware(live.live_at or live.created_at)
-    return alpha_at(1 + max(0, (now - since) // timedelta(days=1)), settings.evaluation.alpha)
+    days = now.astimezone(UTC).date().toordinal() - since.astimezone(UTC).date().toordinal()
+    return alpha_at(1 + max(0, days), settings.evaluation.alpha)
 
 
 def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
@@ -156,7 +159,7 @@ def _on_tasks(
     settings: Settings, store: Store, live: ReleaseRow, target: Target, client: ModelClient, now: datetime
 ) -> list[Fall]:
     """The live release against parent and base on the day's tasks."""
-    day, level = now.astimezone(UTC).date().toordinal(), level_of(settings, live, now)
+    day = now.astimezone(UTC).date().toordinal()
     watched: Any = FreshTasks(target, fresh_tasks(settings, target, day))
     spec = EvaluationSpec(watched, "validation", 1, FIRST_DRAW + day)
     parent = parent_of(store, live)
@@ -176,12 +179,16 @@ def _on_tasks(
         if side == "live":
             continue
         d = compare(played[side], played["live"]).difference
-        found.append(Fall(side, "fresh tasks", d.points, d.p, f"{d.tasks} fresh tasks", d.points < 0 and d.p < level))
+        found.append(Fall(side, "fresh tasks", d.points, d.p, f"{d.tasks} fresh tasks"))
     return found
 
 
-def _on_traffic(settings: Settings, store: Store, live: ReleaseRow, now: datetime) -> list[Fall]:
-    """What users said under the live release against what they said under its parent, or under the base before it."""
+def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall]:
+    """What users said under the live release against what they said under its parent, or under the base before it.
+    Nothing where another release came between, or this one was live before: then what came earlier is not the
+    parent's alone."""
+    if not _follows_its_parent(store, live):
+        return []
     since = _aware(live.live_at or live.created_at)
     parent = parent_of(store, live)
     began = datetime.min.replace(tzinfo=UTC) if parent is None or parent.live_at is None else _aware(parent.live_at)
@@ -195,7 +202,14 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow, now: datetim
     points = 100 * (sum(after) / len(after) - sum(before) / len(before))
     against = BASE if parent is None else f"release {parent.number}"
     seen = f"{len(after)} and {len(before)} conversations with feedback"
-    return [Fall(against, "traffic", points, p, seen, points < 0 and p < level_of(settings, live, now))]
+    return [Fall(against, "traffic", points, p, seen)]
+
+
+def _follows_its_parent(store: Store, live: ReleaseRow) -> bool:
+    """Whether the live release became live once, in place of its parent."""
+    times_live = [entry for entry in live.evidence.get("history", ()) if entry["state"] == ReleaseState.LIVE]
+    replaced = {r.id for r in store.rows(ReleaseRow, target=live.target) if r.ended_at and r.ended_at == live.live_at}
+    return len(times_live) < 2 and replaced == ({live.parent_id} if live.parent_id else set())
 
 
 def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -> Watched:

@@ -255,13 +255,19 @@ def share_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     return _svg(height, title, "; ".join(f"{name}: {text}" for name, _, text in rows), parts)
 
 
+def lettered(place: int) -> str:
+    """The letters of a column, counted from 0: A to Z, then AA, AB and so on."""
+    before, last = divmod(place, 26)
+    return (lettered(before - 1) if before else "") + chr(65 + last)
+
+
 def heat_chart(rows: Mapping[str, Mapping[str, float]], columns: Sequence[str]) -> str:
     """Rates by row (family) and column (method) as shaded cells with the rate in percent; a cell without a rate is
     empty. Columns are lettered; the page says which is which."""
     top, tall = 30, 30.0
     cell = min(64.0, (WIDTH - _LABEL - 12) / max(1, len(columns)))
     x0, height = _LABEL + 8, top + tall * len(rows) + 10
-    parts = [_text(x0 + cell * (j + 0.5), top - 8, chr(65 + j), "axis middle", n) for j, n in enumerate(columns)]
+    parts = [_text(x0 + cell * (j + 0.5), top - 8, lettered(j), "axis middle", n) for j, n in enumerate(columns)]
     for i, (name, rates) in enumerate(rows.items()):
         parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, _short(name), "name end", name))
         for j, column in enumerate(columns):

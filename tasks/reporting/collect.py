@@ -32,6 +32,7 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.history import WHOLE
 from tasks.reporting.nothing_trained import Ended
+from tasks.round.adapters import adapter_id
 from tasks.round.context import peak_gib
 from tasks.round.results import (
     CalibrateResult,
@@ -167,16 +168,19 @@ def _capabilities(stored: StoredRound, before: Collection[str]) -> list[Capabili
     store, round_id = stored.store, stored.round.id
     rows = {r.id: r for r in store.rows(CapabilityRow, round_id=round_id)}
     verdicts = {r.subject: r for r in store.rows(VerdictRow, round_id=round_id)}
-    adapters = {r.capability_id: r for r in store.rows(AdapterRow, round_id=round_id)}
+    adapters = {r.id: r for r in store.rows(AdapterRow, round_id=round_id)}
     figures = []
     for s in sorted(
         store.rows(SelectionRow, round_id=round_id), key=lambda r: (r.rank is None, r.rank, -(r.mean_delta or 0.0))
     ):
-        name, adapter = rows[s.capability_id].name, adapters.get(s.capability_id)
+        name = rows[s.capability_id].name
         registered = stored.found(RegisterResult, name)
         gated = verdicts.get(name)
         verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
         trained, made = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
+        # Of several versions of an environment each has an adapter of its own.
+        version = made.versions if made else 1
+        adapter = adapters.get(trained.adapter if trained else adapter_id(round_id, name, version))
         steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
         figures.append(
             CapabilityFigures(

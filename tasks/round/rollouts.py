@@ -10,7 +10,7 @@ import pandas as pd
 
 from db import Store
 from environments.contract import TargetTask
-from errors import BudgetExceeded
+from errors import BudgetExceeded, ProviderError
 from models.episodes import Episode
 from tasks.round.engine import Engine, Playground, PlayOptions, PlayRun
 from tasks.round.progress import Stopwatch
@@ -18,6 +18,9 @@ from tasks.unattended.limits import RoundLimits
 
 # Of a round's episodes only the cap on spending ends the playing: the next call would meet it again.
 WITHIN_BUDGET = PlayOptions(fatal=(BudgetExceeded.boundary,))
+
+# Of some episodes the largest share that a server may lose before they say nothing of the policy that played them.
+OUTAGE = 0.5
 
 
 def round_seed(seed: int, number: int) -> int:
@@ -75,7 +78,9 @@ class RoundEngine:
 
         Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept;
         `EpisodesSpent` before any is played that the budget does not pay for; and `LimitReached`, before they are
-        played or at a batch of them that was stored, where the round has a limit."""
+        played or at a batch of them that was stored, where the round has a limit. Where a server that did not answer
+        lost more than OUTAGE of the episodes, `ProviderError`, by which the stage is tried again: what follows must not
+        rest on the few that are left."""
         if self.limits is not None and self.limits.any and episodes:
             ids = set(self.engine.ids(ground, episodes))
             self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
@@ -87,7 +92,19 @@ class RoundEngine:
         self.model.seconds += run.model_seconds
         if run.stopped:
             raise BudgetExceeded(run.stopped)
+        if run.played:
+            self._check_outage(run.ids, what or ground.purpose)
         return run.ids
+
+    def _check_outage(self, ids: Sequence[str], what: str) -> None:
+        frame = self.engine.store.trajectory_frame(None, columns=["error_boundary", "error"], id=list(ids))
+        away = frame[frame["error_boundary"] == ProviderError.boundary]
+        if len(away) > OUTAGE * len(ids):
+            raise ProviderError(
+                f"{len(away)} of {len(ids)} episodes ({what}) were lost to a server that did not answer; the first: "
+                f"{away['error'].iloc[0]}; what was played is kept, and the same command plays the rest",
+                transient=True,
+            )
 
 
 def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:

@@ -7,9 +7,11 @@ is stopped was stored, and the same command with a larger limit goes on from the
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from db import Round, StageRow, Store
+from db.ledger import seconds_spent
 from errors import LimitReached
 from settings_parts import LimitSettings
 
@@ -23,7 +25,7 @@ class RoundLimits:
     def __init__(self, limits: LimitSettings, store: Store, opened: Round, folder: Path) -> None:
         self.limits, self.store, self.round, self.folder = limits, store, opened, folder
         self._began = time.monotonic()
-        self._earlier = sum(row.seconds or 0.0 for row in store.rows(StageRow, round_id=opened.id))
+        self._earlier = at_work(store.rows(StageRow, round_id=opened.id))
         self._looked = float("-inf")
 
     @property
@@ -89,3 +91,20 @@ class RoundLimits:
             f"round {self.round.number} has reached limits.{name} = {limit:g}: {what}; nothing is lost: raise it "
             f"(TRACE_LIMITS__{name.upper()}) and the same command goes on from here"
         )
+
+
+def at_work(stages: Iterable[StageRow]) -> float:
+    """Seconds in which one of these stages was at work. An attempt whose process died counts up to its last heartbeat;
+    last attempts that ran side by side count once."""
+    total, until = 0.0, None
+    for row in sorted(stages, key=lambda row: (row.started_at is not None, row.started_at)):
+        began, ended = row.started_at, row.finished_at or row.heartbeat_at
+        spent = seconds_spent(row) or 0.0
+        if began is None or ended is None:
+            total += spent
+            continue
+        last = (ended - began).total_seconds()
+        alone = (ended - max(began, until or began)).total_seconds()
+        total += max(0.0, spent - last) + max(0.0, alone)
+        until = max(ended, until or ended)
+    return total

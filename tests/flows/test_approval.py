@@ -14,12 +14,15 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import StateType
 
 import flows.approval as approval
+from db import ReleaseState
 from errors import ConfigurationError, NotApproved
 from settings import load_settings
 from tasks.round.preflight import check_approval
 
 PROPOSAL = SimpleNamespace(
-    candidate=SimpleNamespace(number=7), decision=SimpleNamespace(promoted=True), table=lambda: "| points |"
+    candidate=SimpleNamespace(number=7, state=ReleaseState.CANDIDATE),
+    decision=SimpleNamespace(promoted=True),
+    table=lambda: "| points |",
 )
 
 
@@ -83,7 +86,9 @@ def test_only_what_would_be_promoted_is_asked_and_only_once(monkeypatch: pytest.
         context = asked(monkeypatch, **change)
         approval.ask_approval(context)
         assert context.told == []
-    for proposal in (None, refused):
+    live = SimpleNamespace(number=7, state=ReleaseState.LIVE)
+    published = SimpleNamespace(candidate=live, decision=PROPOSAL.decision)
+    for proposal in (None, refused, published):
         context = asked(monkeypatch)
         monkeypatch.setattr(approval, "proposal_of", lambda context, made=proposal: made)
         approval.ask_approval(context)

@@ -196,6 +196,19 @@ def test_trainings_at_once_are_of_all_that_came_so_far(
     ]  # fmt: skip
 
 
+def test_a_training_that_is_a_job_is_tried_again_as_any_other(
+    calls: Callable[..., list[str]], context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a task with retries, also where trainings come one after another."""
+    waves: list[list[str]] = []
+    done = TrainResult(adapter="", sha256="", steps=4, run="", ending="", chosen=1, verdict="")
+    settings = load_settings(profile="smoke", home=context.settings.home, limits={"training_minutes": 5})
+    monkeypatch.setattr(context, "settings", settings)
+    monkeypatch.setattr(flow, "train_together", lambda given, part: waves.append(part) or dict.fromkeys(part, done))
+    calls("train", "a b")
+    assert waves == [["a"], ["b"]][: settings.selection.most]
+
+
 def test_a_capability_that_the_budget_does_not_pay_for_falls_out(
     calls: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,8 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
         {"id": [e.id for e in examples], "family": [*np.repeat(["gained", "fell", "kept"], 6), "fell"]}
     )
     today = Mock(route=lambda policy, renderer, openings: [Mock(capability=live) for _ in openings])
-    context = Mock(folder=tmp_path / "round", settings=Mock(router=mode), model=nullcontext())
+    incumbent = SimpleNamespace(members={"old": {"adapter_id": "o"}})
+    context = Mock(folder=tmp_path / "round", settings=Mock(router=mode), model=nullcontext(), incumbent=incumbent)
     context.round.id = "round"
     context.store.trajectory_frame.return_value = frame
     monkeypatch.setattr(fitting, "kept_out", lambda _: False)
@@ -58,3 +59,6 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     assert [d.capability for d in saved.decide(where)] == list(saved.labels)
     assert saved.mode == mode
     assert amend(context, first, ["never met"]) is None
+    if live:  # what answers the family today is in the candidate no longer: nobody is left whom it could be left to
+        incumbent.members["old"] = {"adapter_id": "the version before"}
+        assert amend(context, first, ["fell"]) is None

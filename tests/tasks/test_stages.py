@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from db import StageRow
+from db import GENERALIST, StageRow
 from errors import EnvironmentFault, StoreError
 from models.adapters.files import checked_name
 from settings import load_settings
@@ -17,9 +17,12 @@ from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
 from tasks.round.context import Context
 from tasks.round.registry import registry_name
-from tasks.round.results import GateResult, SelectResult, SynthesizeResult, TrainResult
+from tasks.round.results import GateResult, RegisterResult, SelectResult, SynthesizeResult, TrainResult
 from tasks.round.stage import current, forget, open_context, stage
+from tasks.select import select
 from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
+from tasks.synthesis.learning import generalist as learnt_first
+from tasks.synthesis.learning.generalist import store_generalist
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False, "high": 0.6}
 
@@ -332,3 +335,19 @@ def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:
     assert found[0] == "rounds"
     assert found[1]["id"] == context.round.id
     assert find_row(context.store, "nothing-like-it") is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_where_nothing_is_lacking_only_a_generalist_that_came_first_is_selected(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    context = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    try:
+        if first:
+            store_generalist(context, rank=None)
+            monkeypatch.setattr(learnt_first, "comes_first", lambda context: True)
+            monkeypatch.setattr(Context, "found", lambda self, kind, name="": kind is RegisterResult)
+        assert select.do(context).selected == ([GENERALIST] if first else [])
+    finally:
+        monkeypatch.undo()
+        forget(context.round.id)

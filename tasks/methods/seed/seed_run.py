@@ -31,12 +31,13 @@ KEPT_OPEN = "kept open for the comparison of methods"
 
 @dataclass(frozen=True)
 class SeedRun:
-    """A seed's own round, the budget of every method in episodes, and what plays a round's stages up to the gate.
+    """A seed's own round, the budget of every method in episodes, and what plays a round's stages up to the one named,
+    or the gate.
     `points` of a training's checkpoints are measured for the curve over episodes, 0 none."""
 
     context: Context
     episodes: int
-    play_round: Callable[[Context], None]
+    play_round: Callable[..., None]
     points: int = 0
 
 

@@ -87,6 +87,16 @@ def wanted(context: Context, selected: Sequence[str]) -> bool:
     return True
 
 
+def with_generalist(context: Context, selected: Sequence[str], rank: int) -> list[str]:
+    """The `selected` capabilities, and the generalist where the round makes one last, of that `rank`, or has made one
+    first."""
+    if wanted(context, selected):
+        store_generalist(context, rank)
+        return [*selected, GENERALIST]
+    first = comes_first(context) and context.found(RegisterResult, GENERALIST)
+    return [*selected, GENERALIST] if first else list(selected)
+
+
 def _composes(context: Context) -> bool:
     """Whether environments are composed of the target's generators."""
     return context.settings.synthesizer.kind != "llm" and isinstance(context.target, Generators)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from environments.contract import TargetTask
+from environments.contract import Message, Observation, TargetTask
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
 from errors import ConfigurationError, PolicyError
@@ -131,3 +133,24 @@ def test_wrong_base_and_mixed_prefixes_are_refused(embedded_model: Embedded, rou
     with pytest.raises(PolicyError, match="differs from prompt 0"):
         embed(policy, [given[0].prompt, (5, *given[1].prompt[1:])], given[0].shared)
     assert replace(router, source=policy.identity().id).route(policy, renderer, given)
+
+
+def test_every_task_opens_behind_one_prompt_also_where_tools_differ(embedded_model: Embedded) -> None:
+    """A router is fitted and served behind one prompt; behind a task's own, hidden states would be others."""
+    tasks = [TargetTask(str(n), "test", "f", n, {}) for n in range(3)]
+    made = iter(range(3))
+
+    def environment() -> Any:
+        n = next(made)
+        tool = {
+            "type": "function",
+            "function": {"name": f"tool_{n}", "parameters": {"type": "object", "properties": {}}},
+        }
+        first = Observation((Message("user", f"number {n}"),))
+        return SimpleNamespace(
+            instructions="", tools=(tool,), examples=(), reset=lambda task: first, close=lambda: None
+        )
+
+    given = openings(environment, embedded_model[1], tasks)
+    assert len({(one.prompt[: one.shared], one.shared) for one in given}) == 1
+    assert len({one.prompt for one in given}) == 3

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from errors import ConfigurationError
 from tasks.comparison.page import lines, render
 from tasks.comparison.results import SeedResult
 from tasks.comparison.table import MethodRow, Table, table_of
+from tasks.reporting.charts import lettered
 from tests.tasks.comparison.seed_files import TASKS, figures, nested, seed_result
 
 METHODS = {"base": (4, 5, 3), "examples": (8, 8, 9), "trace": (12, 13, 12)}
@@ -125,6 +128,15 @@ def test_text_and_page_are_made_of_the_files_alone() -> None:
     assert "tasks alone (one seed)" in one
     with pytest.raises(ConfigurationError, match="no seed's file"):
         table_of([])
+
+
+def test_more_methods_than_letters_are_drawn() -> None:
+    assert [lettered(i) for i in (0, 25, 26, 27, 51, 52)] == ["A", "Z", "AA", "AB", "AZ", "BA"]
+    results = [seed_result(7, {"trace": figures(12)})]
+    few = table_of(results)
+    many = replace(few, rows=few.rows * 31)
+    assert "AE trace" in "\n".join(lines(many))
+    assert "AE: trace" in render(many, results)
 
 
 def test_the_shift_test_untouched_families_and_repeated_success() -> None:

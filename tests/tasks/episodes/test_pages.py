@@ -179,7 +179,7 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
 ) -> None:
     given = {
         "HOOK": "https://hooks.example/T0/secret-666666",
-        "ANALYST_KEY": "sk-analyst-key-1", "SERVER_KEY": "server-key-22",
+        "ANALYST_KEY": "sk-analyst-key-1", "AUTHOR_KEY": "sk-author-key-7", "SERVER_KEY": "server-key-22",
         "TRACE_GATEWAY_KEYS": "gateway-key-333,short",
         "TRACE_DATABASE": "postgresql://trace:p%40ssword-4444@db/trace", "TRACE_TRACKING": "http://me:track-55555@ml",
     }  # fmt: skip
@@ -187,12 +187,13 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
         monkeypatch.setenv(name, value)
     settings = load_settings(
         analyst={"api_key_variable": "ANALYST_KEY"},
+        synthesizer={"api_key_variable": "AUTHOR_KEY"},
         policy={"api_key_env": "SERVER_KEY"},
         home=settings_folder,
         unattended={"webhook_variable": "HOOK"},
     )
-    secrets = ["sk-analyst-key-1", "server-key-22", "gateway-key-333", "p%40ssword-4444", "p@ssword-4444",
-               given["HOOK"], "track-55555"]  # fmt: skip
+    secrets = ["sk-analyst-key-1", "sk-author-key-7", "server-key-22", "gateway-key-333", "p%40ssword-4444",
+               "p@ssword-4444", given["HOOK"], "track-55555"]  # fmt: skip
     assert sorted(secrets_of(settings)) == sorted(secrets), "a short one would tear words apart"
     made = Practised(store)
     leak = [

@@ -144,7 +144,7 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
 
 def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder: Path, tiny_model: Any) -> None:
     run = seed_run(settings_folder, tiny_model, train=TRAIN | {"demonstrations": 4})
-    methods = run_all(run, settings_folder / "seed.json", ["trace", "mixed"]).methods
+    methods = run_all(run, settings_folder / "seed.json", ["trace", "mixed", "placebo-capabilities"]).methods
     figures, mixed, context = methods["trace"], methods["mixed"], run.context
     base, rolled = context.result(RolloutResult), context.stored.diagnosis()
     mine = own_adapter(context.stored, GENERALIST)
@@ -173,6 +173,9 @@ def test_a_generalist_that_comes_first_is_mined_and_gone_on_from(settings_folder
     assert mixed.seconds >= sum(seconds[name] or 0.0 for name in start) > 0, "and for the time that its start took"
     charged, stored = charged_and_stored([context])
     assert charged == stored
+    placebo = methods["placebo-capabilities"]
+    assert GENERALIST in placebo.trained, "what differs is what was selected, not the generalist"
+    assert placebo.purposes["routing"] >= SIZE
     close_round(context)
 
 
@@ -191,6 +194,7 @@ def test_plain_grpo_begins_from_what_has_learnt_the_solutions(
     assert trained.notes[1].startswith("trained for ")
     assert (cloned.episodes, trained.purposes["diagnosis"]) == (0, SIZE)
     assert trained.purposes["training"] >= 8
+    assert trained.seconds > cloned.seconds > 0, "what it begins from took its time, too"
     rows = {row.id: row for row in run.context.store.rows(AdapterRow, round_id=run.context.round.id)}
     start, own = (rows[adapter_id(run.context.round.id, name)] for name in result)
     assert len(rows) == 2, "the solutions are learnt once for both"

@@ -86,3 +86,8 @@ def test_places_are_equal_parts_of_what_there_is(monkeypatch: pytest.MonkeyPatch
     check_at_once(4)
     with pytest.raises(ConfigurationError, match="--at-once 3 cannot share 4 visible GPUs evenly; give a divisor of 4"):
         check_at_once(3)
+
+
+def test_a_job_may_print_more_than_a_pipe_holds() -> None:
+    done = run_job(command("print('x' * 300_000)"), 60, {}, threading.Event())
+    assert done == (0, "x" * 300_000 + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,8 +74,10 @@ def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield SimpleNamespace(store=store, said=said, plays=plays, back=back, watch=watch)
 
 
-def both(world: Any) -> None:
-    world.store.put([release(1, ReleaseState.RETIRED), release(2, ReleaseState.LIVE, "r1")])
+def both(world: Any, **changes: Any) -> None:
+    """Release 2 in place of release 1."""
+    replaced = release(1, ReleaseState.RETIRED, ended_at=LIVE_SINCE)
+    world.store.put([replaced, release(2, ReleaseState.LIVE, "r1", **changes)])
 
 
 def test_without_a_release_there_is_nothing_to_watch(world: Any) -> None:
@@ -148,9 +151,37 @@ def test_what_users_say_is_compared_too(world: Any, successes: int, fell: bool) 
     world.store.put([*before, *after, *silent])
     found = world.watch(roll_back=True)
     traffic = found.comparisons[-1]
+    assert traffic.what == "traffic"
     assert (traffic.what, traffic.against, traffic.significant) == ("traffic", "release 1", fell)
     assert traffic.seen == "30 and 30 conversations with feedback"
     assert world.back == (["shop"] if fell else [])
+
+
+def test_traffic_has_half_of_the_level_and_is_left_out_where_it_is_not_the_parents_alone(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(world)
+    said = [conversation(n, n < 20, LIVE_SINCE - timedelta(hours=1)) for n in range(30)]
+    said += [conversation(100 + n, n < 9, LIVE_SINCE + timedelta(hours=1)) for n in range(30)]
+    world.store.put(said)
+    p = world.watch().comparisons[-1].p
+    for share, significant in ((1.9, False), (2.1, True)):
+        monkeypatch.setattr(watch_file, "level_of", lambda *given, level=share * p: level)
+        assert world.watch().comparisons[-1].significant is significant
+    restored = {"history": [{"state": "live", "at": "", "reason": ""}] * 2}
+    live = world.store.row(ReleaseRow, id="r2")
+    world.store.put([replace(live, evidence=restored)], replace=True)
+    assert {c.what for c in world.watch().comparisons} == {"fresh tasks"}, "part of what came before was its own"
+    world.store.put([live], replace=True)
+    world.store.put([release(3, ReleaseState.RETIRED, "r1", ended_at=LIVE_SINCE)])
+    assert {c.what for c in world.watch().comparisons} == {"fresh tasks"}, "release 3 came between"
+
+
+def test_a_days_look_is_the_dates_own(settings_folder: Path) -> None:
+    settings, evening = load_settings(), datetime(2026, 5, 4, 23, 30, tzinfo=UTC)
+    live = release(2, ReleaseState.LIVE, live_at=evening)
+    first, second = (level_of(settings, live, evening + timedelta(minutes=m)) for m in (10, 60))
+    assert second == pytest.approx(first / 4), "after midnight it is the second"
 
 
 def test_every_day_spends_less_and_all_days_together_the_whole_level(settings_folder: Path) -> None:

@@ -298,6 +298,18 @@ def test_what_does_not_carry_over_stands_in_the_report_with_its_figures(shop: Sh
     }  # fmt: skip
 
 
+def test_a_withdrawn_environments_adapter_is_not_shown_in_place_of_the_next_versions(
+    shop: Shop, settings: Settings
+) -> None:
+    _, row = prepared(shop)
+    capability = row_id(row.id, "set_address")
+    # Its id sorts last, so that a look-up by capability would find it.
+    gone = AdapterRow(id="z", round_id=row.id, capability_id=capability, base="tiny", state=AdapterState.REJECTED)
+    shop.store.put([gone, TrainingStepRow(adapter_id="z", step=1, reward=0.9, success=0.9)])
+    found = next(c for c in figures(shop, row, settings).capabilities if c.name == "set_address")
+    assert len(found.steps) == 2
+
+
 def test_what_an_accepted_environment_cost_is_a_figure_and_both_models_are_told(shop: Shop, settings: Settings) -> None:
     row = shop.round()
     given = {"analyst": {"kind": "llm", "model": "rater"}, "synthesizer": {"kind": "llm", "model": "writer"}}

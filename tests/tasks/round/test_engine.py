@@ -146,3 +146,17 @@ def test_a_rounds_engine_counts_the_seconds_also_of_what_a_cap_broke_off() -> No
     with pytest.raises(BudgetExceeded, match="over the cap of 5"):
         engine.play(GROUND, [], "it")
     assert (engine.model.seconds, engine.environment.seconds) == (4.0, 7.0)
+
+
+@pytest.mark.parametrize(("away", "raises"), [(5, True), (4, False)])
+def test_what_a_server_has_mostly_lost_is_no_result(store: Store, away: int, raises: bool) -> None:
+    """More than half of eight; the same call plays the rest once it answers."""
+    down = RoundEngine(engine(store, Failing(*[lost()] * away)), Stopwatch(), Stopwatch())
+    if raises:
+        with pytest.raises(ProviderError, match=r"5 of 8 episodes \(it\) were lost .* the first: away") as raised:
+            down.play(GROUND, EPISODES, "it")
+        assert raised.value.transient, "by this the stage is tried again"
+    else:
+        down.play(GROUND, EPISODES, "it")
+    up = RoundEngine(engine(store), Stopwatch(), Stopwatch())
+    assert store.stored_ids(up.play(GROUND, EPISODES, "it")) == set(up.engine.ids(GROUND, EPISODES))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,25 @@ def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> N
     checks = {c.kind: c.passed for c in row.checks}
     assert checks["call_find_order"] is bool(row.success)
     assert checks[ANSWERED] is True
+
+
+def test_a_conversation_that_cannot_be_read_is_left_out_and_the_others_are_not(
+    store: Store, log: TrafficLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    filled(store, log)
+    before = TrafficTarget(store).data_hash
+    row = store.rows(ConversationRow)[0]
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+    call = {"id": "c", "function": {"name": "findOrder", "arguments": '{"order": '}}
+    cut = {"role": "assistant", "content": None, "tool_calls": [call]}
+    for name, message in (("image", image), ("cut", cut)):
+        store.put([replace(row, id=name, conversation=name, success=True, messages=[message])])
+    target = TrafficTarget(store)
+    assert target.data_hash == before
+    assert "conversation image is left out of traffic: messages[0].content holds" in caplog.text
+    assert "conversation cut is left out" in caplog.text
+    current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
+    assert len(import_conversations(store, current, target)) == len(target.tasks("diagnosis")) == 10
 
 
 def test_a_round_on_traffic_goes_up_to_select(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import pytest
 from sqlalchemy import text
 
 from db import Shards, open_store
-from environments.contract import Action, Observation
+from environments.contract import Action, Message, Observation, Prompt, TargetTask, ToolCall
 from errors import ConfigurationError, LimitReached, StoreError
+from models.episodes import Episode
+from models.policy import PolicyIdentity
+from models.renderer import CompactCalls
+from tasks.methods.seed.prompts import Prompting, worked_example
 from tasks.round.context import Context
 from tasks.round.engine import Engine, PlayRun
 from tasks.round.stage import forget
@@ -25,6 +31,8 @@ from tests.tasks.shards.many_target import Many
 from tests.tasks.shards.shared_rounds import drawn, opened, ordered, saved_base
 
 Open = Callable[..., Context]
+# Its keys are in none of the orders that a database gives them.
+PAYLOAD = {"zeta": {"order": {"type": "string"}, "code": {"type": "string"}}, "a": [{"y": 1, "x": 2}], "beta": None}
 
 
 @pytest.fixture
@@ -178,12 +186,42 @@ def test_what_no_other_process_could_play_is_not_shared(rounds: Open) -> None:
 def test_work_survives_the_database(rounds: Open) -> None:
     context = rounds()
     ground, episodes = ordered(context)
+    episodes = [replace(e, task=replace(e.task, payload=PAYLOAD)) for e in episodes]
     (*_, last) = made = works(ground, episodes, context.policy.identity(), "", 3)
     ledger = context.store.shards(context.round.id)
     ledger.owe("p", [(len(w.episodes), w.as_json()) for w in made])
-    assert [Work.from_json(row.work) for row in ledger.open()] == made
+    stored = [Work.from_json(row.work) for row in ledger.open()]
+    assert stored == made
+    assert {json.dumps(e.task.payload) for w in stored for e in w.episodes} == {json.dumps(PAYLOAD)}
     assert sum(len(w.episodes) for w in made) == 40
     assert len(last.episodes) <= len(made[0].episodes) == 4
+
+
+def as_jsonb(value: Any) -> Any:
+    """A JSON value as PostgreSQL gives it back: keys by their length, then by their bytes."""
+    if isinstance(value, dict):
+        return {k: as_jsonb(value[k]) for k in sorted(value, key=lambda k: (len(k.encode()), k.encode()))}
+    return [as_jsonb(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_payload_comes_back_in_its_own_order() -> None:
+    """What an agent is shown is written in that order; shards that an earlier version owed hold the object itself."""
+    task = TargetTask("t", "diagnosis", "all", 1, PAYLOAD, ("a_b",))
+    work = Work((Episode("k", task, 0, 0),), "diagnosis", 1.0, 8, "it", PolicyIdentity("base", "1"))
+    assert json.dumps(as_jsonb(PAYLOAD)) != json.dumps(PAYLOAD)
+    assert json.dumps(Work.from_json(as_jsonb(work.as_json())).episodes[0].task.payload) == json.dumps(PAYLOAD)
+    assert Work.from_json(as_jsonb(asdict(work))) == work
+
+
+def test_the_calls_of_a_stored_conversation_are_shown_as_they_were_made() -> None:
+    """The compact form writes values by their place."""
+    coupon = {"function": {"name": "coupon", "parameters": {"properties": {"order": {}, "code": {}}}}}
+    call = ToolCall("coupon", {"order": 418, "code": "SAVE55"})
+    said = [Message("user", "SAVE55 for 418."), Message("assistant", "", (call,))]
+    worked = worked_example(as_jsonb([m.as_dict() for m in said]))
+    shown = Prompting(examples=(worked,)).of(Prompt(tools=(coupon,)))[1]
+    assert CompactCalls().write("", shown[1].tool_calls) == "coupon(418, SAVE55)"
+    assert CompactCalls().write("", worked[1].tool_calls) == "coupon(SAVE55, 418)", "as the database ordered them"
 
 
 def test_a_worker_of_another_version_plays_nothing(rounds: Open) -> None:

@@ -10,7 +10,7 @@ import pytest
 from db import ReplyRow, open_store
 from environments.synthesized.module_contract import CONTRACT, worked_examples
 from environments.validation.checks import Limits, ValidationVerdict
-from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
+from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError, TargetError
 from models.providers.analyst import Analyst, AnalystSettings
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
@@ -166,6 +166,17 @@ def test_a_module_that_breaks_down_in_calibration_is_a_refused_version(run):
 
     synthesis, _, _ = run(in_turn(module(SOUND)), calibrate)
     assert "broke down: killed by SIGKILL" in synthesis.versions[0].reasons[0]
+
+
+@pytest.mark.parametrize("error", [KeyError("name"), TargetError("use tools of one task")])
+def test_what_a_module_breaks_in_calibration_is_a_reason_and_a_limit_of_the_round_is_none(error):
+    def calibrate(opened):
+        raise error
+
+    assert "the module broke down: " in judge_module(SOUND, "r", BRIEF, calibrate, LIMITS, ()).reasons[0]
+    error = BudgetExceeded("the round is over")
+    with pytest.raises(BudgetExceeded):
+        judge_module(SOUND, "r", BRIEF, calibrate, LIMITS, ())
 
 
 def test_another_capability_or_tool_is_refused(run):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flows.improve as flow
-from db import Round, RoundState, Store, open_store
+from db import Round, RoundState, StageRow, StageState, Store, open_store
 from errors import LimitReached
 from models.scripted import NoopPolicy
 from settings import Settings, load_settings
 from tasks.round.rollouts import episodes_for
-from tasks.unattended.limits import RoundLimits
+from tasks.unattended.limits import RoundLimits, at_work
 from tests.db.store_examples import trajectory
+
+START = datetime(2026, 5, 4, 12, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -56,6 +59,20 @@ def test_each_limit_is_held(store: Store, settings_folder: Path, given: dict[str
     with pytest.raises(LimitReached, match=said):
         held.check(1)
     limits(store, settings_folder, **dict.fromkeys(given, 10**9)).check(1)
+
+
+def test_time_at_work_counts_what_died_and_what_ran_side_by_side_once() -> None:
+    def row(name: str, began: int, seconds: float | None, **times: int) -> StageRow:
+        at = {key: START + timedelta(seconds=value) for key, value in {"started_at": began, **times}.items()}
+        state = StageState.DONE if "finished_at" in times else StageState.RUNNING
+        return StageRow(id=name, round_id="r", name=name, state=state, seconds=seconds, **at)
+
+    waiting = StageRow(id="e", round_id="r", name="e")
+    done = row("a", 0, 15.0, finished_at=10)  # five of them in an attempt before
+    beside, within = row("b", 4, 12.0, finished_at=16), row("c", 5, 3.0, finished_at=8)
+    died = row("d", 100, None, heartbeat_at=130)
+    assert at_work([]) == 0.0
+    assert at_work([waiting, waiting, died, within, beside, done]) == 5 + 16 + 30
 
 
 def test_episodes_are_refused_before_they_are_played(store: Store, settings_folder: Path) -> None:
