@@ -268,3 +268,22 @@ def test_a_champion_is_calibrated_on_scenarios_of_its_round(context: Context, tm
     assert tasks[base.policy_id] == {"own--1", "own--2"}
     assert tasks[champion.policy_id] == {"own--200001", "own--200002"}
     assert {r.seed for r in rows} == {0, 2_000_006}
+
+
+def test_every_version_of_an_environment_has_a_run_of_its_own(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second version's figures would be left out, as those of a step that is there already."""
+    keys: list[str] = []
+
+    def begun(self: Context, key: str, *given: Any, **more: Any) -> str:
+        keys.append(key)
+        raise Died
+
+    monkeypatch.setattr(Context, "part_run", begun)
+    first = stage_file.course_of(context, CAPABILITY)
+    second = replace(first, folder=first.folder.with_name(f"{CAPABILITY}-2"), adapter=f"{first.adapter}-2")
+    for course in (first, second):
+        with pytest.raises(Died):
+            stage_file.train_on(context, course)
+    assert keys == [f"{context.round.id}-{CAPABILITY}", f"{context.round.id}-{CAPABILITY}-2"]
