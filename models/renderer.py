@@ -30,8 +30,10 @@ TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, str]:
     """Parameter name -> JSON type, in the order of the schema."""
-    properties = tool["function"].get("parameters", {}).get("properties", {})
-    return {name: str(what.get("type", "string")) for name, what in properties.items()}
+    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
+    return {
+        n: str(what.get("type", "string")) if isinstance(what, Mapping) else "string" for n, what in properties.items()
+    }
 
 
 def _typed(word: str, kind: str) -> Any:
@@ -123,7 +125,7 @@ class JsonCalls:
         return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
 
 
-# Texts whose ids are kept: separators, instructions and worked examples, and what was said last.
+# Texts whose ids are kept: instructions and worked examples, and what was said last.
 TEXTS_KEPT = 4096
 FORMATS: Mapping[str, type[CompactCalls] | type[JsonCalls]] = {"compact": CompactCalls, "json": JsonCalls}
 
@@ -168,28 +170,34 @@ class Renderer:
         turns = read_template(tokenizer)
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)
-        self._start, self._between, self._opening = turns.start, turns.between, turns.opening
-        follow = {pair: self._encode(text, special=True) for pair, text in turns.between.items() if pair[0] == ANSWERS}
+        # All at once: the tokenizer keeps how special tokens are read as a setting of its own, and a server encodes in
+        # several threads. Whoever changed it later would change what others are encoding.
+        self._start, self._opened = self._marked(turns.start), turns.opening["user"]
+        self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
+        self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
+        follow = {pair: ids for pair, ids in self._between.items() if pair[0] == ANSWERS}
         self.end_id = follow[ANSWERS, "user"][0]
         ends = {ids[0] for ids in follow.values()}
         # What the model writes behind its last turn, where that is not what stands behind the others.
-        self._last = frozenset(self._encode(turns.closing, special=True)[:1]) & self._special_ids - ends
+        self._last = frozenset(self._marked(turns.closing)[:1]) & self._special_ids - ends
         self.stop_ids = frozenset(ends) | self._last
         self.thinks = THOUGHT_END in str(tokenizer.chat_template)
 
-    def _encode(self, text: str, special: bool = False) -> list[int]:
-        """Ids of separators (`special`) or of contents, where special tokens that are spelled out stay text. Most texts
-        come again with every episode, so what was encoded is kept."""
-        return list(self._kept(text, special))
+    def _marked(self, text: str) -> tuple[int, ...]:
+        """Ids of a separator, whose special tokens are meant."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _encoded(self, text: str, special: bool) -> tuple[int, ...]:
+    def _encode(self, text: str) -> list[int]:
+        """Ids of contents, where special tokens that are spelled out stay text. Most texts come again with every
+        episode, so what was encoded is kept."""
+        return list(self._kept(text))
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
         """`_encode` of a text that is not kept.
 
         A Unigram vocabulary holds special tokens as ordinary words too, so contents that come out with one are cut
         within its name.
         """
-        if special:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ids = self._encode_plain(text)
         if self._special_ids.isdisjoint(ids):
             return tuple(ids)
@@ -219,7 +227,7 @@ class Renderer:
         """A conversation up to its first turn: `first` behind the prompt, which is its shared part."""
         conversation = Conversation()
         messages = [Message("system", self.calls.system(prompt.instructions, prompt.tools)), *prompt.examples]
-        conversation.append(self._encode(self._start, special=True), False)
+        conversation.append(self._start, False)
         for index, message in enumerate(messages):
             if index:
                 conversation.append(self.separator(messages[index - 1].role, message.role), False)
@@ -265,12 +273,12 @@ class Renderer:
         """The ids that stand between a message of role `before` and a turn that is to be sampled."""
         if before not in self._opening:
             return self.separator(before, ANSWERS)
-        return self._encode(self._opening[before], special=True)
+        return list(self._opening[before])
 
     def separator(self, before: str, after: str) -> list[int]:
         """The ids that stand between a message of role `before` and one of role `after`."""
         try:
-            return self._encode(self._between[before, after], special=True)
+            return list(self._between[before, after])
         except KeyError:
             raise ConfigurationError(
                 f"no turn of {after!r} may follow one of {before!r}; merge such messages into one"
@@ -293,6 +301,6 @@ class Renderer:
         _, end, answer = text.rpartition(THOUGHT_END)
         if end:
             return answer.lstrip("\n")
-        opened = self._opening["user"].rpartition(THOUGHT)
+        opened = self._opened.rpartition(THOUGHT)
         begun = THOUGHT_END not in opened[2] if opened[1] else text.lstrip().startswith(THOUGHT)
         return None if begun else text

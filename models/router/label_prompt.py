@@ -59,16 +59,19 @@ def label_probabilities(
             f"{len(candidates)} candidates; the label prompt takes 1 to {len(ascii_uppercase)}: route by retrieval"
         )
     tokenizer = renderer.tokenizer
-    letters = [
-        tokenizer.encode(f" {letter}", add_special_tokens=False) for letter in ascii_uppercase[: len(candidates)]
-    ]
+
+    def encode(text: str) -> list[int]:
+        # A name or an observation that spells a special token stays text; and how special tokens are read is a setting
+        # of the tokenizer, which others use at the same time.
+        return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    letters = [encode(f" {letter}") for letter in ascii_uppercase[: len(candidates)]]
     if any(len(ids) != 1 for ids in letters):
         raise ConfigurationError("the tokenizer splits a letter after a space; route by retrieval")
     choices = torch.tensor([ids[0] for ids in letters])
-    prefix = tokenizer.encode(label_prompt(candidates), add_special_tokens=False)
+    prefix = encode(label_prompt(candidates))
     texts = [f"Request: {' '.join(text.split())}\nKind:" for text in (EMPTY_REQUEST, *requests)]
-    # An observation that spells a special token stays text.
-    rows = [tokenizer.encode(t, add_special_tokens=False, split_special_tokens=True) for t in texts]
+    rows = [encode(t) for t in texts]
     logprobs = torch.cat(
         [_next(policy, rows[i : i + ROWS_PER_PASS], prefix, choices) for i in range(0, len(rows), ROWS_PER_PASS)]
     )

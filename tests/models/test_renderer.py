@@ -110,6 +110,21 @@ def test_a_text_that_comes_again_is_encoded_once(renderer: Renderer, monkeypatch
     assert renderer.start(prompt, opening) == first
 
 
+def test_what_another_thread_encodes_changes_no_separator(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether special tokens are split is a setting of the tokenizer: here another thread always sets it first."""
+    prompt, said = Prompt("Answer.", TOOLS), [Message("user", "where is order 512?")]
+    other, encode = Renderer(renderer.tokenizer), renderer.tokenizer.encode
+    monkeypatch.setattr(
+        renderer.tokenizer, "encode", lambda text, **given: encode(text, **given | {"split_special_tokens": True})
+    )
+    talk = other.start(prompt, said)
+    other.answer(talk, [], [], [Message("tool", "lost")])
+    monkeypatch.undo()
+    wanted = renderer.start(prompt, said)
+    renderer.answer(wanted, [], [], [Message("tool", "lost")])
+    assert talk == wanted
+
+
 def test_conversation_equals_the_template(renderer: Renderer) -> None:
     """Pieces encoded apart spell what the template would have written."""
     talk = renderer.start(Prompt("Be short."), [Message("user", "order 512")])
@@ -189,6 +204,13 @@ def test_compact_calls_that_do_not_fit_reach_the_environment(text: str, argument
 def test_compact_turns_that_are_no_calls() -> None:
     assert CompactCalls().read("Order 512 (the lamp) is pending.", TOOLS).content
     assert CompactCalls().read("  ", TOOLS).malformed == "(nothing)"
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"properties": None}])
+def test_a_tool_whose_parameters_are_null_has_none(parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "person", "parameters": parameters}}]
+    assert CompactCalls().system("Be short.", tools) == "Be short.\nCalls: person()"
+    assert CompactCalls().read("person()", tools).tool_calls == (ToolCall("person", {}, "call_0"),)
 
 
 @pytest.mark.parametrize("text", ['f(a=5, b="x")', "f(a=1); g(b=(2, 3))"])

@@ -111,9 +111,15 @@ class GatewayApp:
 
     def _check_origin(self, request: Request) -> None:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
-        if origin and urlparse(origin).netloc != host:
+        try:
+            site, name = urlparse(origin or "").netloc, urlparse(f"//{host}").hostname
+        except ValueError:
+            raise ApiError(
+                400, f"the header Host ({host!r:.60}) or Origin ({origin!r:.60}) is no address; correct it"
+            ) from None
+        if origin and site != host:
             raise ApiError(400, "requests from pages of other sites are refused", code="foreign_origin")
-        if self.loopback and not self.gateway.settings.keys.digests and urlparse(f"//{host}").hostname not in LOOPBACK:
+        if self.loopback and not self.gateway.settings.keys.digests and name not in LOOPBACK:
             raise ApiError(
                 400, "this gateway has no keys and answers to 127.0.0.1 and localhost only", code="foreign_host"
             )

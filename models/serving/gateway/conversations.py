@@ -14,10 +14,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from environments.contract import Message, Prompt
+from errors import ProviderError
 from models.renderer import Renderer
 from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
@@ -90,7 +92,8 @@ class RouteMaker:
         self._pending: list[_Asked] = []
 
     async def decide(self, words: str, router: Router) -> RouteDecision:
-        """`router`'s decision for a conversation that begins with `words`; its milliseconds count from this call."""
+        """`router`'s decision for a conversation that begins with `words`; its milliseconds count from this call.
+        Raises `ProviderError` when the engine has ended."""
         if router.mode in ("fixed", "off"):
             return router.decide(count=1)[0]
         began = time.perf_counter()
@@ -102,7 +105,10 @@ class RouteMaker:
             self._pending.append(_Asked(router, one, future, loop))
             first = len(self._pending) == 1
         if first:
-            self.engine.call(self._decide_pending)
+            try:
+                self.engine.call(self._decide_pending).add_done_callback(self._refuse_if_ended)
+            except ProviderError as problem:
+                self._refuse_pending(problem)
         decision = await future
         return replace(decision, milliseconds=1000 * (time.perf_counter() - began))
 
@@ -111,9 +117,23 @@ class RouteMaker:
         opening = opening_of(self.prompt, self.renderer, [Message("user", "?")])
         self.engine.call(lambda: router.route(self.engine.policy, self.renderer, [opening])).result()
 
-    def _decide_pending(self) -> None:
+    def _refuse_if_ended(self, done: Future[None]) -> None:
+        if problem := done.exception():
+            self._refuse_pending(problem)
+
+    def _refuse_pending(self, problem: BaseException) -> None:
+        """Refuse all who wait: the engine will not decide, and only the first who waits asks it."""
+        for one in self._taken():
+            _settle(one.loop, one.future, problem)
+
+    def _taken(self) -> list[_Asked]:
+        """Those who wait; whoever comes next is the first again."""
         with self._lock:
-            mine, self._pending = self._pending, []
+            taken, self._pending = self._pending, []
+        return taken
+
+    def _decide_pending(self) -> None:
+        mine = self._taken()
         # While a release is replaced, those that began before ask its router and the others the new one.
         for router in {id(one.router): one.router for one in mine}.values():
             asked = [one for one in mine if one.router is router]
@@ -145,7 +165,9 @@ def _settle(
     def hand() -> None:
         if future.done():
             return
-        if isinstance(outcome, BaseException):
+        if isinstance(outcome, ProviderError):  # for the gateway, which refuses with 503
+            future.set_exception(outcome)
+        elif isinstance(outcome, BaseException):
             future.set_exception(ApiError(500, "the router failed; the gateway's log says why"))
         else:
             future.set_result(outcome)

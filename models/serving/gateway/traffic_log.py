@@ -56,6 +56,8 @@ class TrafficLog:
     ) -> None:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
         self._queue: queue.Queue[LoggedTurn | threading.Event | None] = queue.Queue(WAITING)
+        # A row is written whole: between reading and writing one, no other thread may write it.
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -84,6 +86,10 @@ class TrafficLog:
     def say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
         """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404)."""
         self.flush()
+        with self._writing:
+            return self._say(owner, feedback)
+
+    def _say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
         key = conversation_id(owner, feedback.conversation)
         row = self._store.row(ConversationRow, id=key)
         if row is None:
@@ -112,7 +118,8 @@ class TrafficLog:
                 item.set()
                 continue
             try:
-                self._keep(item)
+                with self._writing:
+                    self._keep(item)
                 self._count("stored")
             except StoreError as problem:
                 self._count("dropped")

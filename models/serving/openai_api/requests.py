@@ -18,6 +18,8 @@ from models.serving.openai_api.errors import ApiError
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 MOST_MESSAGES = 4096
+# Levels of a body. Python gives up at about a thousand, and not everywhere at the same one.
+MOST_LEVELS = 100
 # What this process cannot do, by parameter, with the values that ask for nothing.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
@@ -133,14 +135,39 @@ def calls_as_dicts(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request's body."""
+    """The JSON object of a request's body. Raises `ApiError` (400)."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as problem:
         raise ApiError(400, f"the body is not JSON: {str(problem)[:200]}") from None
     if not isinstance(body, dict):
         raise ApiError(400, f"the body is a JSON {type(body).__name__}; send an object")
+    try:
+        _check_json(body)
+    except ValueError as problem:
+        raise ApiError(400, f"the body {problem}") from None
     return body
+
+
+def _check_json(value: Any) -> None:
+    """Raises `ValueError` for what `json.loads` takes and others cannot: halves of surrogate pairs, which no tokenizer,
+    database or server gets encoded, and nesting that is too deep for whoever reads it next."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            break
+    else:
+        raise ValueError(f"is nested more than {MOST_LEVELS} levels deep; send it flatter")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a text with half of a surrogate pair; send whole characters") from None
 
 
 def parse_chat(body: dict[str, Any], size: int = 0) -> ChatRequest:
@@ -152,7 +179,7 @@ def parse_chat(body: dict[str, Any], size: int = 0) -> ChatRequest:
         raise ApiError(400, f"{len(messages)} messages; at most {MOST_MESSAGES} are taken", param="messages")
     for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise ApiError(
                 400,
                 f"messages[{index}] has role {role!r:.60}; use one of {', '.join(ROLES)}",
@@ -161,6 +188,10 @@ def parse_chat(body: dict[str, Any], size: int = 0) -> ChatRequest:
     tools = body.get("tools") or []
     if not isinstance(tools, list) or not all(_is_function(tool) for tool in tools):
         raise ApiError(400, 'tools must be a list of {"type": "function", "function": {"name": ...}}', param="tools")
+    for index, tool in enumerate(tools):
+        where, parameters = f"tools[{index}].function.parameters", tool["function"].get("parameters")
+        if not _is_schema(parameters):
+            raise ApiError(400, f"{where} is {parameters!r:.60}; give a JSON schema, or null for none", param=where)
     if body.get("tool_choice") == "none":
         tools = []
     return _common(body, True, size=size, messages=messages, tools=tools)
@@ -180,6 +211,14 @@ def parse_completion(body: dict[str, Any], size: int = 0) -> ChatRequest:
 def _is_function(tool: Any) -> bool:
     function = tool.get("function") if isinstance(tool, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
+
+
+def _is_schema(parameters: Any) -> bool:
+    """Whether a tool's parameters are an object whose properties are schemas; null means none, as clients send it."""
+    properties = {} if parameters is None else parameters.get("properties") if isinstance(parameters, dict) else 0
+    return properties is None or (
+        isinstance(properties, dict) and all(isinstance(schema, dict | bool) for schema in properties.values())
+    )
 
 
 def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
@@ -255,7 +294,11 @@ def to_messages(raw: Sequence[Mapping[str, Any]]) -> list[Message]:
         where = f"messages[{index}]"
         role = cast("Role", ROLES[one["role"]])
         text = text_of(one.get("content"), f"{where}.content")
-        calls = tuple(_call(call, f"{where}.tool_calls") for call in one.get("tool_calls") or ())
+        called = one.get("tool_calls") or []
+        if not isinstance(called, list):
+            what = f"{where}.tool_calls"
+            raise ApiError(400, f"{what} is {called!r:.60}; give a list of calls, or leave it out", param=what)
+        calls = tuple(_call(call, f"{where}.tool_calls") for call in called)
         if messages and role in ("user", "system") and messages[-1].role == role:
             messages[-1] = Message(role, f"{messages[-1].content}\n{text}")
         else:
@@ -268,7 +311,8 @@ def _call(call: Any, where: str) -> ToolCall:
     try:
         function = call["function"]
         written = function.get("arguments") or "{}"
-        arguments = json.loads(written) if isinstance(written, str) else written
-        return ToolCall(str(function["name"]), dict(arguments), str(call.get("id") or ""))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        arguments = dict(json.loads(written) if isinstance(written, str) else written)
+        _check_json(arguments)
+        return ToolCall(str(function["name"]), arguments, str(call.get("id") or ""))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise ApiError(400, f"{where} is not a list of calls with a name and JSON arguments", param=where) from None

@@ -155,21 +155,27 @@ class HttpUpstream:
         return body | {"model": turn.name}
 
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
-        """The server's events as they are; after the first they are parsed only when `turn.listen` is set."""
+        """The server's events as they are, but for its count of tokens where the client did not ask for it. Parsed are
+        the first, those with a count, and all of them when `turn.listen` is set."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             if response.status != 200:
                 raise _problem(response.status, await response.read(), turn, address)
             first = True
             async for events in _events(response):
+                passed = []
                 for data in events:
-                    if data != b"[DONE]" and (first or turn.listen):
+                    if data != b"[DONE]" and (first or turn.listen or b'"usage"' in data):
                         chunk = _json(data)
                         if first:
                             self._check(chunk, turn)
                         _hear(turn, chunk)
                         first = False
-                yield b"".join(b"data: %b\n\n" % data for data in events)
+                        if chunk.get("usage") and not chunk.get("choices") and not turn.asked.usage_in_stream:
+                            continue
+                    passed.append(data)
+                if passed:
+                    yield b"".join(b"data: %b\n\n" % data for data in passed)
 
     async def replicas(self) -> list[Replica]:
         return await self.pool.replicas()
@@ -190,6 +196,8 @@ class HttpUpstream:
             ahead = [{"role": "system", "content": turn.prompt.instructions}]
             body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
             body["tools"] = list(turn.prompt.tools)
+        if turn.asked.stream:  # a server counts the tokens of a stream only when asked, and quotas need the count
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
         path = "/v1/chat/completions" if turn.asked.chat else "/v1/completions"
         return path, json.dumps(body, ensure_ascii=False).encode(), turn.adapter.replicas if turn.adapter else ()
 

@@ -22,6 +22,8 @@ from starlette.routing import Route
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
 from models.serving.fleet.releases import Generation, Standing
 
+USAGE = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
@@ -96,7 +98,9 @@ class Stub:
         await asyncio.sleep(self.delay)
         head = {"id": "1", "created": 1, "model": body["model"]}
         if body.get("stream"):
-            return StreamingResponse(self.events(head, text, bool(body.get("tools"))), media_type="text/event-stream")
+            counted = bool((body.get("stream_options") or {}).get("include_usage"))
+            events = self.events(head, text, bool(body.get("tools")), counted)
+            return StreamingResponse(events, media_type="text/event-stream")
         message: dict[str, Any] = {"role": "assistant", "content": f"you said {text}"}
         if text == "call":
             function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"order": 7}'}
@@ -105,11 +109,10 @@ class Stub:
                 "content": None,
                 "tool_calls": [{"id": "c1", "type": "function", "function": function}],
             }
-        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if text == "call" else "stop"}
-        return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": usage})
+        return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": USAGE})
 
-    async def events(self, head: dict[str, Any], text: str, tools: bool) -> AsyncIterator[bytes]:
+    async def events(self, head: dict[str, Any], text: str, tools: bool, counted: bool) -> AsyncIterator[bytes]:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if tools and text == "call":
             begun = {"index": 0, "id": "c1", "type": "function", "function": {"name": "refund", "arguments": ""}}
@@ -124,6 +127,9 @@ class Stub:
                 chunk = head | {"object": "chat.completion.chunk", "choices": [choice]}
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
                 await asyncio.sleep(3600 if text == "drip" and delta.get("content") else 0)
+            if counted:
+                chunk = head | {"object": "chat.completion.chunk", "choices": [], "usage": USAGE}
+                yield f"data: {json.dumps(chunk)}\n\n".encode()
             yield b"data: [DONE]\n\n"
         except (asyncio.CancelledError, GeneratorExit):
             self.counts["cancelled"] += 1

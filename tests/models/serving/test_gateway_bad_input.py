@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from pydantic import SecretStr
 from errors import ConfigurationError
 from models.serving.gateway.keys import Keys
 from models.serving.gateway.settings import check_host
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import to_messages
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import Stub, serving
 
@@ -58,6 +61,54 @@ def test_bad_input_gets_the_error_body_that_clients_read(
     assert running.chat("still there").status_code == 200
 
 
+SAID = {"role": "user", "content": "x"}
+
+
+def deep(levels: int) -> Any:
+    """A JSON value of so many levels."""
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "find", "parameters": parameters}}
+
+
+def test_bodies_that_parse_and_cannot_be_used_are_refused_by_name(running: Running) -> None:
+    for change, param, words in (
+        ({"messages": [{"role": []}]}, "messages[0].role", "has role []"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
+        ({"user": {"\udfff": 1}}, None, "surrogate"),
+        ({"metadata": deep(500)}, None, "100 levels"),
+        ({"tools": [tool(None), tool([])]}, "tools[1].function.parameters", "is []"),
+        ({"tools": [tool({"properties": {"a": 5}})]}, "tools[0].function.parameters", "'a': 5"),
+    ):
+        refused = running.post({"model": "trace", "messages": [SAID], **change})
+        assert (refused.status_code, error(refused)["param"]) == (400, param), change
+        assert words in error(refused)["message"]
+    raw = b'{"model": "trace", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}'
+    for refused in (running.post(raw), running.post({"conversation": "\ud800", "success": True}, "/v1/feedback")):
+        assert (refused.status_code, "surrogate" in error(refused)["message"]) == (400, True)
+    assert running.chat("x", tools=[tool(None), tool({"properties": None})]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        5,
+        [{"function": {"name": "find", "arguments": "[" * 100_000}}],
+        [{"function": {"name": "find", "arguments": json.dumps({"a": deep(500)})}}],
+        [{"function": {"name": "find", "arguments": '{"a": "\\ud800"}'}}],
+    ],
+)
+def test_calls_of_a_client_that_are_none_are_refused_where_they_are_read(calls: Any) -> None:
+    with pytest.raises(ApiError, match="calls") as refused:
+        to_messages([SAID, {"role": "assistant", "tool_calls": calls}])
+    assert (refused.value.status, refused.value.param) == (400, "messages[1].tool_calls")
+
+
 def test_official_client_gets_its_own_exceptions(running: Running) -> None:
     client = running.client()
     with pytest.raises(openai.NotFoundError) as missing:
@@ -92,6 +143,9 @@ def test_bodies_are_read_up_to_the_limit_only(running: Running) -> None:
 def test_other_sites_and_paths(running: Running) -> None:
     assert error(running.chat("x", headers={"origin": "http://evil.example"}))["code"] == "foreign_origin"
     assert running.chat("x", headers={"origin": running.url}).status_code == 200
+    for path in ("/v1/models", "/health"):
+        malformed = httpx.get(f"{running.url}{path}", headers={"origin": "http://["}, trust_env=False)
+        assert (malformed.status_code, "'http://['" in error(malformed)["message"]) == (400, True)
     assert httpx.get(f"{running.url}/v2/x", trust_env=False).status_code == 404
     assert httpx.get(f"{running.url}/v1/chat/completions", trust_env=False).status_code == 405
     for path in ("/v1/models", "/metrics", "/status"):
@@ -117,3 +171,5 @@ def test_without_keys_only_this_machine_may_ask() -> None:
             assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
             foreign = httpx.get(f"{url}/v1/models", headers={"host": "rebound.example"}, trust_env=False)
             assert error(foreign)["code"] == "foreign_host"
+            malformed = httpx.get(f"{url}/health", headers={"host": "["}, trust_env=False)
+            assert (malformed.status_code, "'['" in error(malformed)["message"]) == (400, True)

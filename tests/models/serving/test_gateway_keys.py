@@ -110,6 +110,23 @@ def test_answers_of_a_model_use_the_quota_over_http(tmp_path: Path) -> None:
             assert asked(running, key, "/v1/models").status_code == 200, "looking uses no quota"
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_stream_uses_the_quota_and_tells_its_tokens_only_to_a_client_that_asks(tmp_path: Path, told: bool) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\ntokens_per_day = 8\n[bob]\nkey = "{BOB}"\n')
+    options = {"stream_options": {"include_usage": True}} if told else {}
+    with run(keys=Keys(file=file)) as running:
+        sent: Any = {"stream": True, "headers": {"authorization": f"Bearer {ANNA}"}, **options}
+        answer = running.chat("x", **sent)
+        assert "data: [DONE]" in answer.text
+        assert ("usage" in answer.text) is told
+        refused = running.chat("x", **sent)
+        assert (refused.status_code, error(refused)["code"]) == (429, "quota_exceeded")
+        page = asked(running, BOB, "/metrics").text
+        assert 'trace_gateway_tokens_total{kind="prompt"} 5.0' in page
+        assert 'trace_gateway_tokens_total{kind="completion"} 3.0' in page
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_key_is_rotated_without_a_restart_and_keeps_its_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,9 @@ from environments.targets.shop.target import target
 from errors import ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
+from models.router.router import Router
 from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.openai_api.turn_reader import TurnReader
@@ -112,6 +114,28 @@ def test_errors_reach_their_caller_and_nobody_waits_for_ever(tiny_model: Tiny) -
     asyncio.run(stopped())
     with pytest.raises(ProviderError):
         engine.call(lambda: None)
+
+
+def test_routed_requests_are_refused_once_the_engine_has_ended(tiny_model: Tiny) -> None:
+    policy, renderer = tiny_model
+    engine, busy, router = LocalEngine(policy), threading.Event(), Router("linear", offsets=(0.0,))
+    maker = RouteMaker(engine, renderer, Prompt("A shop."))
+
+    async def ended() -> None:
+        engine.start()
+        engine.call(busy.wait)
+        engine._inbox.put(None)  # the end: what is asked from now on stands behind it
+        asked = [asyncio.create_task(maker.decide(words, router)) for words in ("one", "two")]
+        await asyncio.sleep(0)
+        busy.set()
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+            for words in ("three", "four"):
+                outcomes += await asyncio.gather(maker.decide(words, router), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ProviderError] * 4
+
+    asyncio.run(ended())
+    engine.stop()
 
 
 def test_an_adapter_in_demand_does_not_starve_another(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
