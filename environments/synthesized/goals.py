@@ -78,12 +78,18 @@ def goal_faults(goal: Any, tools: Sequence[str]) -> list[str]:
     if not isinstance(goal.get("state", {}), dict):
         faults.append("goal.state is no object")
     calls = goal.get("calls", [])
-    if not (isinstance(calls, list) and all(isinstance(c, dict) and set(c) == {"name", "arguments"} for c in calls)):
-        return [*faults, 'goal.calls is no list of {"name", "arguments"}']
+    if not (isinstance(calls, list) and all(map(_is_call, calls))):
+        return [*faults, 'goal.calls is no list of {"name": text, "arguments": object}']
     if not faults:
         unknown = {c["name"] for c in calls} | set(goal.get("allowed", []))
         faults += [f"goal names the tool {name!r}, which TOOLS has not" for name in sorted(unknown - set(tools))]
     return faults
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+        return False
+    return isinstance(call["name"], str) and isinstance(call["arguments"], dict)
 
 
 def judge_goal(goal: Mapping[str, Any], state: Any, log: Sequence[Mapping[str, Any]], kind: str) -> tuple[Check, ...]:

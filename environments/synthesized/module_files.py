@@ -21,7 +21,7 @@ from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, validate_environment
 from environments.validation.levels import level_faults
 from environments.validation.need import Materials, NeedLimits, check_need
-from environments.validation.playing import SimplePolicy
+from environments.validation.playing import FAULTS, SimplePolicy
 from environments.validation.step import step_fault
 from errors import EnvironmentFault, SandboxError, TargetError
 
@@ -39,7 +39,8 @@ def validate_module(
     are the texts that it must not repeat).
 
     Determinism is judged across two worker processes. The verdict's figures hold the code hash and the sandbox level.
-    Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict.
+    Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict, also what no
+    check foresees: a model may write anything.
     """
     level = level or choose_level()
     figures: dict[str, Any] = {"sandbox": {"level": str(level), "isolated": level.isolated}}
@@ -51,26 +52,36 @@ def validate_module(
         module = SandboxedModule(source, level)
     except SandboxError as error:
         return ValidationVerdict(False, (f"load: {error}",), figures)
+    except FAULTS as error:
+        return ValidationVerdict(False, (_raised("load", error),), figures)
+    check = "step"
     try:
         figures["code_hash"], figures["capability"] = module.code_hash, module.capability
         figures["wrong"] = list(module.wrong)
         fault = step_fault(module.step, module.tools)
         if fault:
             return ValidationVerdict(False, (f"step: {fault}",), figures)
+        check = "tools"
         faults = tool_faults(module.tools, target_tools) if target_tools is not None else []
         if faults:
             return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
-        try:
-            faults = level_faults(module.scenario, module.levels)
-        except SandboxError as error:
-            return ValidationVerdict(False, (f"scenario: raised {type(error).__name__}: {error}"[:500],), figures)
+        check = "scenario"
+        faults = level_faults(module.scenario, module.levels)
         if faults:
             return ValidationVerdict(False, tuple(f"levels: {fault}" for fault in faults), figures)
+        check = "play"
         verdict = _at_every_level(module, limits, materials)
         figures["sandbox"]["restarts"] = module.restarts
+    except FAULTS as error:
+        return ValidationVerdict(False, (_raised(check, error),), figures)
     finally:
         module.close()
     return ValidationVerdict(verdict.accepted, verdict.reasons, figures | dict(verdict.figures))
+
+
+def _raised(check: str, error: BaseException) -> str:
+    """The reason that a check gives when it raised on what the module holds."""
+    return f"{check}: raised {type(error).__name__}: {error}"[:500]
 
 
 def _at_every_level(module: SandboxedModule, limits: Limits, materials: Materials | None) -> ValidationVerdict:

@@ -36,7 +36,7 @@ class SandboxedModule:
         self.level = self._pool.level
         try:
             self._read_constants()
-        except SandboxError:
+        except BaseException:  # whatever it was: nobody else can end the worker
             self.close()
             raise
 
@@ -95,6 +95,8 @@ class SandboxedModule:
             raise SandboxError(f"LEVELS is {self.levels}: {LEVELS_HELP}")
         if not 1 <= self.max_steps <= 30:
             raise SandboxError(f"MAX_STEPS is {self.max_steps}; it must be 1 to 30")
+        if not all(isinstance(name, str) for name in self.wrong):
+            raise SandboxError("WRONG must be a dictionary of names and functions")
         if len(self.wrong) < 3:
             raise SandboxError(f"WRONG has {len(self.wrong)} policies; at least three are needed")
         if len(self.transfer.split()) < 8:
@@ -105,7 +107,8 @@ class SandboxedModule:
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
                 raise SandboxError("TOOLS must be OpenAI function schemas: {'type': 'function', 'function': {...}}")
             schema = function.get("parameters", {})
-            if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+            properties = schema.get("properties", {}) if isinstance(schema, dict) else None
+            if not isinstance(properties, dict) or not all(isinstance(p, dict) for p in properties.values()):
                 raise SandboxError(f"the parameters of the tool {function['name']!r} are no JSON schema of an object")
             self.tool_schemas[function["name"]] = schema
         examples = self._constant("EXAMPLES", list) if "EXAMPLES" in self.names else []
@@ -266,8 +269,11 @@ def _error(text: str) -> str:
 def _message(part: Any) -> Message:
     if not isinstance(part, dict) or part.get("role") not in ("user", "assistant", "tool"):
         raise SandboxError("EXAMPLES must be messages with the role user, assistant or tool")
-    calls = tuple(ToolCall(c["name"], c["arguments"], c.get("id", "")) for c in part.get("tool_calls", ()))
-    return Message(part["role"], str(part.get("content", "")), calls, str(part.get("tool_call_id", "")))
+    calls = part.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls):
+        raise SandboxError('tool_calls in EXAMPLES must be a list of {"name", "arguments", "id"}')
+    made = tuple(ToolCall(c["name"], c["arguments"], c.get("id", "")) for c in calls)
+    return Message(part["role"], str(part.get("content", "")), made, str(part.get("tool_call_id", "")))
 
 
 def _action(value: Any, function: str, turn: int) -> Action | None:

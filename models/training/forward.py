@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from errors import TrainingError
 from models.adapters.fingerprint import COUNT, Fingerprint
 from models.local.attention import Extras, attend_causal, attend_with_extras
 from models.local.blocks import attend_rows
@@ -191,8 +192,14 @@ def token_logprobs(
 
     `model` is a `Learner` or a transformers model; `ids_RT` are whole sequences whose first `shared` ids are equal;
     `wanted_RS` are positions (> shared) of the tokens to score; `prefix` is the pass over those `shared` ids, if it was
-    made. Returns per row two tensors as long as its `wanted_RS`.
+    made. Returns per row two tensors as long as its `wanted_RS`. Raises `TrainingError` for a position that is not
+    after the row's first own token: the token before it says how likely it is.
     """
+    first = min((p for wanted_S in wanted_RS for p in wanted_S), default=shared + 1)
+    if first <= shared:
+        raise TrainingError(
+            f"the token at {first} cannot be scored behind {shared} shared ids; share fewer than {first}"
+        )
     learner = as_learner(model)
     device = learner.device
     if shared and prefix is None:

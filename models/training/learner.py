@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from models.local.attention import SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
-from models.local.packed import arrange, can_arrange
+from models.local.packed import arrange, base_alone, can_arrange
 from models.local.parts import is_parted, whole_head
 from models.local.shapes import head_of
 from models.work import Work
@@ -271,10 +271,12 @@ class FusedLearner:
         rotation: tuple[torch.Tensor, torch.Tensor],
         batch: SharedBatch,
     ) -> torch.Tensor:
-        """The stream (N, hidden) before the learning layers."""
+        """The stream (N, hidden) before the learning layers, by the base: an adapter that the sampler has merged may
+        reach into them, and this training's does not."""
         _count(self.work, positions_N, self.frozen, 0)
-        x = F.embedding(ids_N, self.decoder.embedding)
-        return self.decoder.through(range(self.frozen), x, rotation, batch)
+        x, layers = F.embedding(ids_N, self.decoder.embedding), self.decoder.layers
+        with base_alone(layers, [name for name, part in layers.items() if part.packed.deltas]):
+            return self.decoder.through(range(self.frozen), x, rotation, batch)
 
     def _learning(
         self,

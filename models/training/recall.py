@@ -46,7 +46,9 @@ class Recall:
         if not self.successes:
             raise TrainingError("there is no success to learn from; play more episodes, or set train.generalist to 0")
         self.actor, self.settings = actor, settings
-        self.shared = common_prefix([c.ids[: c.sampled.index(True)] for c in self.successes])
+        # The last token before the first sampled one is each row's own, also where all prompts are equal: what it says
+        # of the next token is what is learnt from.
+        self.shared = common_prefix([c.ids[: max(0, c.sampled.index(True) - 1)] for c in self.successes])
         rows = settings.groups * settings.group_size
         self.advantages_R, self.hinted_R = torch.ones(rows), torch.ones(rows, dtype=torch.bool)
         self.worst_ratio = 1.0

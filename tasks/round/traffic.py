@@ -8,6 +8,7 @@ trained in a round on the target that the gateway serves.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +20,11 @@ from environments.targets.catalogue import load_target
 from environments.targets.third_party.adapter import TargetInfo
 from environments.targets.third_party.simulated_user import UserModel
 from errors import ConfigurationError, TargetError
+from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import to_messages
 from settings import load_settings
+
+logger = logging.getLogger("trace")
 
 TRAFFIC = "traffic"
 STAGES = ("rollout", "contrast", "select")
@@ -36,7 +40,8 @@ class TrafficTarget:
 
     def __init__(self, store: Store) -> None:
         # Those that say whether they were a success: only from them can be learnt.
-        self.conversations = [row for row in store.rows(ConversationRow) if row.success is not None]
+        said = [row for row in store.rows(ConversationRow) if row.success is not None]
+        self.conversations = [row for row in said if _readable(row)]
         # Changes with every conversation, turn and word of feedback.
         self.data_hash = content_hash([[r.id, r.turns, r.success, r.reward] for r in self.conversations])
 
@@ -79,9 +84,25 @@ def import_conversations(store: Store, current: Round, target: TrafficTarget) ->
     return sorted(row.id for row in rows)
 
 
+def messages_of(row: ConversationRow) -> list[Message]:
+    """What was said in a conversation. Raises `ApiError` where a server took what this project cannot read: images, or
+    calls whose arguments are not JSON."""
+    return to_messages([{**m, "content": m.get("content") or ""} for m in row.messages])
+
+
+def _readable(row: ConversationRow) -> bool:
+    """Whether a round can learn from the conversation; the log says why not."""
+    try:
+        messages_of(row)
+    except ApiError as problem:
+        logger.warning("conversation %s is left out of %s: %s", row.conversation, TRAFFIC, problem)
+        return False
+    return True
+
+
 def trajectory_of(row: ConversationRow, current: Round) -> TrajectoryRow:
     """A stored conversation as a trajectory. It has no token ids: a client may have changed what was sampled."""
-    messages = to_messages([{**m, "content": m.get("content") or ""} for m in row.messages])
+    messages = messages_of(row)
     return TrajectoryRow(
         id=row_id(TRAFFIC, current.id, row.id),
         round_id=current.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,8 +32,12 @@ class Work:
     adapter_id: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON that `from_json` reads."""
-        return asdict(self)
+        """The JSON that `from_json` reads. A task's payload is a text in it: PostgreSQL puts the keys of a JSON column
+        in an order of its own, and prompts are written in the payload's."""
+        values = asdict(self)
+        for given in values["episodes"]:
+            given["task"]["payload"] = json.dumps(given["task"]["payload"])
+        return values
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Work:
@@ -54,6 +59,8 @@ class Work:
 def _episode(given: Mapping[str, Any]) -> Episode:
     task = dict(given["task"])
     task["capabilities"] = tuple(task["capabilities"])
+    if isinstance(task["payload"], str):  # shards that an earlier version owed hold the object itself
+        task["payload"] = json.loads(task["payload"])
     return Episode(**{**given, "task": TargetTask(**task)})
 
 

@@ -22,8 +22,9 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import wrong_names
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict
 from environments.validation.need import Materials
+from environments.validation.playing import FAULTS
 from environments.validation.repeats import Source
-from errors import EnvironmentFault, ProviderError
+from errors import EnvironmentFault, ProviderError, TargetError, TraceError
 from models.providers.analyst import Answer, Question
 from tasks.synthesis.author_request import Brief, Synthesis, Version, author_messages
 
@@ -149,5 +150,9 @@ def _calibrated(source: str, calibrate: Calibrate) -> ValidationVerdict:
             return calibrate(module)
         finally:
             module.close()
-    except EnvironmentFault as error:
+    except (EnvironmentFault, TargetError) as error:
         return ValidationVerdict(False, (f"the module broke down: {error}",), {})
+    except (TraceError, OSError, MemoryError, RuntimeError):
+        raise  # a limit, the store, the policy or the machine: it says nothing of the module
+    except FAULTS as error:
+        return ValidationVerdict(False, (f"the module broke down: {type(error).__name__}: {error}",), {})

@@ -7,11 +7,16 @@ import copy
 import importlib
 import inspect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.targets.third_party.adapter import TOOL_ERRORS
 from errors import TargetError
+
+# Digits that numbers may have, and what `MathAPI` takes that says how many it computes.
+MOST_DIGITS = 10_000
+_COUNTS = ("precision", "decimal_places")
 
 
 class Services:
@@ -36,21 +41,46 @@ class Services:
     def call(self, name: str, arguments: Mapping[str, Any], positional: Sequence[Any] = ()) -> tuple[str, bool]:
         """The result as BFCL writes it, and whether the call failed."""
         try:
-            value = self._methods[name](*positional, **arguments)
-        except TOOL_ERRORS as error:
+            _check_size(name, arguments)
+            return _written(self._methods[name](*positional, **arguments)), False
+        except TOOL_ERRORS as error:  # also of a result that cannot be written: an integer of too many digits
             return f"Error during execution: {error}", True
-        if isinstance(value, str):
-            return value, False
-        if isinstance(value, dict):
-            try:
-                return json.dumps(value), False
-            except TypeError:
-                return str(value), False
-        return str(value), False
 
     def named(self, name: str, positional: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Positional arguments under their names."""
         return dict(inspect.signature(self._methods[name]).bind(*positional, **arguments).arguments)
+
+
+def _check_size(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for numbers that `MathAPI` would compute with for hours, inside one operation that nothing can
+    interrupt."""
+    for key in _COUNTS:
+        if _size(arguments.get(key)) > MOST_DIGITS:
+            raise ValueError(f"{key} is too large; use one of at most {MOST_DIGITS}")
+    base, exponent = arguments.get("base"), arguments.get("exponent")
+    bits = exponent * (base.bit_length() - 1) if isinstance(base, int) and isinstance(exponent, int) else 0
+    if name == "power" and bits > 4 * MOST_DIGITS:
+        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+
+
+def _size(value: Any) -> float:
+    """How far from 0 a number is, also one that is written as a text; 0 for what is none, which the tools refuse."""
+    try:
+        return abs(float(value))
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _written(value: Any) -> str:
+    """A result as BFCL writes it."""
+    if isinstance(value, dict):
+        try:
+            return json.dumps(value)
+        except TypeError:
+            return str(value)
+    return str(value)
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -32,10 +32,10 @@ class Prompting:
         """Hash of everything that it changes."""
         return content_hash([self.wording, [[m.as_dict() for m in example] for example in self.examples]])
 
-    def of(self, instructions: str, examples: Sequence[Message]) -> tuple[str, tuple[Message, ...]]:
+    def of(self, prompt: Prompt) -> tuple[str, tuple[Message, ...]]:
         """The target's instructions and examples as they are shown instead."""
-        old, new = self.wording
-        worked = (message for example in self.examples for message in example)
+        (old, new), instructions, examples = self.wording, prompt.instructions, prompt.examples
+        worked = (_in_order(message, prompt.tools) for example in self.examples for message in example)
         return instructions.replace(old, new) if old else instructions, (*examples, *worked)
 
     @property
@@ -53,7 +53,7 @@ class PromptedEnvironment(WrappedEnvironment):
 
     def take_over(self) -> None:
         super().take_over()
-        self.instructions, self.examples = self.prompting.of(self.inner.instructions, self.inner.examples)
+        self.instructions, self.examples = self.prompting.of(Prompt.of(self.inner))
 
 
 def prompted(context: Context, prompting: Prompting, purpose: str) -> Playground:
@@ -84,10 +84,26 @@ def _message(stored: Mapping[str, Any]) -> Message:
     return Message(stored["role"], stored["content"], calls, stored.get("tool_call_id", ""), stored.get("name", ""))
 
 
+def _in_order(message: Message, tools: Sequence[Mapping[str, Any]]) -> Message:
+    """The message with the arguments of its calls in the order of the tools' parameters, others behind them: a stored
+    call may come with its keys in the database's order, and the compact form writes values by their place."""
+    if not message.tool_calls:
+        return message
+    functions = [tool["function"] for tool in tools]
+    known = {f["name"]: {n: i for i, n in enumerate((f.get("parameters") or {}).get("properties", {}))} for f in functions}
+
+    def ordered(call: ToolCall) -> ToolCall:
+        place = known.get(call.name, {})
+        arguments = sorted(call.arguments.items(), key=lambda item: place.get(item[0], len(place)))
+        return replace(call, arguments=dict(arguments))
+
+    return replace(message, tool_calls=tuple(map(ordered, message.tool_calls)))
+
+
 def opening_tokens(context: Context, prompting: Prompting) -> int:
     """How many tokens stand before the agent's first turn of the target's first task. Raises `ConfigurationError` for
     examples whose turns cannot follow one another."""
     prompt, first = first_opening(context.target)
-    instructions, shown_examples = prompting.of(prompt.instructions, prompt.examples)
+    instructions, shown_examples = prompting.of(prompt)
     shown = Prompt(instructions, prompt.tools, shown_examples)
     return len(context.base.renderer.start(shown, first).ids)

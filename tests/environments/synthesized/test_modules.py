@@ -183,6 +183,50 @@ def test_every_fault_of_the_contract_is_named(change, reason):
     assert reason in "\n".join(verdict.reasons)
 
 
+EXAMPLES_IN_OPENAI_S_FORM = (
+    'EXAMPLES = [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function", '
+    '"function": {"name": "cancel_order", "arguments": "{}"}}]}]\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("MAX_STEPS = 6\n", "MAX_STEPS = 6\n" + EXAMPLES_IN_OPENAI_S_FORM), "load: tool_calls in EXAMPLES must be"),
+        (
+            ("MAX_STEPS = 6\n", 'MAX_STEPS = 6\nEXAMPLES = [{"role": "assistant", "tool_calls": None}]\n'),
+            "load: tool_calls in EXAMPLES must be",
+        ),
+        (
+            ('_ORDER = {"order_id": {"type": "string"}}', '_ORDER = {"order_id": "string"}'),
+            "load: the parameters of the tool",
+        ),
+        (("WRONG = {", 'WRONG = [{"a": 1}, {"b": 2}, {"c": 3}]\n_WRONG = {'), "load: WRONG must be"),
+        (('"goal": goal,', '"goal": {"calls": [{"name": "get_order", "arguments": None}]},'), "goal.calls is no list"),
+        (('"goal": goal,', '"goal": {"calls": [{"name": ["get_order"], "arguments": {}}]},'), "goal.calls is no list"),
+        (('"required": ["order_id"]', '"required": None'), "raised TypeError"),
+    ],
+)
+def test_what_a_model_may_write_is_a_refused_version_with_a_reason(module, change, reason):
+    assert change[0] in module.source
+    verdict = validate_module(module.source.replace(*change), target_tools=module.tools)
+    assert not verdict.accepted
+    assert reason in "\n".join(verdict.reasons)
+
+
+def test_a_module_that_is_not_built_whole_leaves_no_worker(monkeypatch):
+    made = []
+
+    def broken(self):
+        made.append(self._pool._current())
+        raise KeyError("name")
+
+    monkeypatch.setattr(SandboxedModule, "_read_constants", broken)
+    verdict = validate_module(EXAMPLE.read_text())
+    assert verdict.reasons == ("load: raised KeyError: 'name'",)
+    assert not made[0].alive
+
+
 def test_deeply_nested_source_is_refused_not_crashed_on():
     assert static_faults("x = " + "(" * 20_000)
     assert static_faults("x = " + "-" * 50_000 + "1")

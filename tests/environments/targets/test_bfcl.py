@@ -6,12 +6,14 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from environments.contract import SPLITS, Action, TargetTask, ToolCall
 from environments.targets.bfcl import target as bfcl
 from environments.targets.bfcl.package import bfcl_folder
+from environments.targets.bfcl.services import Services
 from environments.targets.bfcl.target import CATEGORIES, BfclTarget, describe, load_category
 from environments.targets.reference_check import no_op, oracle, play, validate
 from errors import TargetError
@@ -91,6 +93,25 @@ def test_text_of_the_agent_is_never_evaluated(tmp_path: Path) -> None:
     assert all(message.content.startswith("Error during execution") for message in answers)
     assert "Error" in environment.step(Action(malformed=code)).messages[0].content
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("power", {"base": 10, "exponent": 5000}, "4300 digits"),
+        ("power", {"base": 10, "exponent": 10**9}, "more than 10000 digits"),
+        ("round_number", {"number": 5, "decimal_places": -(10**9)}, "decimal_places is too large"),
+        ("logarithm", {"value": 2.0, "base": 3.0, "precision": "1000000000"}, "precision is too large"),
+        ("power", {"base": 2, "exponent": 10}, '{"result": 1024}'),
+        ("power", {"base": -2, "exponent": -(10**9)}, '{"result": 0.0}'),
+    ],
+)
+def test_numbers_that_nobody_computes_with_are_an_answer_and_no_fault(
+    name: str, arguments: dict[str, Any], said: str
+) -> None:
+    answer, failed = Services({"involved_classes": ["MathAPI"], "initial_config": {}}, False).call(name, arguments)
+    assert said in answer
+    assert failed == answer.startswith("Error during execution: ") == ("result" not in answer[:10])
 
 
 def test_a_turn_of_more_than_twenty_steps_fails_the_entry() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.training.forward import StepPrefix
+from models.training.forward import StepPrefix, token_logprobs
 from models.training.learner import make_learner
 from tests.models.training.test_grpo import lora
 from tests.tokenizers_trained import random_ids
@@ -38,3 +38,20 @@ def test_the_frozen_layers_see_a_prefix_once_and_its_beginnings_not_at_all(tiny_
             gradients.append([p.grad.clone() for p in peft.parameters() if p.grad is not None])
         assert all(torch.allclose(a, b, atol=1e-3, rtol=1e-3) for a, b in zip(*gradients, strict=True))
         assert any(g.abs().sum() > 0 for g in gradients[0])
+
+
+def test_what_the_sampler_has_merged_below_the_learning_layers_is_left_out(tiny_model: Any) -> None:
+    """The adapter that sampled last may reach deeper than the one that is trained."""
+    policy, _ = tiny_model
+    deep = {n: torch.randn_like(part.base) for n, part in policy.decoder.layers.items() if ".layers.0." in n}
+    peft, ids = lora(policy), random_ids(50, 12)
+    learner = make_learner(peft.get_base_model(), policy.decoder)
+    with torch.no_grad():
+        ((expected, _),) = token_logprobs(learner, [ids], 0, [range(4, 12)], 1.0)
+        policy.load_deltas("deep", "d", deep)
+        moved = policy.score(ids, 8, "deep")
+        ((found, _),) = token_logprobs(learner, [ids], 0, [range(4, 12)], 1.0)
+        assert policy.score(ids, 8, "deep") == moved, "the sampler keeps it"
+    policy.unload_adapter("deep")
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert not torch.allclose(torch.tensor(moved), torch.tensor(policy.score(ids, 8)), atol=0.1)

@@ -131,6 +131,22 @@ def test_successes_become_likelier_and_a_recall_that_was_stopped_goes_on_to_the_
     assert all(torch.equal(before[name], weight) for name, weight in weights(policy).items())
 
 
+def test_where_all_prompts_are_equal_the_first_sampled_token_is_learnt_behind_the_last_one_of_its_prompt(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    policy, renderer = tiny_model
+    prompt, steps = random_ids(5, 12), list[StepRecord]()
+    rows = [[*prompt, *random_ids(row, 3)] for row in range(8)]
+    alike = [Conversation(ids, [i >= 12 for i in range(len(ids))], [0.0] * len(ids)) for ids in rows]
+    assert recall(policy).shared == PREFIX, "as before where rows part earlier"
+    assert recall(policy, alike).shared == recall(policy, alike[:1]).shared == 11
+    recall_adapter(alike, LocalActor(policy), renderer, replace(SETTINGS, steps=1), tmp_path, steps.append)
+    with torch.no_grad():
+        assert steps[0].metrics["nll"] == pytest.approx(float(nats(policy.model, alike)), abs=1e-4)
+        with pytest.raises(TrainingError, match="the token at 12 cannot be scored behind 12 shared ids"):
+            token_logprobs(policy.model, rows, 12, [[12, 13]] * 8, 1.0)
+
+
 def test_nothing_to_learn_from_is_refused(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     mute = Conversation(random_ids(1, 9), [False] * 9, [0.0] * 9)

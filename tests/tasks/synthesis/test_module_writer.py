@@ -168,14 +168,18 @@ def test_a_module_that_breaks_down_in_calibration_is_a_refused_version(run):
     assert "broke down: killed by SIGKILL" in synthesis.versions[0].reasons[0]
 
 
-@pytest.mark.parametrize("error", [KeyError("name"), TargetError("use tools of one task")])
-def test_what_a_module_breaks_in_calibration_is_a_reason_and_a_limit_of_the_round_is_none(error):
-    def calibrate(opened):
-        raise error
+def test_what_a_module_breaks_in_calibration_is_a_reason_and_a_limit_of_the_round_is_none(monkeypatch):
+    errors = iter([KeyError("name"), TargetError("use tools of one task"), BudgetExceeded("the round is over")])
+    accepted = ValidationVerdict(True, (), {"sandbox": {"level": "bubblewrap"}})
+    monkeypatch.setattr("tasks.synthesis.module_writer.validate_module", lambda *given, **more: accepted)
 
-    assert "the module broke down: " in judge_module(SOUND, "r", BRIEF, calibrate, LIMITS, ()).reasons[0]
-    error = BudgetExceeded("the round is over")
-    with pytest.raises(BudgetExceeded):
+    def calibrate(opened):
+        raise next(errors)
+
+    for said in ("KeyError: 'name'", "use tools of one task"):
+        version = judge_module(SOUND, "r", BRIEF, calibrate, LIMITS, ())
+        assert version.reasons == (f"calibration: the module broke down: {said}",)
+    with pytest.raises(BudgetExceeded, match="the round is over"):
         judge_module(SOUND, "r", BRIEF, calibrate, LIMITS, ())
 
 
