@@ -90,7 +90,9 @@ def _in_order(message: Message, tools: Sequence[Mapping[str, Any]]) -> Message:
     if not message.tool_calls:
         return message
     functions = [tool["function"] for tool in tools]
-    known = {f["name"]: {n: i for i, n in enumerate((f.get("parameters") or {}).get("properties", {}))} for f in functions}
+    known = {
+        f["name"]: {n: i for i, n in enumerate((f.get("parameters") or {}).get("properties", {}))} for f in functions
+    }
 
     def ordered(call: ToolCall) -> ToolCall:
         place = known.get(call.name, {})
