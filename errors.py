@@ -100,6 +100,10 @@ class TransitionError(StoreError):
     """A state change that the transition table does not allow."""
 
 
+class StageHeld(StoreError):
+    """Another process, which is alive, holds the stage that comes next: the round is that one's, and goes on there."""
+
+
 class LabelError(TraceError, ValueError):
     """A labelling run that does not partition the trajectories, or names something unknown."""
 

@@ -54,7 +54,7 @@ def main() -> None:
     results = gathered(given.methods, given.target)
     print(f"{REFERENCE} is {given.methods[0]}")
     for result in results:
-        rows = table_of([result], draws=2).rows
+        rows = table_of([result]).rows
         print(f"seed {result.seed}: {', '.join(f'{row.name} {100 * row.success:.1f} %' for row in rows)}")
     print("\n".join(lines(table_of(results))))
 

@@ -216,6 +216,21 @@ class ShiftTested(Protocol):
 
 
 @runtime_checkable
+class DrawsTests(Protocol):
+    """Optional on a target that draws: test tasks and a shift test of a draw's own, on which methods are compared. The
+    fixed ones are seen while settings are chosen, by whoever chooses them; these nobody has seen before."""
+
+    def drawn_test(self, draw: Draw) -> Sequence[TargetTask]:
+        """Tasks of the split "test"; none has a content or an opening that another task of the same draw, of a fixed
+        split or of `generate` has."""
+        ...
+
+    def drawn_shift(self, draw: Draw) -> Sequence[TargetTask]:
+        """A shift test (`ShiftTested`) of the draw's own, of all kinds from the first on."""
+        ...
+
+
+@runtime_checkable
 class Drawable(Protocol):
     """Optional on a target: new diagnosis and validation tasks for every round. A target with a finite set of tasks has
     no draws; its rounds play the same tasks with other seeds."""

@@ -26,6 +26,7 @@ from errors import (
     EpisodesSpent,
     NotApproved,
     SandboxError,
+    StageHeld,
     StoreError,
     TargetBusy,
     TargetError,
@@ -52,7 +53,7 @@ from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
-from tasks.round.stage import Stage, forget, open_context
+from tasks.round.stage import Stage, forget, open_context, other_worker
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
@@ -102,7 +103,8 @@ class RoundOutcome(BaseModel):
 
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
-    """A round that is open. The reason why it ended is stored, and everything that was stored stays usable."""
+    """A round that is open. The reason why it ended is stored, and everything that was stored stays usable. Where
+    another process is at work on the round, it is that one's to end, and to tell of."""
     with told_when_refused(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
@@ -112,19 +114,34 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
             context.limits.check()
             yield context
     except (KeyboardInterrupt, SystemExit):
-        context.store.finish_round(context.round.id, RoundState.INTERRUPTED, _stopped_by(), peak_gib())
+        _leave(context, RoundState.INTERRUPTED, _stopped_by())
+        raise
+    except StageHeld:
         raise
     except Exception as problem:
         reason = f"{type(problem).__name__}: {problem}"
         state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
+        ended = True
         try:
-            context.store.finish_round(context.round.id, state, reason, peak_gib())
+            ended = _leave(context, state, reason)
         except StoreError as lost:  # it is the store that fails: people are told all the same
             logger.warning("how the round was stopped is not stored (%s)", lost)
-        tell_failure(context, problem, state)
+        if ended:
+            tell_failure(context, problem, state)
         raise
     finally:
         forget(context.round.id)
+
+
+def _leave(context: Context, state: RoundState, reason: str) -> bool:
+    """Store how the round ended with this process's part in it; False where another process is at work on it, which
+    would find its round closed."""
+    other = other_worker(context.store, context.round.id)
+    if other is not None:
+        logger.warning("round %d goes on in another process (%s)", context.round.number, other)
+        return False
+    context.store.finish_round(context.round.id, state, reason, peak_gib())
+    return True
 
 
 def _stopped_by() -> str:
@@ -178,7 +195,9 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
                 check_training(settings)
                 held.enter_context(alone_on(settings.target))
             return play_round(settings, given.fresh, bool(died))
-    except TargetBusy as busy:
+    except (TargetBusy, StageHeld) as busy:
+        if not deployment.id:
+            raise
         cancelled: Any = Cancelled(message=str(busy))
         return cancelled  # type: ignore[no-any-return]
 
@@ -220,7 +239,7 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
             if whole
             else (RoundState.INTERRUPTED, f"stopped after {stage}, as asked")
         )
-        context.store.finish_round(context.round.id, state, reason, peak_gib())
+        _leave(context, state, reason)
         by_capability = {capability: result.model_dump(mode="json") for capability, result in shown.items()}
         return {"round": context.round.id, **by_capability.get("", by_capability)}
 

@@ -9,12 +9,18 @@ from prefect.schedules import Cron
 
 from flows.improve import ImproveParameters, improve
 
+# Prefect finds a deployment by flow and name: `improve/improve` is that of `trace-agent deploy`, with its work pool.
+NAME = "schedule"
+# As in prefect.yaml: a run whose process was killed is found by its tag and its missing heartbeat.
+TAGS, HEARTBEAT_SECONDS = ["trace"], 30
+
 
 def serve_schedule(cron: str, target: str | None, profile: str | None) -> None:
-    """Serve the deployment `improve` until stopped; one round at a time."""
+    """Serve the deployment `improve/schedule` until stopped; one round at a time. Stopped it is paused, so that nights on
+    which nobody serves it are not played one after another at the next start, which lets it run again."""
     parameters = {"params": ImproveParameters(target=target, profile=profile).model_dump(exclude_none=True)}
     # The annotation of to_deployment allows for async callers; here it is the deployment itself.
     deployment: Any = improve.to_deployment(
-        name="improve", schedules=[Cron(cron, timezone="UTC")], parameters=parameters, concurrency_limit=1
+        name=NAME, tags=TAGS, schedules=[Cron(cron, timezone="UTC")], parameters=parameters, concurrency_limit=1
     )
-    serve(deployment, limit=1)
+    serve(deployment, limit=1, heartbeat_seconds=HEARTBEAT_SECONDS)

@@ -92,7 +92,14 @@ class Services:
         return [f"{title:<8} http://{HOST}:{getattr(self.ports, name)}" for name, title in pages.items()]
 
     def check(self) -> None:
-        """Raise `ConfigurationError` when they run already, or a port is taken."""
+        """Raise `ConfigurationError` when they run already, would read other settings, or a port is taken."""
+        # Supervisor starts them in the project's folder, and Prefect's worker a run there, too (prefect.yaml).
+        mine, theirs = Path("trace.toml").resolve(), (PROJECT / "trace.toml").resolve()
+        if mine.is_file() and mine != theirs:
+            raise ConfigurationError(
+                f"{mine} counts here and for none of the services, which run in {PROJECT} and read {theirs} alone; "
+                "move it there, or set its values as TRACE_ variables and start from a folder without it"
+            )
         if len(str(self.socket)) > LONGEST_PATH:
             raise ConfigurationError(
                 f"the path of {self.socket} is longer than {LONGEST_PATH} characters, which no socket may have; give a "

@@ -6,6 +6,9 @@ signal, so the call is done by a helper thread, the same one for all calls of a 
 interrupted there, too, and a blocking system call is left behind in a thread that never keeps the process alive; its
 caller goes on in time. Not covered: C code that does not release control to the interpreter; an environment that cannot
 be trusted so far belongs in the sandbox, which has deadlines of its own.
+
+What a call waits for may have a limit of its own, a user played by a model among it: `held` keeps it out of the limit
+of the call around it.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,20 +40,69 @@ class DeadlinePassed(BaseException):
     """The call did not return in time. Not an `Exception`, so that code that catches those cannot go on for ever."""
 
 
+class _Limit:
+    """The time that a call has left; it stands still while the limit is held. Read in other threads and in a signal
+    handler, where a lock could not be taken, so that what belongs together is one tuple."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._state: tuple[float, float | None] = (time.monotonic() + seconds, None)  # its end, and since when held
+
+    @property
+    def left(self) -> float:
+        end, since = self._state
+        return end - (time.monotonic() if since is None else since)
+
+    @property
+    def is_held(self) -> bool:
+        return self._state[1] is not None
+
+    def hold(self) -> None:
+        self._state = (self._state[0], time.monotonic())
+
+    def go_on(self) -> None:
+        end, since = self._state
+        self._state = (end if since is None else end + time.monotonic() - since, None)
+
+    def over(self, call: Callable[[], T]) -> T:
+        """`call()`, with this as the limit that `held` finds in this thread."""
+        around, _MINE.limit = _MINE.limit, self
+        try:
+            return call()
+        finally:
+            _MINE.limit = around
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within, the limit of the call that this thread is in stands still. What is done there needs a limit of its own:
+    nothing else ends it."""
+    limit = _MINE.limit
+    if limit is None or limit.is_held:
+        yield
+        return
+    limit.hold()
+    try:
+        yield
+    finally:
+        limit.go_on()
+
+
 def within(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`call(...)`, ended by `DeadlinePassed` after `seconds` (see above for how)."""
+    limit = _Limit(seconds)
     if threading.current_thread() is not threading.main_thread():
-        return _helper().call(seconds, lambda: call(*args, **kwargs))
+        return _helper().call(limit, lambda: call(*args, **kwargs))
     armed = True
 
     def expire(number: int, frame: Any) -> None:
-        if armed:
+        if armed and limit.left <= 0:  # the timer goes on where the limit was held
             raise DeadlinePassed
 
     handler = signal.signal(signal.SIGALRM, expire)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
     try:
-        return call(*args, **kwargs)
+        return limit.over(lambda: call(*args, **kwargs))
     finally:
         armed = False
         signal.setitimer(signal.ITIMER_REAL, *timer)
@@ -82,11 +136,12 @@ class _Helper:
     def __del__(self) -> None:
         self._calls.put(None)
 
-    def call(self, seconds: float, call: Callable[[], T]) -> T:
+    def call(self, limit: _Limit, call: Callable[[], T]) -> T:
         done: Future[T] = Future()
-        self._calls.put((call, done))
-        if wait([done], seconds).done:
-            return done.result()
+        self._calls.put((lambda: limit.over(call), done))
+        while (left := limit.left) > 0:
+            if wait([done], max(left, AGAIN_SECONDS) if limit.is_held else left).done:
+                return done.result()
         self.left = True
         self._calls.put(None)
         for _ in range(TRIES):
@@ -94,7 +149,8 @@ class _Helper:
             if wait([done], AGAIN_SECONDS).done:
                 break
         else:
-            logger.warning("a call that did not return within %s s is left behind in %s", seconds, self._thread.name)
+            said = "a call that did not return within %s s is left behind in %s"
+            logger.warning(said, limit.seconds, self._thread.name)
         raise DeadlinePassed
 
 
@@ -119,6 +175,7 @@ def _interrupt(thread: threading.Thread) -> None:
 
 class _Mine(threading.local):
     helper: _Helper | None = None
+    limit: _Limit | None = None
 
 
 _MINE = _Mine()

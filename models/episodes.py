@@ -34,7 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("trace.models")
 
-# Longest call into an environment, in seconds: room for a simulated user behind a slow provider.
+# Longest call into an environment, in seconds. The turns of a user played by a model do not count: each has a limit of
+# its own (`models/providers/simulated_user.py`), and one that passes it is the provider's failure.
 STEP_SECONDS = 120.0
 
 

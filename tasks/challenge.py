@@ -20,12 +20,12 @@ from environments.contract import TargetTask
 from errors import StoreError
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
-from tasks.measuring.gate_rules import judge_capabilities
-from tasks.measuring.lineup import lineup_of, play_alone, play_lineup
+from tasks.measuring.gate_rules import even_shares, judge_capabilities
+from tasks.measuring.lineup import lineup_of, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import align, tasks_needed
 from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
-from tasks.round.results import ChallengeResult, RegisterResult
+from tasks.round.results import ChallengeResult, RegisterResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.synthesis.environments import stored_environment
@@ -43,15 +43,16 @@ def challenge(context: Context) -> ChallengeResult:
     own = {c: families_of(context, c) for c in capabilities}
     look = look_at(context, SPLIT)
     further = _further(context, own, look)
-    tasks, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
-    tasks = [*tasks, *context.further_tasks(further)]
-    plan = _plan(context, own, tasks, look)
+    split, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
+    more = context.further_tasks(further)
+    tasks = [*split, *more]
+    plan = _plan(context, own, (split, more), look)
     lineup = lineup_of(context, context.incumbent)
     live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
     live = outcomes(context.store, live_ids)
     alone_ids, pairs = {}, {}
     for capability in capabilities:
-        alone_ids[capability] = _alone(context, capability, own[capability], tasks, trials)
+        alone_ids[capability] = _alone(context, capability, _own_tasks(own[capability], split, more), trials)
         pairs[capability] = align(live, outcomes(context.store, alone_ids[capability]))
     decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
     for capability, decision in decisions.items():
@@ -121,14 +122,20 @@ def look_at(context: Context, split: str) -> LookRow:
 
 
 def _gains(context: Context, capabilities: Iterable[str]) -> dict[str, float]:
-    """Points that each adapter gained on fresh seeds of its own environment, on the champion that it was trained on
-    from, or on the base."""
-    measured = {c: context.result(RegisterResult, c) for c in capabilities}
-    return {c: round(100 * (r.adapter_success - _before(r)), 6) for c, r in measured.items()}
+    """Points that each adapter gained on fresh seeds of its own environment over the best that answers today."""
+    after = {c: context.result(RegisterResult, c).adapter_success for c in capabilities}
+    return {c: round(100 * (success - _before(context, c)), 6) for c, success in after.items()}
 
 
-def _before(measured: RegisterResult) -> float:
-    return measured.base_success if measured.champion_success is None else measured.champion_success
+def _before(context: Context, capability: str) -> float:
+    """Success in a capability's environment of the best that may answer its tasks today, as far as it was measured: the
+    base and the champion on the adapter's fresh seeds, and other members of the live release where the training
+    compared them to begin from one. What the round itself has trained is not live and does not count."""
+    measured, live = context.result(RegisterResult, capability), set(members_of(context.incumbent).values())
+    starts = [s for s in context.result(TrainResult, capability).starts if s.capability != capability]
+    known = [measured.base_success, measured.champion_success]
+    known += [s.success if s.own is None else s.own for s in starts if s.adapter in live]
+    return max(success for success in known if success is not None)
 
 
 def _further(context: Context, own: Mapping[str, Sequence[str]], look: LookRow) -> dict[str, int]:
@@ -142,7 +149,7 @@ def _further(context: Context, own: Mapping[str, Sequence[str]], look: LookRow) 
         gain = min(100.0, gains[capability])
         if not look.draw or not families or gain <= 0:
             continue
-        before = _before(context.result(RegisterResult, capability))
+        before = _before(context, capability)
         needed = tasks_needed(gain, before, s.validation_trials, look.alpha / len(own))
         short = min(needed, s.own_tasks) - sum(there[f] for f in families)
         if short > 0:
@@ -151,16 +158,20 @@ def _further(context: Context, own: Mapping[str, Sequence[str]], look: LookRow) 
     return further
 
 
-def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[TargetTask], look: LookRow) -> str:
-    """Store what the gate will decide by; the hash of it. Raises `StoreError` when another plan is stored already."""
+def _plan(
+    context: Context, own: Mapping[str, Sequence[str]], tasks: tuple[Sequence[TargetTask], ...], look: LookRow
+) -> str:
+    """Store what the gate will decide by; the hash of it. `tasks` are the split's and the further ones. Raises
+    `StoreError` when another plan is stored already."""
     plan = GatePlan(
         rules_of(context),
         {c: tuple(families) for c, families in own.items()},
-        tuple(t.id for t in tasks),
+        tuple(t.id for part in tasks for t in part),
         context.settings.evaluation.validation_trials,
         look.number,
         bool(look.draw),
         _gains(context, own),
+        tuple(t.id for t in tasks[1]),
     )
     against = context.incumbent.number if context.incumbent else 0
     rules = {**plan.as_json(), "split": SPLIT, "seed": context.seed, "against": against}
@@ -176,13 +187,19 @@ def _plan(context: Context, own: Mapping[str, Sequence[str]], tasks: Sequence[Ta
     return row.sha256
 
 
-def _alone(
-    context: Context, capability: str, own: Sequence[str], tasks: Sequence[TargetTask], trials: int
-) -> list[str]:
-    """Episodes of the adapter without a router on its own families, or on all where these are not known."""
+def _own_tasks(own: Sequence[str], split: Sequence[TargetTask], more: Sequence[TargetTask]) -> list[TargetTask]:
+    """The tasks that an adapter is judged on: of its own families, with further ones where these may count; the split
+    where its families are not known."""
+    if not own:
+        return list(split)
+    counted = [*split, *more] if even_shares(own, {t.family for t in split}, {t.family for t in more}) else split
+    return [t for t in counted if t.family in own]
+
+
+def _alone(context: Context, capability: str, tasks: Sequence[TargetTask], trials: int) -> list[str]:
+    """Episodes of the adapter without a router."""
     adapter = own_adapter(context.stored, capability)
-    mine = [t for t in tasks if not own or t.family in own]
-    return play_alone(context, capability, adapter, mine, trials, context.seed, SPLIT)
+    return play_alone(context, capability, adapter, tasks, trials, context.seed, SPLIT)
 
 
 def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:

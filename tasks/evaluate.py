@@ -76,7 +76,8 @@ def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
     further = both([Trials(context.further_tasks(challenged.further), trials)], "further", "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
     found = EvaluateResult(**measured, **further)
-    unclear = unclear_families(_whole(context, found), rules_of(context))
+    live, routed = [*found.live_ids, *found.further_live_ids], [*found.routed_ids, *found.further_routed_ids]
+    unclear = unclear_families(_pairs(context, live, routed), rules_of(context))
     try:
         if settling := _settling(context, challenged.further, unclear):
             return found.model_copy(update=both(settling, "settled", "what settles a fall"))
@@ -89,7 +90,7 @@ def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
     """What the gate's rules say of the candidate, from the episodes that are stored."""
     challenged = context.result(ChallengeResult)
     return judge_release(
-        _whole(context, evaluated),
+        _pairs(context, evaluated.live_ids, evaluated.routed_ids),
         rules_of(context),
         challenged.alpha,
         context.settings.evaluation.validation_trials,
@@ -97,12 +98,8 @@ def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
         challenged.look,
         _pairs(context, evaluated.settled_live_ids, evaluated.settled_routed_ids),
         evaluated.left,
+        _pairs(context, evaluated.further_live_ids, evaluated.further_routed_ids),
     )
-
-
-def _whole(context: Context, evaluated: EvaluateResult) -> pd.DataFrame:
-    live = [*evaluated.live_ids, *evaluated.further_live_ids]
-    return _pairs(context, live, [*evaluated.routed_ids, *evaluated.further_routed_ids])
 
 
 def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:

@@ -32,9 +32,9 @@ class Proposal:
     superseded: str = ""
 
     def table(self) -> str:
-        """The verdict in Markdown: reasons, and each family's difference."""
+        """The verdict in Markdown: reasons, the split's difference, and each family's, with its further tasks."""
         d = self.decision
-        rows = {"all tasks": d.difference, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
+        rows = {"the split": d.difference, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
         lines = [f"**release {self.candidate.number}: {d.verdict}**", ""]
         lines += [f"- {reason}" for reason in d.reasons]
         lines += ["", "| | points | 95 % interval | tasks | p |", "|---|---|---|---|---|"]

@@ -32,7 +32,8 @@ def route(context: Context) -> RouteResult:
     challenged = context.result(ChallengeResult)
     if not challenged.passed:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
-    members = members_of(context.parent) | {c: own_adapter(context.stored, c) for c in challenged.passed}
+    own = {c: own_adapter(context.stored, c) for c in challenged.passed}
+    members = _routed(context.parent) | own
     tried = try_on_diagnosis(context, challenged.passed)
     today = lineup_of(context, context.incumbent).router
     kept = today.unlike if today and today.unlike in members else ""
@@ -42,9 +43,8 @@ def route(context: Context) -> RouteResult:
         found = fitted(context, examples, unlike)
     router = found.router
     _save(context, router, ROUTER)
-    candidate = _candidate(
-        context, _versions(context, members), router, ROUTER, {"new": challenged.passed, "unlike": unlike}
-    )
+    evidence = {"new": challenged.passed, "unlike": unlike}
+    candidate = _candidate(context, _versions(context, own), router, ROUTER, evidence)
     return RouteResult(
         candidate=candidate.id,
         version=router.version,
@@ -62,7 +62,7 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
     answers these today and with many votes each. None where no example is of one of them, or where the candidate has
     renewed all that answers them: then nobody is left who could. What is stored of it says which they are."""
-    examples = examples_of(context, members_of(candidate))
+    examples = examples_of(context, _routed(candidate))
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     fell = set(frame[frame["family"].isin(list(families))]["id"])
     asked = [e for e in examples if e.id in fell and e.label is not None]
@@ -97,12 +97,19 @@ def _save(context: Context, router: Router, name: str) -> None:
     context.files.put(f"{context.round.id}/{name}")
 
 
-def _versions(context: Context, members: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Exact versions of the members, with their digests."""
-    given = {}
-    for capability, identity in sorted(members.items()):
+def _routed(release: ReleaseRow | None) -> dict[str, str]:
+    """Adapter ids of the members among which a router chooses: not of blends, which no round trained and which a
+    gateway alone answers with."""
+    return {capability: identity for capability, identity in members_of(release).items() if identity}
+
+
+def _versions(context: Context, own: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Exact versions of the members, with their digests: the parent's as they stand, blends among them, and in place of
+    those that the round renewed its `own` adapters."""
+    given = {c: dict(member) for c, member in context.parent.members.items()} if context.parent else {}
+    for capability, identity in own.items():
         row = context.store.row(AdapterRow, id=identity)
-        assert row is not None, "members are stored adapters"
+        assert row is not None, "the round's own adapters are stored"
         given[capability] = {
             "adapter_id": identity,
             "model": str(row.registered_model),

@@ -13,6 +13,8 @@ import yaml
 
 from models.objects import files_of
 from settings import Settings, load_settings
+from settings_parts import LimitSettings, UnattendedSettings
+from tasks.unattended.notices import check_webhook
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
@@ -21,9 +23,13 @@ EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "docker" / ".env.example").re
 
 
 def settings_in(service: str, monkeypatch: pytest.MonkeyPatch, **given: str) -> Settings:
-    """As compose fills the variables in: an empty one counts as none."""
+    """As compose fills the variables in: an empty one counts as none, and one without a value is handed on or is not
+    there."""
     known = EXAMPLE | {"POSTGRES_PASSWORD": "secret"} | given
     for name, value in SERVICES[service]["environment"].items():
+        if value is None:
+            monkeypatch.setenv(name, known[name]) if name in known else monkeypatch.delenv(name, raising=False)
+            continue
         filled = re.sub(r"\$\{(\w+):[-?]([^}]*)\}", lambda found: known.get(found[1]) or found[2], value)
         assert "${" not in filled
         monkeypatch.setenv(name, filled)
@@ -52,6 +58,26 @@ def test_model_target_and_analyst_reach_the_worker(settings_folder: Path, monkey
     assert (found.analyst.model, found.analyst.api_base, found.author) == ("openai/x", "http://llm:1/v1", "openai/x")
     assert (found.analyst.api_key_variable, found.analyst.max_dollars) == ("ANALYST_API_KEY", 20.0)
     assert "ANALYST_API_KEY" in SERVICES["worker"]["environment"], "the variable that the settings name"
+
+
+def test_limits_notices_approval_and_the_simulated_user_reach_rounds_alone(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docker" / ".env.example").read_text()
+    parts = {"LIMITS": LimitSettings, "UNATTENDED": UnattendedSettings}
+    names = {f"TRACE_{part}__{field}".upper() for part, kind in parts.items() for field in kind.model_fields}
+    names |= {"TRACE_TARGET_USER", "WEBHOOK", "OPENAI_API_KEY"}
+    shown = dict(re.findall(r"^#(\w+)=(.*)$", text, re.MULTILINE))
+    assert names <= shown.keys()
+    for service in ("worker", "worker-gpu"):
+        plain = settings_in(service, monkeypatch)
+        assert (plain.limits, plain.unattended) == (LimitSettings(), UnattendedSettings())
+        found = settings_in(service, monkeypatch, **shown)
+        assert (found.limits.hours, found.limits.rollouts, found.target_user) == (8.0, 5000, shown["TRACE_TARGET_USER"])
+        assert (found.unattended.approve, found.unattended.roll_back) == (True, True)
+        check_webhook(found)
+    others = SERVICES.keys() - {"worker", "worker-gpu"}
+    assert not [name for name in others if names & SERVICES[name].get("environment", {}).keys()]
 
 
 def test_worker_and_gateway_share_store_and_registry(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

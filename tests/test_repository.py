@@ -272,7 +272,7 @@ def test_example_names_every_variable_of_the_services() -> None:
     assert used | {"COMPOSE_PROFILES"} == given
     # What decides a round reaches the worker.
     worker = compose()["services"]["worker"]["environment"]
-    reached = {v for value in worker.values() for v in re.findall(r"\$\{(\w+)", value)}
+    reached = {v for value in worker.values() for v in re.findall(r"\$\{(\w+)", value or "")}
     assert {"BASE_MODEL", "TRACE_TARGET", "TRACE_PROFILE", "HF_TOKEN", "ANALYST_API_KEY"} <= reached
     assert {v for v in given if v.startswith("TRACE_")} <= reached
 

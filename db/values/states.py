@@ -79,7 +79,10 @@ TRANSITIONS: Mapping[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
         RoundState.RUNNING: frozenset(
             {RoundState.INTERRUPTED, RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED}
         ),
-        RoundState.INTERRUPTED: frozenset({RoundState.RUNNING, RoundState.FAILED, RoundState.CANCELLED}),
+        # Interrupted to done: a second process left the round and said so, while the first one went on to its end.
+        RoundState.INTERRUPTED: frozenset(
+            {RoundState.RUNNING, RoundState.DONE, RoundState.FAILED, RoundState.CANCELLED}
+        ),
         RoundState.DONE: frozenset(),
         RoundState.FAILED: frozenset(),
         RoundState.CANCELLED: frozenset(),

@@ -36,7 +36,8 @@ NEAR_MISS = 0.5
 @dataclass(frozen=True)
 class CompositionSpec:
     """What makes a composed environment: everything that decides its scenarios and rewards. `weights` say how often
-    each of `families` is drawn beside the others; without them all are drawn alike."""
+    each of `families` is drawn beside the others; without them all are drawn alike. `seed` is the home's: two homes
+    draw other scenarios."""
 
     target: str
     data_hash: str
@@ -46,11 +47,13 @@ class CompositionSpec:
     retention_share: float = 1 / 3
     version: int = 1
     weights: tuple[float, ...] = ()
+    seed: int = 0
 
     @property
     def id(self) -> str:
-        """Hash of all fields; of weights where there are any."""
-        return content_hash({name: value for name, value in asdict(self).items() if name != "weights" or value})
+        """Hash of all fields; of weights and seed where there are any."""
+        given = asdict(self).items()
+        return content_hash({name: value for name, value in given if name not in ("weights", "seed") or value})
 
 
 class DenseEnvironment(WrappedEnvironment):

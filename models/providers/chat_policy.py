@@ -1,8 +1,9 @@
 """An API model as a policy: any model that LiteLLM reaches, by its native tool calling.
 
 It gives no token ids, so it can be rolled out and evaluated, never trained. Instructions go into the system message,
-tools are sent as schemas, and what the model calls comes back as parsed calls. Retries are here, the cap on spending is
-its client's; what still fails raises, and its episode is stored as the provider's error, never as a reward of 0.
+tools are sent as schemas, and what the model calls comes back as parsed calls. Turns are tried again here, the cap on
+spending is its client's; what still fails raises, and its episode is stored as the provider's error, never as a reward
+of 0.
 
 Not covered: reasoning texts are not sent back to the model, and nothing is streamed.
 """
@@ -30,12 +31,12 @@ from models.providers.litellm_client import (
     missing_keys,
     table_row,
 )
+from models.providers.tries import WAITS, tried
 
 logger = logging.getLogger("trace.models")
 
 # Part of the policy's identity: how a conversation becomes a request.
 RENDERING = "native-tools-1"
-WAITS = (2.0, 8.0, 30.0)
 PING = {
     "type": "function",
     "function": {
@@ -151,19 +152,7 @@ class ChatPolicy:
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], usage: Usage, **options: Any
     ) -> Action:
         """One turn, tried again while the failure may pass."""
-        for wait in (*WAITS, None):
-            if self.stop.is_set():
-                break
-            try:
-                return self._once(messages, tools, usage, options)
-            except ProviderError as problem:
-                if wait is None or not problem.transient:
-                    raise
-                asked = problem.retry_after if isinstance(problem, CallFailed) else 0.0
-                self.stop.wait(min(120.0, max(wait, asked)))
-        raise ProviderError(
-            f"{self.settings.model}: stopped before the call; run the same command again", transient=True
-        )
+        return tried(lambda: self._once(messages, tools, usage, options), self.settings.model, self.stop, WAITS)
 
     def _once(
         self,

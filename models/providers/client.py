@@ -13,21 +13,25 @@ import time
 from concurrent.futures import CancelledError
 
 from errors import ProviderError
-from models.providers.litellm_client import Completion, ModelCall, send
+from models.providers.litellm_client import CallFailed, Completion, ModelCall, send
 from models.providers.spending import SpendingCap, SpendLog, Spent, most_prompt_tokens
 
 # What is reserved for the reply to a call that sets no limit of its own.
 UNLIMITED_TOKENS = 1024
+# What the client's thread may take beyond a call's own seconds: LiteLLM is imported there.
+GRACE_SECONDS = 60.0
 
 
 class ModelClient:
     """Calls language models within `cap` (none by default) and stores in `log`, if there is one, what each call cost.
 
-    Safe to use from any thread, also from inside an event loop. Its thread starts with the first call.
+    Safe to use from any thread, also from inside an event loop. Its thread starts with the first call. `closed` tells
+    those who would try a call again that nobody waits for it any more.
     """
 
     def __init__(self, cap: SpendingCap | None = None, log: SpendLog | None = None) -> None:
         self.cap, self.log = cap or SpendingCap(), log
+        self.closed = threading.Event()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -52,6 +56,7 @@ class ModelClient:
 
     def close(self) -> None:
         """End what is under way and stop the client's thread; safe to call again."""
+        self.closed.set()
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
@@ -64,7 +69,10 @@ class ModelClient:
     def _wait_for(self, call: ModelCall) -> Completion:
         future = asyncio.run_coroutine_threadsafe(send(call), self._running_loop())
         try:
-            return future.result()
+            return future.result(call.seconds + GRACE_SECONDS)
+        except TimeoutError as error:  # what keeps the thread busy ends in no call: nothing else would end the wait
+            text = f"did not answer within {call.seconds:.4g} s"
+            raise CallFailed(f"{call.model} {text}", text, transient=True) from error
         except CancelledError:
             raise ProviderError(f"{call.model}: stopped before the answer; run again", transient=True) from None
         finally:  # also when a deadline interrupts the wait: nobody would take the answer

@@ -8,6 +8,7 @@ belong to the caller, whose client (`models.providers.client`) reserves each one
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from importlib.metadata import version
 from typing import Any
 
 from errors import ConfigurationError, ProviderError
+
+logger = logging.getLogger("trace.models")
 
 _ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too many tokens", "prompt is too long")
 _ABOUT_FORMAT = ("response_format", "json_schema", "structured output", "guided")
@@ -135,12 +138,16 @@ def _completion(call: ModelCall, response: Any) -> Completion:
 
 def _cost(call: ModelCall, response: Any, prompt: int, sampled: int) -> float:
     """Dollars of a response: LiteLLM's own count (it knows cached tokens), or the given price, or 0 where unknown."""
-    if call.price is not None:
-        return (prompt * call.price[0] + sampled * call.price[1]) / 1e6
-    if price_of(call.model) is None:
+    price = call.price or price_of(call.model)
+    if price is None:
         return 0.0
-    litellm, _ = litellm_modules()
-    return float(litellm.completion_cost(completion_response=response, model=call.model))
+    if call.price is None:
+        litellm, _ = litellm_modules()
+        try:
+            return float(litellm.completion_cost(completion_response=response, model=call.model))
+        except Exception as problem:  # `price_of` also takes another provider's price; the reply is paid and must stay
+            logger.debug("LiteLLM cannot count what %s cost (%s)", call.model, problem)
+    return (prompt * price[0] + sampled * price[1]) / 1e6
 
 
 def _failure(model: str, error: Any) -> CallFailed:

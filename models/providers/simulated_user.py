@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,34 +11,57 @@ from environments.contract import ToolCall
 from environments.targets.third_party.adapter import model_of_user
 from environments.targets.third_party.simulated_user import UserModel
 from errors import ProviderError, TraceError
+from models.deadline import held
 from models.providers.client import ModelClient
 from models.providers.litellm_client import CalledTool, CallFailed, ModelCall
+from models.providers.tries import WAITS, tried
 
 PURPOSE = "simulated_user"
+# The longest wait for one reply, and how long a turn's calls that failed are tried again.
+CALL_SECONDS, TRY_SECONDS = 60.0, 120.0
+# Turns that are asked for at once, where nothing else is given.
+CONCURRENCY = 4
 
 
-def user_model(user: str, client: ModelClient, price: tuple[float, float] | None = None) -> UserModel | None:
+def user_model(
+    user: str,
+    client: ModelClient,
+    price: tuple[float, float] | None = None,
+    concurrency: int = CONCURRENCY,
+    send_temperature: bool = True,
+) -> UserModel | None:
     """Who plays a user called `litellm:MODEL`; None for the others, who need no model.
 
     Keys and addresses come from LiteLLM's own variables. `price` is dollars per million (prompt, sampled) tokens where
-    LiteLLM's table lacks the model. A turn raises `BudgetExceeded` before a call that may pass the client's cap, and
-    `ProviderError` for a failed call (`transient` when a retry may help) and for an empty turn, so that a user who says
-    nothing never becomes a reward of 0.
+    LiteLLM's table lacks the model. At most `concurrency` turns are asked for at once. `send_temperature` is off for a
+    model that takes none; the others get 0.
+
+    A call whose failure may pass is tried again, until the client is closed. A turn raises `BudgetExceeded` before a
+    call that may pass the client's cap, and `ProviderError` for a call that still failed (`transient` when trying later
+    may help) and for an empty turn, so that a user who says nothing never becomes a reward of 0. The limit of the
+    environment's call around a turn stands still meanwhile: how long a provider takes is no fault of the environment.
     """
     model = model_of_user(user)
     if not model:
         return None
+    slots, temperature = threading.BoundedSemaphore(concurrency), 0.0 if send_temperature else None
 
     def turn(
         messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[str, tuple[ToolCall, ...]]:
+        call = ModelCall(PURPOSE, model, messages, tools, temperature=temperature, seconds=CALL_SECONDS, price=price)
         try:
-            reply = client.complete(ModelCall(PURPOSE, model, messages, tools, temperature=0.0, price=price))
+            with held(), slots:
+                return tried(lambda: once(call), f"simulated user {model!r}", client.closed, WAITS, TRY_SECONDS)
         except CallFailed as error:
             advice = "try again later" if error.transient else "check the model's name, key and address"
             raise ProviderError(
                 f"simulated user {model!r}: {error.text}; {advice}", transient=error.transient
             ) from error
+
+    def once(call: ModelCall) -> tuple[str, tuple[ToolCall, ...]]:
+        try:
+            reply = client.complete(call)
         except ValueError as error:
             if isinstance(error, TraceError):
                 raise

@@ -75,11 +75,19 @@ class SpendingCap:
     """Counts the calls of any number of models and holds all of them together to `limits`; `before` is spent already.
 
     `spent` has the answered calls by model. A `refusal` (`OF_ROUND`, `OF_EVALUATION`) is what a refused caller reads.
-    Safe to use from several threads.
+    `elsewhere` says what others have spent under the same limits; it is asked again before each call, so that only what
+    is under way in other processes at that moment can pass them. Safe to use from several threads.
     """
 
-    def __init__(self, limits: Limits | None = None, before: Spent | None = None, refusal: str = OF_EVALUATION) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        before: Spent | None = None,
+        refusal: str = OF_EVALUATION,
+        elsewhere: Callable[[], Spent] = Spent,
+    ) -> None:
         self.limits, self.before, self.refusal = limits or Limits(), before or Spent(), refusal
+        self._elsewhere = elsewhere
         self.spent: dict[str, Spent] = {}
         # Calls that were made count whether they were answered or not.
         self._made = self._under_way = self._reserved_tokens = 0
@@ -88,13 +96,13 @@ class SpendingCap:
 
     @property
     def dollars(self) -> float:
-        """Dollars spent, those `before` included."""
+        """Dollars spent here, those `before` included."""
         with self._changed:
             return self.before.dollars + sum(s.dollars for s in self.spent.values())
 
     @property
     def tokens(self) -> int:
-        """Tokens spent, those `before` included."""
+        """Tokens spent here, those `before` included."""
         with self._changed:
             return sum(s.prompt_tokens + s.sampled_tokens for s in (self.before, *self.spent.values()))
 
@@ -149,10 +157,14 @@ class SpendingCap:
 
     def _over(self, tokens: int, dollars: float) -> dict[str, Any]:
         """Which limit one more call may pass, as the fields of a refusal; {} for none."""
+        if self.limits == Limits():
+            return {}
+        others = self._elsewhere()
+        read = others.prompt_tokens + others.sampled_tokens
         for what, spent, more, limit in (
-            ("calls", self.before.calls + self._made, 1, self.limits.calls),
-            ("tokens", self.tokens + self._reserved_tokens, tokens, self.limits.tokens),
-            ("dollars", self.dollars + self._reserved_dollars, dollars, self.limits.dollars),
+            ("calls", self.before.calls + others.calls + self._made, 1, self.limits.calls),
+            ("tokens", self.tokens + read + self._reserved_tokens, tokens, self.limits.tokens),
+            ("dollars", self.dollars + others.dollars + self._reserved_dollars, dollars, self.limits.dollars),
         ):
             if limit is not None and spent + more > limit:
                 return {"what": what, "spent": spent, "more": more, "total": spent + more, "limit": limit}

@@ -17,7 +17,7 @@ One optimizer step, in this order:
    and stops a training that is over. Which step's weights are used is decided afterwards (`tasks/train.py`).
 
 Simplified against the paper: one optimizer step per batch, no KL term in the loss (KL to the base is measured), and a
-learning rate that is constant or falls linearly. TRL keeps loss, optimizer, checkpoints and distribution.
+learning rate that is constant or falls linearly to 0. TRL keeps loss, optimizer, checkpoints and distribution.
 
 Shape suffixes of arrays, tensors and nested lists in this folder; they are combined, as in `rewards_GK`:
 - `_G` groups, `_K` rollouts of a group, `_R` rows: the G x K rollouts, group by group, or a micro-batch of them;
@@ -338,6 +338,7 @@ def make_steps(
             source=source,
             most_tokens=settings.micro_batch_tokens,
             recompute=settings.recompute,
+            most_episodes=settings.most_episodes,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)

@@ -131,6 +131,7 @@ class DealtRollouts:
         self.shared = 0
         self.advantages_R = torch.zeros(0)
         self.hinted_R = torch.zeros(0, dtype=torch.bool)
+        self.played = 0
         self._worst = 1.0
 
     @property
@@ -149,7 +150,7 @@ class DealtRollouts:
         word = self._heard(trainer) if self.source is None else self._played(prompts, trainer)
         mine = word["dealt"][self.here.index]
         device = trainer.accelerator.device
-        self.shared = word["shared"]
+        self.shared, self.played = word["shared"], word["played"]
         self.advantages_R = torch.tensor([word["advantages"][row] for row in mine], device=device)
         self.hinted_R = torch.tensor([word["hinted"][row] for row in mine], dtype=torch.bool, device=device)
         return {name: [column[row] for row in mine] for name, column in word["rows"].items()}
@@ -176,6 +177,7 @@ class DealtRollouts:
             "advantages": advantages_R,
             "hinted": self.source.hinted_R.tolist(),
             "shared": self.source.shared,
+            "played": self.source.played,  # the rate may fall with it, and is the same in every process
             "dealt": dealt_rows(costs_R, self.here.count),
         }
         self.here.tell(word)

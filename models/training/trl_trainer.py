@@ -27,13 +27,14 @@ FIGURES = ("entropy", "clip_ratio/region_mean", "kl", "nll", "logprob_gap", "sam
 class StepSource(Protocol):
     """What the trainer asks of the rollouts: TRL's rollout function, the number of ids that all rows of the step begin
     with, the advantage of each row of the last rollout and whether it was sampled behind another prompt (a hint), where
-    the largest ratio of sampler to trainer is kept, and the sampler's decoder on the trained model (None when another
-    process samples)."""
+    the largest ratio of sampler to trainer is kept, the episodes that were played so far, and the sampler's decoder on
+    the trained model (None when another process samples)."""
 
     shared: int
     advantages_R: torch.Tensor
     hinted_R: torch.Tensor
     worst_ratio: float
+    played: int
 
     @property
     def decoder(self) -> Any: ...
@@ -55,16 +56,24 @@ class EpisodeGRPO(GRPOTrainer):
     """TRL's trainer with episodes as rollouts.
 
     With `most_tokens` the rows that come at once are passed through in micro-batches of at most so many tokens behind
-    the shared prefix (a longer row alone); `recompute` is `make_learner`'s. Of several processes each passes its own
+    the shared prefix (a longer row alone); `recompute` is `make_learner`'s. `most_episodes` may be played in all (None:
+    as many as the steps need): a rate that falls follows them, too. Of several processes each passes its own
     rows through; gradients, of the adapter alone, are exchanged once a step, by hand: the pass does not go through the
     wrapper that would do it. Where the base's weights are in parts, every pass gathers layers from all processes: they
     make the same passes in the same order.
     """
 
     def __init__(
-        self, *args: Any, source: StepSource, most_tokens: int | None = None, recompute: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        source: StepSource,
+        most_tokens: int | None = None,
+        recompute: bool = False,
+        most_episodes: int | None = None,
+        **kwargs: Any,
     ) -> None:
         self.source, self.most_tokens, self.recompute = source, most_tokens, recompute
+        self.most_episodes = most_episodes
         self._problem = ""
         self._kl_step = -1
         self._prefix: StepPrefix | None = None
@@ -77,6 +86,22 @@ class EpisodeGRPO(GRPOTrainer):
         if self._parted:  # accelerate's wrapper takes no weights in parts, and nothing here goes through it
             self.accelerator.prepare_model = lambda model, *_, **__: model
         self.aux_loss_enabled = False  # the loss that balances experts is for their routers, which learn nothing here
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """TRL's; but a rate that falls reaches 0 when the episodes are used up, where the steps are not by then: a step
+        may take several collections. A checkpoint holds the rate of the next step, so a training resumes exactly."""
+        most = self.most_episodes
+        if most is None or self.args.lr_scheduler_type != "linear":
+            return super().create_scheduler(num_training_steps, optimizer)
+        chosen = self.optimizer if optimizer is None else optimizer
+        if self.lr_scheduler is None and chosen is not None:
+
+            def left(step: int) -> float:
+                return max(0.0, 1 - max(step / num_training_steps, self.source.played / max(1, most)))
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, left)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def _learner_of(self, model: Any) -> Learner:
         if self._learner is None:

@@ -239,16 +239,20 @@ class VllmServer:
 
     # --- sleep ------------------------------------------------------------------------------------------------
 
-    def check_sleep(self) -> None:
-        """Raise `ConfigurationError` for a server that cannot give its GPU's memory back."""
+    def rouse(self) -> None:
+        """Wake a server that was left asleep: what put it to sleep was killed. Raises `ConfigurationError` for a server
+        that cannot sleep at all."""
         try:
-            self._send("GET", "/is_sleeping", None, WAITS[:2])
+            asleep = self._send("GET", "/is_sleeping", None, WAITS[:2]).get("is_sleeping")
         except ModelMissing as problem:
             raise ConfigurationError(
                 f"devices.sleep is on and {self.url} cannot sleep; start it with --enable-sleep-mode and "
                 "VLLM_SERVER_DEV_MODE=1 where only this project reaches it, or switch devices.sleep off and give "
                 "sampling and training GPUs of their own"
             ) from problem
+        if asleep:
+            logger.warning("%s is asleep, as a training that was killed leaves it; it is woken", self.url)
+            self.wake_up()
 
     def sleep(self) -> None:
         """Give the GPU's memory back: weights wait in the machine's, what was cached is forgotten."""

@@ -15,7 +15,7 @@ from tasks.reporting.page import environment
 def lines(table: Table) -> list[str]:
     """The comparison as text: the methods, then success by family."""
     width = max(len(row.name) for row in table.rows) + 2
-    over = "seeds and tasks" if len(table.seeds) > 1 else "tasks alone (one seed)"
+    over = "seeds" if len(table.seeds) > 1 else "tasks alone (one seed)"
     found = [
         f"{table.target}, data {table.data_hash}: {table.tasks} test tasks, seeds {', '.join(map(str, table.seeds))}, "
         f"budget {table.budget} episodes; 95 % intervals over {over}, p after Holm",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,12 @@ SAME = {
     "base": "base model",
     "settings": "settings",
     "trials": "number of trials",
+    "drawn": "origin of its test tasks (drawn for the seed, or fixed)",
     "families": "list of test tasks",
     "shift": "list of shift tasks",
 }
+# What two seeds with tasks of their own must share is only how many there are of which family.
+LISTS = ("families", "shift")
 
 
 class _Part(BaseModel):
@@ -51,7 +55,7 @@ class MethodFigures(_Part):
     infrastructure). `episodes` are those that its budget paid for, by `purposes`, the test split's beside them; tokens,
     seconds and dollars are of the same work, without the test split. `capabilities` are nested, from none to all;
     `rollouts` are checkpoints of one training. `shift` are outcomes on the target's shift test, `trained` the
-    capabilities that it trained adapters for.
+    capabilities that it trained adapters for; `commit` is the program's version that ran it ("": the file's).
     """
 
     outcomes: Outcomes
@@ -66,12 +70,13 @@ class MethodFigures(_Part):
     trained: tuple[str, ...] = ()
     capabilities: tuple[Point, ...] = ()
     rollouts: tuple[Point, ...] = ()
+    commit: str = ""
 
 
 class SeedResult(_Part):
     """A seed of a comparison. `settings` is the hash of everything that decides the figures but the seed, `commit` the
     version of the program, `machine` what it ran on. `families` and `shift` are the families of the test split's and of
-    the shift test's tasks; `needs` are the capabilities of each family."""
+    the shift test's tasks, `drawn` whether they are of this seed alone; `needs` are the capabilities of each family."""
 
     format: int = 1
     target: str
@@ -85,6 +90,7 @@ class SeedResult(_Part):
     command: str
     commit: str
     machine: dict[str, str | int | float]
+    drawn: bool = False
     families: dict[str, str]
     needs: dict[str, list[str]] = {}
     shift: dict[str, str] = {}
@@ -174,6 +180,8 @@ def check_same(results: Sequence[SeedResult]) -> None:
     for other in results[1:]:
         for name, said in SAME.items():
             one, two = getattr(results[0], name), getattr(other, name)
+            if name in LISTS and results[0].seed != other.seed and other.drawn:
+                one, two = dict(Counter(one.values())), dict(Counter(two.values()))
             if one != two:
                 shown = "" if isinstance(one, dict) else f": {one} and {two}"
                 raise ConfigurationError(

@@ -8,13 +8,14 @@ from errors import TraceError
 from settings import Settings
 from tasks.housekeeping.findings import Finding, Level, of_error
 from tasks.housekeeping.machine_checks import machine_findings
+from tasks.housekeeping.round_checks import round_findings
 from tasks.housekeeping.service_checks import service_findings
 from tasks.housekeeping.stored_checks import stored_findings
 
 
 def examine(settings: Settings) -> list[Finding]:
     """All findings, those that are well among them, in the order in which they are best mended."""
-    found = list(_careful("machine", machine_findings(settings)))
+    found = [*_careful("machine", machine_findings(settings)), *_careful("round", round_findings(settings))]
     services = list(_careful("servers", service_findings(settings)))
     answers = all(f.level == Level.OK for f in services if f.check == "mlflow")
     return [*found, *services, *_careful("store", stored_findings(settings, answers))]

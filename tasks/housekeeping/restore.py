@@ -37,8 +37,9 @@ _MOST_MANIFEST = 256 << 20
 def restore_backup(file: Path, settings: Settings) -> Manifest:
     """Put a backup into the settings' home, a folder that is empty or not there.
 
-    Raises `ConfigurationError` for a folder that holds something, or settings that put store or registry elsewhere;
-    `StoreError` for a file that is cut short, changed, of another format or newer schema, and for a full disk.
+    Raises `ConfigurationError` for a folder that holds something, or settings that put store, registry or files
+    elsewhere; `StoreError` for a file that is cut short, changed, of another format or newer schema, and for a full
+    disk.
     """
     file, home = file.expanduser().resolve(), settings.folder
     _check_destination(settings)
@@ -67,6 +68,12 @@ def restore_backup(file: Path, settings: Settings) -> Manifest:
 
 def _check_destination(settings: Settings) -> None:
     home = settings.folder
+    if settings.files:
+        raise ConfigurationError(
+            f"a restore makes a home with all files in its folder, but TRACE_FILES names {settings.files!r}, where "
+            "other homes would look for them; leave it unset, here and in trace.toml, and restore again "
+            "(docs/10-scale.md)"
+        )
     for name, value, place in (
         ("TRACE_DATABASE", settings.database, home / STORE),
         ("TRACE_TRACKING", settings.tracking, home / REGISTRY),

@@ -34,7 +34,8 @@ class Side:
 class Comparison:
     """`b` minus `a` in percentage points over their common tasks. `mde` is the smallest true difference that 80 % of
     such comparisons would have found at 5 %. `families` is empty where there is only one. `pass_k` is the difference of
-    pass^k, with `k` the number of trials that every common task has on both sides."""
+    pass^k, with `k` the number of trials that every common task has on both sides. `set_aside` common tasks of
+    validation, by which releases and adapters are chosen, are in no figure; `validation_only`: there are no others."""
 
     a: Side
     b: Side
@@ -45,6 +46,8 @@ class Comparison:
     families: Mapping[str, PairedDifference]
     k: int
     pass_k: PairedDifference
+    set_aside: int = 0
+    validation_only: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,6 +81,13 @@ class Comparison:
             for side in (self.a, self.b)
             if side.left_out
         ]
+        if self.set_aside:
+            lines.append(f"{self.set_aside} validation tasks are left out: releases and adapters are chosen on these.")
+        if self.validation_only:
+            lines.append(
+                "All are validation tasks, on which releases and adapters are chosen: the gain of what was chosen is "
+                "overstated. The two share no test task."
+            )
         return lines
 
 
@@ -96,7 +106,8 @@ def compare_named(a: str, b: str, target: str | None = None, home: Path | None =
 
 
 def compare(a: Outcomes, b: Outcomes) -> Comparison:
-    """`b` against `a` on the tasks that both have. `ConfigurationError` when they were played on different targets or
+    """`b` against `a` on the tasks that both have; of releases and adapters not on those of validation, where there are
+    others. `ConfigurationError` when they were played on different targets or
     data, share no task, or finished none of the shared ones."""
     for what, one, other in (("target", a.target, b.target), ("data hash", a.data_hash, b.data_hash)):
         if one and other and one != other:
@@ -112,8 +123,9 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
             f"{a.name} and {b.name} have no task in common (they have {examples}, among others); evaluate both on the "
             "same tasks"
         )
-    families = families_of([a, b])
-    frames = [side.frame[side.frame["task"].isin(common)] for side in (a, b)]
+    families, gated = families_of([a, b]), common & (a.validation | b.validation)
+    judged = common - gated or common
+    frames = [side.frame[side.frame["task"].isin(judged)] for side in (a, b)]
     pair = pd.concat(
         [
             pd.DataFrame({"task": f["task"], "base": f["success"], "other": float("nan")}) if side == 0
@@ -126,7 +138,7 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
     difference = table.difference()
     if difference is None:
         raise ConfigurationError(
-            f"{a.name} and {b.name} finished none of their {len(common)} common tasks both; play what was lost again"
+            f"{a.name} and {b.name} finished none of their {len(judged)} common tasks both; play what was lost again"
         )
     # Every common task with a result on both sides has at least one trial there.
     trials = [min(x, y) for x, y in zip(table.base[1], table.other[1], strict=True) if min(x, y) > 0]
@@ -153,4 +165,6 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
         families={f: d for f, d in by_family.items() if d is not None} if len(by_family) > 1 else {},
         k=k,
         pass_k=pass_k,
+        set_aside=len(common - judged),
+        validation_only=gated == common,
     )

@@ -55,9 +55,10 @@ class GatePlan:
     """Everything that decides a round's verdicts besides the outcomes; stored before the first evaluation episode.
 
     `own` names the capabilities tried and the families that each is about (empty: unknown, all tasks are its own).
-    `tasks` are the ids of the split's tasks and `trials` the episodes of each. `look` counts the looks at this split
-    and draw from 1; `drawn` says that the split was drawn for this round. `gains` are the points that each capability
-    gained on fresh seeds, where the tasks were drawn for them."""
+    `tasks` are the ids of the split's tasks and of `further` ones, and `trials` the episodes of each. `look` counts the
+    looks at this split and draw from 1; `drawn` says that the split was drawn for this round. `gains` are the points
+    that each capability gained on fresh seeds over the best that answers today, and `further` the ids of the tasks
+    drawn to find them, which count for own families and family by family alone."""
 
     rules: GateRules
     own: Mapping[str, tuple[str, ...]]
@@ -66,6 +67,7 @@ class GatePlan:
     look: int = 1
     drawn: bool = False
     gains: Mapping[str, float] = field(default_factory=dict)
+    further: tuple[str, ...] = ()
 
     @property
     def alpha(self) -> float:
@@ -79,7 +81,7 @@ class GatePlan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan for a JSON column; what has no order is sorted."""
-        return {
+        plan = {
             "rules": asdict(self.rules),
             "own": {name: sorted(families) for name, families in sorted(self.own.items())},
             "tasks": sorted(self.tasks),
@@ -89,6 +91,8 @@ class GatePlan:
             "alpha": self.alpha,
             "gains": dict(sorted(self.gains.items())),
         }
+        # Only where there are any: a plan without them keeps the hash that an earlier version stored.
+        return plan | ({"further": sorted(self.further)} if self.further else {})
 
 
 def alpha_at(look: int, alpha: float, drawn: bool = False) -> float:

@@ -11,14 +11,15 @@ decides nothing, because a router stands before it (`wrong_routes`).
 **B, the assembled candidate** (`judge_release`): the live members, with those that passed and the router fitted for
 exactly these, against the live release as a whole. It is promoted when
 
-1. it is *better*: the difference over all tasks is positive, and significant over all tasks or over the own families of
+1. it is *better*: the difference over the split is positive, and significant over the split or over the own families of
    what passed (its gain is still there after routing);
 2. *nothing falls*, by the rule of `falls`: overall, in any family, in all other families together (which has the power
-   that a small family lacks), nor in pass^k. Tasks that both sides answer with the very same episode differ by exactly
-   zero, so what is not routed differently costs no power. A family that seems to fall and may not (`unclear_families`)
-   is *settled*: both sides play more of it, further tasks where the target draws and its own tasks again where it does
-   not, and those episodes alone say whether it fell. The first were looked at for having fallen: of twenty families
-   of eight tasks, some lose two by chance.
+   that a small family lacks), nor in pass^k. Further tasks, drawn where a gain was expected, count for own families and
+   family by family alone: over several families they would weigh more than in production. Tasks that both sides answer
+   with the very same episode differ by exactly zero, so what is not routed differently costs no power. A family that
+   seems to fall and may not (`unclear_families`) is *settled*: both sides play more of it, further tasks where the
+   target draws and its own tasks again where it does not, and those episodes alone say whether it fell. The first were
+   looked at for having fallen: of twenty families of eight tasks, some lose two by chance.
 
 A regression outranks everything. What is not better is `underpowered` when its difference is positive and the test
 could not have found a worthwhile gain (minimum detectable effect above it, or too few tasks for any p-value to pass),
@@ -52,9 +53,9 @@ def judge_capabilities(
     `pairs[capability]` has one row per task and trial: task, family, base (the live release's outcome), other (that of
     the adapter alone); outcomes in [0, 1], NaN where errored, as `statistics.align` makes them. `own[capability]` are
     the families that the capability is about; empty or missing means unknown: then all tasks are its own. `alpha` is
-    what this look may spend and `look` its number. `gains[capability]` is the gain in points on fresh seeds for which
-    the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be able to find. ValueError
-    when a capability has no pair of its own families that both sides finished."""
+    what this look may spend and `look` its number. `gains[capability]` is the gain in points on fresh seeds, over what
+    answers today, for which the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be
+    able to find. ValueError when a capability has no pair of its own families that both sides finished."""
     _check_alpha(alpha)
     tried, verdicts = len(pairs), {}
     tables = {name: PairedTasks.of(name, frame) for name, frame in pairs.items()}
@@ -88,29 +89,38 @@ def judge_release(
     look: int = 1,
     settled: pd.DataFrame | None = None,
     left: Mapping[str, str] | None = None,
+    further: pd.DataFrame | None = None,
 ) -> ReleaseDecision:
     """Phase B: the assembled candidate (`other`) against the live release (`base`) on the same tasks and trials.
 
-    `pair` has the columns of `judge_capabilities`, with outcomes 0 or 1. `own[capability]` are the families of each
-    capability that passed phase A (empty: all tasks); without any only the difference over all tasks can be better.
-    `trials` is k of pass^k. `settled` are the pairs of further episodes of families whose fall was unclear: they
-    decide on the falls of these families, stand for them where all other families together, or pass^k, seem to
-    fall and may not, and change nothing else. `left` are families that fell with a first router, and why: the one that
-    is judged leaves them to what answers them today. Then only the own families can be better, which that choice did
-    not touch. ValueError without a task that both sides finished."""
+    `pair` is the split, with the columns of `judge_capabilities` and outcomes 0 or 1; `further` are the pairs of the
+    tasks that were drawn for own families. They count for these and for each family; not for own families that are all
+    there are, of which only some have further tasks (`even_shares`). `own[capability]` are the families of each
+    capability that passed phase A (empty: all tasks); without any only the difference over the split can be better.
+    `trials` is k of pass^k. `settled` are the pairs of further episodes of families whose fall was unclear: they decide
+    on the falls of these families, stand for them where all other families together, or pass^k, seem to fall and may
+    not, and change nothing else. `left` are families that fell with a first router, and why: the one that is judged
+    leaves them to what answers them today. Then only the own families can be better, which that choice did not touch.
+    ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
+    drawn: set[str] = set() if further is None else set(further["family"])
+    every = PairedTasks.of("further", pd.concat([pair, further])) if drawn else table
     since = None if settled is None or settled.empty else PairedTasks.of("settled", settled)
     mine = {name: set(families) or table.names for name, families in own.items()}
     of_passed = {family for families in mine.values() for family in families}
-    overall, of_own = _finished("the release", table), table.of_families(of_passed).difference()
+
+    def own_tasks(families: Collection[str]) -> PairedTasks:
+        return (every if even_shares(families, table.names, drawn) else table).of_families(families)
+
+    overall, of_own = _finished("the release", table), own_tasks(of_passed).difference()
     mde = table.mde(alpha)
     whole, kept = overall.p <= alpha, of_own is not None and of_own.points > 0 and of_own.p <= alpha
     better = overall.points > 0 and (kept or (whole and not left))
     reasons = [f"As a whole: {_figures(overall)}: {_significant(overall.points > 0 and whole, alpha, look)}."]
     capabilities = {}
     for name, families in mine.items():
-        difference = table.of_families(families).difference()
+        difference = own_tasks(families).difference()
         if difference is not None:
             capabilities[name] = difference
             reasons.append(f"Own tasks of {name}, routed: {_figures(difference)}.")
@@ -120,7 +130,7 @@ def judge_release(
     watched = {"overall": table.difference(level)}
     if table.names - of_passed and of_passed:
         watched[ELSEWHERE] = table.of_families(table.names - of_passed).difference(level)
-    by_family = {str(f): table.of_families({f}).difference(level) for f in sorted(table.names)}
+    by_family = {str(f): every.of_families({f}).difference(level) for f in sorted(every.names)}
     watched |= by_family
     pass_k, steady = table.pass_k(trials, level), f"pass^{trials}"
     if trials > 1:
@@ -165,6 +175,13 @@ def judge_release(
         alpha=alpha,
         look=look,
     )
+
+
+def even_shares(own: Collection[str], split: Collection[str], drawn: Collection[str]) -> bool:
+    """Whether own families may be judged with further tasks, which there are of the families `drawn`. Not where they
+    are all families of the split and only some have further tasks: that would judge the whole, with those that were
+    trained for weighing more."""
+    return not set(split) <= set(own) or set(own) <= set(drawn)
 
 
 def unclear_families(pair: pd.DataFrame, rules: GateRules) -> list[str]:

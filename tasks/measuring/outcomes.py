@@ -33,12 +33,14 @@ BASE = 0
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Outcomes under the name that they were asked for; target and data hash are "" for a file, which has none."""
+    """Outcomes under the name that they were asked for; target and data hash are "" for a file, which has none.
+    `validation` are the validation tasks of a release or an adapter: the gate chose by them."""
 
     name: str
     frame: pd.DataFrame
     target: str = ""
     data_hash: str = ""
+    validation: frozenset[str] = frozenset()
 
 
 def is_file(what: str) -> bool:
@@ -170,7 +172,9 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str) -> O
     if len(twice):
         task, trial = twice[["task", "trial"]].iloc[0]
         raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; compare evaluations")
-    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0])
+    # A single evaluation was asked for by name, whatever its split.
+    gated = rows["split"].eq("validation") & ("group_id" not in which)
+    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0], frozenset(rows["task_id"][gated]))
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

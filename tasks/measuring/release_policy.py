@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from db import AdapterRow, ReleaseRow, Store, open_store
 from environments.contract import Target, TargetTask, content_hash
@@ -16,8 +17,9 @@ from models.policy import Sampling
 from models.router.first_observation import openings
 from settings import Settings
 from tasks.measuring.policy_names import LoadedPolicy, PolicyName, PolicyOptions
-from tasks.releases.lifecycle import live_release, release_numbered, release_router
+from tasks.releases.lifecycle import live_release, member_adapters, release_numbered, release_router
 from tasks.round.policies import check_policy, open_backend
+from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
 
 _NAME = re.compile(r"release(?:@(?P<number>[0-9]+))?")
@@ -52,7 +54,8 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
                 f"release {release.number} was proven on data {release.data_hash} of {target.name}, which is now "
                 f"{target.data_hash}: figures on it cannot be compared; evaluate a release of the present data"
             )
-        rows = {c: store.row(AdapterRow, id=str(m["adapter_id"])) for c, m in release.members.items()}
+        trained = {c: str(m["adapter_id"]) for c, m in release.members.items() if m["adapter_id"]}
+        rows = {c: store.row(AdapterRow, id=identity) for c, identity in trained.items()}
     how = settings.dtype, settings.calls, settings.rollout.rows, settings.cache, settings.devices.shard
     base = load_base(settings.base_model, *how)
     if (release.base, release.base_revision) != (base.identity.base, base.identity.revision):
@@ -61,14 +64,10 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
             f"{base.identity.base} ({base.identity.revision}); set base_model"
         )
     policy, router = open_backend(settings, base).policy, release_router(settings.folder, release, settings.files)
-    names = {}
-    for capability, row in rows.items():
-        folder = files_of(settings).fetch(row.path) if row is not None else None
-        if row is None or folder is None or not folder.is_dir():
-            raise AdapterError(
-                f"the adapter for {capability!r} of release {release.number} is gone ({folder}); restore its folder"
-            )
-        names[capability] = load_folder(policy, folder, capability, row.round_id, row.sha256)
+    names = {
+        capability: load_folder(policy, folder, capability, origin, release.members[capability]["sha256"])
+        for capability, origin, folder in _folders(settings, target, release, rows)
+    }
 
     def choose(tasks: Sequence[TargetTask]) -> list[str | None]:
         if router is None:
@@ -91,3 +90,22 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
         acting=replace(policy.identity(), adapter=f"release-{release.number}-{what}"),
         close=policy.close,
     )
+
+
+def _folders(
+    settings: Settings, target: Target, release: ReleaseRow, rows: Mapping[str, AdapterRow | None]
+) -> Iterator[tuple[str, str, Path]]:
+    """Capability, origin and folder of each member: of those with `rows` where their round left them; of the others,
+    blends, which no round trained, from the registry, as the gateway has them."""
+    for capability, row in rows.items():
+        folder = files_of(settings).fetch(row.path) if row is not None else None
+        if row is None or folder is None or not folder.is_dir():
+            raise AdapterError(
+                f"the adapter for {capability!r} of release {release.number} is gone ({folder}); restore its folder"
+            )
+        yield capability, row.round_id, folder
+    blends = {c: m for c, m in release.members.items() if c not in rows}
+    if blends:
+        registry = open_registry(settings, target.name)
+        for capability, adapter in member_adapters(registry, replace(release, members=blends)).items():
+            yield capability, "blend", registry.download(adapter, settings.folder / "adapters")

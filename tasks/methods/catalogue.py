@@ -84,7 +84,7 @@ METHODS: Mapping[str, Method] = {
     "base": Method("the bare base", _bare, ()),
     "noop": Method("doing nothing", _noop, ()),
     "constant": Method("one solution for every task, the best of the most frequent", constant),
-    "examples": Method("the base with worked examples of its own successes", examples),
+    "examples": Method("the base with worked examples", examples),
     "gepa": Method("GEPA on the prompt and its worked examples", gepa, package="gepa"),
     "grpo-target": Method("GRPO on the diagnosis tasks, dense reward", grpo_target, trains=True),
     "grpo-target-own": Method("GRPO on the diagnosis tasks, the target's reward", grpo_target_own, trains=True),

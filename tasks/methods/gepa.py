@@ -2,7 +2,8 @@
 kept for what they do on validation tasks. The library is `gepa`; what it tries next is in `proposals.py`.
 
 Its own state would be pickled, so it is kept nowhere: a run that was stopped begins again with the same seed, and goes
-through the same candidates without playing anything again, because every episode is stored under its prompt.
+through the same candidates without playing anything again, because every episode is stored under its prompt. So it ends
+by what the run itself has asked for, not by what the account has left, which an earlier process may have charged.
 
 `trace+gepa` is the prompt first, with half of the budget; then TRACE, for what the prompted base still lacks. TRACE's
 round stands on the target behind the new prompt: it is diagnosed again, its environments show that prompt, and its
@@ -15,18 +16,18 @@ import copy
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from db import TrajectoryRow
 from environments.contract import Target, TargetTask
 from environments.picking import spread
-from tasks.methods.examples import fits, worked_examples
+from tasks.methods.examples import Worked, fits, told_references, worked_examples
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer, by_analyst
 from tasks.methods.seed.answers import Answer, play_answer
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.prompts import PromptedEnvironment, Prompting
-from tasks.methods.seed.seed_run import SeedRun, close_round, open_round, pay, solved_at_diagnosis
+from tasks.methods.seed.seed_run import SeedRun, close_round, open_round, pay
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context
@@ -41,6 +42,8 @@ TRACE_GEPA = "trace+gepa"
 VALIDATED = 40
 # Tasks of the small batch on which a candidate is first held against its parent.
 BATCH = 3
+# Small batches in a row for which nothing new had to be played: what is proposed is known by then.
+IDLE = 50
 
 
 def gepa(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -53,21 +56,24 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
     """The best prompt within `episodes`, the diagnosis among them, and what has to be said of it."""
     from gepa import optimize
 
-    proposer = proposer_of(context)
+    pool = worked_examples(context)
+    proposer = proposer_of(context, pool)
     reflects = context.settings.analyst.model if proposer.rewrite else SCRIPTED
     validation = spread(context.tasks("validation"), VALIDATED)
-    # What is the same whenever it is asked: a run that is begun again spends its calls again, on stored episodes.
-    calls = episodes - len(context.result(RolloutResult).trajectories) - 2 * BATCH - len(validation)
-    if calls < len(validation):
+    diagnosis = context.result(RolloutResult).trajectories
+    # A candidate is played on its parent's small batch, and where it is better on validation.
+    candidate = 2 * BATCH + len(validation)
+    if episodes - len(diagnosis) < len(validation) + candidate:
         return Prompting(), ("the budget does not pay for one candidate prompt: it stays as it is",)
-    with _Lines("gepa", calls, "calls") as meter:
-        adapter: Any = Rollouts(context, proposer, meter)  # GEPA's protocol is generic in what it hands back unseen
+    with _Lines("gepa", episodes, "episodes", len(diagnosis)) as meter:
+        rollouts = Rollouts(context, proposer, meter, set(diagnosis))
+        adapter: Any = rollouts  # GEPA's protocol is generic in what it hands back unseen
         found: Any = optimize(
             seed_candidate={INSTRUCTIONS: proposer.original, EXAMPLES: ""},
             trainset=list(context.tasks("diagnosis")),
             valset=validation,
             adapter=adapter,
-            max_metric_calls=calls,
+            stop_callbacks=_Spent(rollouts.asked, episodes - candidate),
             reflection_minibatch_size=BATCH,
             track_best_outputs=False,
             logger=_Quiet(),
@@ -78,23 +84,25 @@ def evolve(context: Context, episodes: int) -> tuple[Prompting, tuple[str, ...]]
         f"{found.num_candidates} candidates in {found.total_metric_calls} calls; {len(best.examples)} examples, "
         f"instructions {'changed' if best.wording[0] != best.wording[1] else 'as they were'}"
     )
-    return best, (f"reflection by {reflects}", told)
+    shown = [i for i in found.best_candidate[EXAMPLES].split() if i in proposer.pool]
+    return best, (f"reflection by {reflects}", told, *told_references(shown, pool))
 
 
 def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
-    """TRACE on the prompt that GEPA found."""
+    """TRACE on the prompt that GEPA found. Behind another prompt the base's episodes are others: none is lent, and what
+    GEPA has played is copied into no round, for what it cost alone."""
     prompting, told = evolve(context, run.episodes // 2)
     home = context.settings.folder / "trace-gepa"
     target = behind(context.target, prompting)
     own = open_round(context.settings.model_copy(update={"home": home}), base=context.base, target=target)
     try:
         whole = pay(own, TRACE_GEPA, run.episodes, ())
-        whole.lender = Lender(context.store, own.round.id)
+        whole.lender = Lender(context.store, own.round.id if prompting.is_none else None)
         paid = account.charged()
         for purpose in sorted(set(paid.values()) - {TEST}):
             whole.admit([i for i, known in paid.items() if known == purpose], purpose)
         if not prompting.is_none:
-            whole.lender = None  # the base's episodes are others behind this prompt
+            whole.lender = None
         with whole.working():
             rollout.do(own)
             answer = play_round(run, own, whole)
@@ -105,23 +113,23 @@ def trace_gepa(run: SeedRun, context: Context, account: Account) -> Answer:
 
 
 def behind(target: Target, prompting: Prompting) -> Target:
-    """The target with every environment behind another prompt."""
+    """The target with every environment behind another prompt, whose id tells its episodes from others
+    (`Context.ground`)."""
     if prompting.is_none:
         return target
     found, make = copy.copy(target), target.environment
     object.__setattr__(found, "environment", lambda: PromptedEnvironment(make(), prompting))
+    object.__setattr__(found, "prompt_id", prompting.id)
     return found
 
 
-def proposer_of(context: Context) -> Proposer:
+def proposer_of(context: Context, pool: Sequence[Worked]) -> Proposer:
     """What makes new prompts: with the analyst's model where one is configured."""
-    solved = solved_at_diagnosis(context).set_index("id")["family"]
-    pool = dict(worked_examples(context))
     model = context.settings.analyst.model
     return Proposer(
         original=first_opening(context.target)[0].instructions,
-        pool=pool,
-        families={i: str(solved[i]) for i in pool},
+        pool={worked.id: worked.turns for worked in pool},
+        families={worked.id: worked.family for worked in pool},
         fits=lambda prompting: fits(context, prompting),
         draws=random.Random(f"gepa:{context.seed}"),
         rewrite=by_analyst(context.analyst, context.settings.analyst.temperature) if model else None,
@@ -130,33 +138,40 @@ def proposer_of(context: Context) -> Proposer:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """GEPA's adapter: a candidate is a prompt of the bare base, its score on a task the success of one episode."""
+    """GEPA's adapter: a candidate is a prompt of the bare base, its score on a task the success of one episode. `asked`
+    has the ids of all episodes that the run has asked for, stored or not."""
 
     context: Context
     proposer: Proposer
     meter: Meter
+    asked: set[str] = field(default_factory=set)
 
     @property
     def propose_new_texts(self) -> Any:
         return self.proposer.propose
 
     def evaluate(self, batch: list[TargetTask], candidate: dict[str, str], capture_traces: bool = False) -> Any:
-        """One episode a task; 0 for one that was lost to the infrastructure."""
+        """One episode a task. One that was lost to the infrastructure says nothing of the prompt: its score is the mean
+        of those of the batch that ended, and 0 where none did."""
         from gepa import EvaluationBatch
 
         answer = Answer(self.context, prompting=self.proposer.prompting(candidate))
         ids = play_answer(answer, list({t.id: t for t in batch}.values()), 1, "a prompt")
         rows = {row.task_id: row for row in self.context.store.trajectories(None, id=ids)}
         played = [rows[task.id] for task in batch]
-        scores = [float(row.success or False) for row in played]
-        self.meter.advance_by(len(batch), f"{100 * sum(scores) / len(scores):.0f} % of the last {len(scores)}")
+        ended = [float(row.success) for row in played if row.success is not None]
+        mean = sum(ended) / len(ended) if ended else 0.0
+        scores = [mean if row.success is None else float(row.success) for row in played]
+        new = set(ids) - self.asked
+        self.asked.update(new)
+        self.meter.advance_by(len(new), f"{100 * sum(scores) / len(scores):.0f} % of the last {len(scores)}")
         return EvaluationBatch(outputs=played, scores=scores, trajectories=played if capture_traces else None)
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], evaluated: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """What each episode showed, the same for every component."""
-        records = [_record(row) for row in evaluated.trajectories]
+        """What each episode showed that was not lost, the same for every component."""
+        records = [_record(row) for row in evaluated.trajectories if row.success is not None]
         return dict.fromkeys(components_to_update, records)
 
 
@@ -172,6 +187,23 @@ def _record(row: TrajectoryRow) -> dict[str, Any]:
         "Family": row.family,
         "Solved": bool(row.success),
     }
+
+
+@dataclass
+class _Spent:
+    """Ends a run once it has asked for more than `most` episodes, so that the next candidate may not be paid for, or
+    has asked for nothing new in IDLE small batches. GEPA itself would count calls, of which many are on episodes that
+    are stored."""
+
+    asked: set[str]
+    most: int
+    before: int = -1
+    idle: int = 0
+
+    def __call__(self, gepa_state: Any) -> bool:
+        self.idle = self.idle + 1 if len(self.asked) == self.before else 0
+        self.before = len(self.asked)
+        return self.before > self.most or self.idle >= IDLE
 
 
 class _Lines(Meter):

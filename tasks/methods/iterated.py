@@ -73,7 +73,8 @@ def context_distillation(run: SeedRun, context: Context, account: Account) -> An
     if not isinstance(target, Generators):
         return Answer(context, notes=("the target has no generators to show scenarios of, so the bare base answers",))
     families = sorted(target.families())
-    spec = CompositionSpec(context.round.target, context.round.data_hash, CONTEXT_DISTILLATION, tuple(families))
+    at = context.round
+    spec = CompositionSpec(at.target, at.data_hash, CONTEXT_DISTILLATION, tuple(families), seed=at.seed)
     environment = ComposedEnvironment(target, spec)
     left = account.episodes - len(context.result(RolloutResult).trajectories)
     paid = min(SHOWN, left // (len(families) * SCENARIOS * ADVISED))
@@ -100,7 +101,8 @@ def cloned_adapter(context: Context) -> AdapterRow | None:
     if not isinstance(target, Generators):
         return None
     families = sorted(target.families())
-    spec = CompositionSpec(context.round.target, context.round.data_hash, DEMONSTRATIONS, tuple(families))
+    at = context.round
+    spec = CompositionSpec(at.target, at.data_hash, DEMONSTRATIONS, tuple(families), seed=at.seed)
     prompt, environment = first_opening(target)[0], ComposedEnvironment(target, spec)
     shown = demonstrations(environment, context.base.renderer, prompt, dict.fromkeys(families, count))
     if not shown:

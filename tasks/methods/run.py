@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from environments.contract import TargetTask
+from environments.contract import DrawsTests, TargetTask
 from tasks.comparison.results import (
     MethodFigures,
     Point,
@@ -23,7 +23,15 @@ from tasks.comparison.results import (
     write_result,
 )
 from tasks.methods.catalogue import EVERY
-from tasks.methods.seed.answers import Answer, first_of, play_answer, play_checkpoint, shift_tasks, successes
+from tasks.methods.seed.answers import (
+    Answer,
+    first_of,
+    play_answer,
+    play_checkpoint,
+    shift_tasks,
+    successes,
+    test_tasks,
+)
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, own_home, pay
 
@@ -42,7 +50,7 @@ def run_seed(
             logger.info("%s: there already", name)
             continue
         logger.info("%s: begins", name)
-        result = result.with_method(name, run_method(run, name))
+        result = result.with_method(name, run_method(run, name).model_copy(update={"commit": head.commit}))
         write_result(path, result)
         done(result, name)
     return result
@@ -63,8 +71,9 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
         command=command,
         commit=commit,
         machine=machine(),
-        families={task.id: task.family for task in context.tasks("test")},
-        needs={task.family: list(task.capabilities) for task in context.tasks("test")},
+        drawn=isinstance(context.target, DrawsTests),
+        families={task.id: task.family for task in test_tasks(context)},
+        needs={task.family: list(task.capabilities) for task in test_tasks(context)},
         shift={task.id: task.family for task in shift_tasks(context)},
     )
 
@@ -92,7 +101,7 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
 def measured(answer: Answer, account: Account) -> MethodFigures:
     """Play the test split and the shift test, which no budget pays for, and add up what the method used."""
     context, paying = answer.context, answer.account or account
-    tasks, trials = context.tasks("test"), context.settings.evaluation.trials
+    tasks, trials = test_tasks(context), context.settings.evaluation.trials
 
     def outcomes_of(what: Answer, title: str, tasks: Sequence[TargetTask] = tasks) -> dict[str, list[float | None]]:
         return successes(what, play_answer(what, tasks, trials, title))

@@ -51,15 +51,17 @@ class Spec:
 
 
 class TargetPractice:
-    """The target's diagnosis tasks as scenarios; its validation tasks are those that a checkpoint is chosen on. The
-    reward is `dense`, or the target's own."""
+    """The target's diagnosis tasks as scenarios; its validation tasks are those that a checkpoint is chosen on, in an
+    order of the environment's own: targets list their tasks family by family, and a checkpoint is chosen on a few that
+    follow one another. The reward is `dense`, or the target's own."""
 
     def __init__(
         self, name: str, target: Target, diagnosis: Sequence[TargetTask], validation: Sequence[TargetTask], dense: bool
     ) -> None:
-        self.target, self.diagnosis, self.validation, self.dense = target, diagnosis, validation, dense
+        self.target, self.diagnosis, self.dense = target, diagnosis, dense
         tasks = [[t.id for t in part] for part in (diagnosis, validation)]
         self.spec = Spec(content_hash([name, target.name, target.data_hash, tasks]), name)
+        self.validation = random.Random(f"{self.spec.id}:choosing").sample(list(validation), len(validation))
 
     def scenario(self, seed: int) -> TargetTask:
         return random.Random(f"{self.spec.id}:{seed}").choice(self.diagnosis)

@@ -13,6 +13,7 @@ episodes are stored: a second run on the same day plays nothing and says the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,11 +21,11 @@ from typing import Any
 
 from scipy.stats import fisher_exact
 
-from db import ConversationRow, ReleaseRow, ReleaseState, Store, open_store
+from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
-from errors import TargetError
+from errors import ConfigurationError, TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
 from settings import Settings
@@ -144,10 +145,11 @@ def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
     return parent if ground(parent) == ground(live) else None
 
 
-def fresh_tasks(settings: Settings, target: Target, day: int) -> list[TargetTask]:
-    """The watch's tasks of a day: drawn, or the validation split's, at equal distances."""
+def fresh_tasks(settings: Settings, target: Target, day: int, used: AbstractSet[str] = frozenset()) -> list[TargetTask]:
+    """The watch's tasks of a day: drawn, without the contents that rounds have used, or the validation split's, at
+    equal distances."""
     if isinstance(target, Drawable):
-        tasks = list(target.drawn("validation", Draw(settings.seed, FIRST_DRAW + day)))
+        tasks = list(target.drawn("validation", Draw(settings.seed, FIRST_DRAW + day, frozenset(used))))
     else:
         tasks = list(target.tasks("validation"))
     if not tasks:
@@ -160,7 +162,8 @@ def _on_tasks(
 ) -> list[Fall]:
     """The live release against parent and base on the day's tasks."""
     day = now.astimezone(UTC).date().toordinal()
-    watched: Any = FreshTasks(target, fresh_tasks(settings, target, day))
+    drawn = store.rows(DrawnTaskRow, target=settings.target, data_hash=target.data_hash)
+    watched: Any = FreshTasks(target, fresh_tasks(settings, target, day, {row.content for row in drawn}))
     spec = EvaluationSpec(watched, "validation", 1, FIRST_DRAW + day)
     parent = parent_of(store, live)
     sides = {"live": f"release@{live.number}", BASE: f"local:{settings.base_model}"}
@@ -224,7 +227,11 @@ def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -
         hint = f"; 'trace-agent rollback --target {settings.target}' goes back" if behind else ""
         _tell(settings, "fell", text + hint)
         return watched
-    back = rollback(store, open_registry(settings, settings.target), settings.target)
+    try:  # the sides have played for minutes: a round or a person may have changed what is live
+        back = rollback(store, open_registry(settings, settings.target), settings.target, expected=live.id)
+    except ConfigurationError as refused:
+        _tell(settings, "fell", f"{text}; it was not rolled back: {refused}")
+        return watched
     where = BASE if back is None else f"release {back.number}"
     _tell(settings, "rolled-back", f"{text}; {where} answers again")
     return replace(watched, rolled_back=where)

@@ -148,13 +148,16 @@ def refuse(store: Store, release_id: str, reason: str) -> ReleaseRow:
         return moves.release_row(connection, release_id)
 
 
-def rollback(store: Store, registry: Registry, target: str, to: int | None = None) -> ReleaseRow | None:
+def rollback(
+    store: Store, registry: Registry, target: str, to: int | None = None, expected: str | None = None
+) -> ReleaseRow | None:
     """Make an earlier release live again, and return it; None: the bare base answers again.
 
     Without `to` it is the nearest ancestor of the live one that was not rolled back itself; `to` 0 is the bare base.
     Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
-    a person allows them. Raises `ConfigurationError` when there is nothing to go back to or `to` names a release that
-    was never live or stands on another base, `AdapterError` when the restored release's files are gone.
+    a person allows them. `expected` is the id of the release that is to be left, where the caller has judged that one.
+    Raises `ConfigurationError` when there is nothing to go back to, another release is live than `expected`, or `to`
+    names one that was never live or stands on another base, `AdapterError` when the restored release's files are gone.
     """
     heal(store, registry, target)
     live, back = _destination(store, target, to)
@@ -162,9 +165,10 @@ def rollback(store: Store, registry: Registry, target: str, to: int | None = Non
         check_files(registry, back)
     with store.transaction() as connection:
         now_live = moves.live_row(connection, target)
-        if now_live is None or now_live.id != live.id:
+        left = live if expected is None else moves.release_row(connection, expected)
+        if now_live is None or not now_live.id == live.id == left.id:
             raise ConfigurationError(
-                f"release {live.number} of {target} was live and no longer is: another process replaced it; look at "
+                f"release {left.number} of {target} was live and no longer is: another process replaced it; look at "
                 "'trace-agent history', then roll back again"
             )
         said = f"rolled back to {'the bare base' if back is None else f'release {back.number}'}"

@@ -278,6 +278,7 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
         kept_out = {
             "right": fitted.right,
             "calibration": fitted.calibration,
+            "mode": fitted.mode,
             "threshold": fitted.threshold,
             "unlike": str(candidate.evidence.get("unlike", "")) if candidate else "",
         }

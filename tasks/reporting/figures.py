@@ -247,13 +247,15 @@ class RouterFigures(_Figures):
     """How the router chose: `sent` is the share of test tasks that an adapter answered, `counts[i][j]` tasks whose
     family is tagged with label i were sent to label j, `accuracy` is the share on the diagonal (None where no task's
     label is known). The router goes by what solves a task, not by tags. Of the candidate's router: `right` is the share
-    sent right of the `calibration` examples that were kept out to fit its `threshold`, the probability below which it
-    abstains; `unlike` is the adapter that answers a task unlike all examples ("": the base)."""
+    sent right of the `calibration` examples that were kept out to choose its `mode` and its `threshold`, the
+    probability below which it abstains (of a linear one: of all, each without itself); `unlike` is the adapter that
+    answers a task unlike all examples ("": the base)."""
 
     sent: float | None = Field(default=None, ge=0, le=1)
     accuracy: float | None = Field(default=None, ge=0, le=1)
     right: float | None = Field(default=None, ge=0, le=1)
     calibration: int = 0
+    mode: str = ""
     threshold: float | None = None
     unlike: str = ""
     labels: list[str] = []

@@ -56,10 +56,11 @@ def analyst_prices(settings: Settings) -> tuple[float, float]:
 
 
 def round_client(settings: Settings, store: Store, round_id: str | None) -> ModelClient:
-    """The client of a round: the caps of `analyst` hold for all of its calls, what the round spent before is counted,
-    and each call is stored in `spend`. Without a round it counts and stores what is spent outside of one."""
+    """The client of a round: the caps of `analyst` hold for all of its calls, what the round spent before and spends in
+    other processes is counted, and each call is stored in `spend`. Without a round it counts and stores what is spent
+    outside of one."""
     log = StoredSpend(store, round_id)
-    return ModelClient(SpendingCap(analyst_settings(settings).limits, log.before, OF_ROUND), log)
+    return ModelClient(SpendingCap(analyst_settings(settings).limits, None, OF_ROUND, log.elsewhere), log)
 
 
 def target_of(settings: Settings, store: Store, client: ModelClient) -> Target:
@@ -83,8 +84,8 @@ def check_user(settings: Settings, target: Target) -> None:
 
 
 def _user_model(settings: Settings, client: ModelClient) -> UserModel | None:
-    model = model_of_user(settings.target_user)
-    return user_model(settings.target_user, client, _given_price(settings, model))
+    user, a = settings.target_user, settings.analyst
+    return user_model(user, client, _given_price(settings, model_of_user(user)), a.concurrency, a.send_temperature)
 
 
 def _given_price(settings: Settings, model: str) -> tuple[float, float] | None:

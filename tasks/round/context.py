@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Store
-from environments.contract import Draw, Drawable, Environment, Target, TargetTask
+from environments.contract import Draw, Drawable, DrawsTests, Environment, ShiftTested, Target, TargetTask
 from environments.picking import spread
 from errors import StoreError
 from models.adapters.registry import Registry
@@ -150,15 +150,18 @@ class Context:
         return Origin(self.round.target, self.round.data_hash, self.round.id)
 
     def ground(self, purpose: str) -> Playground:
-        """The target's own environment at the evaluation temperature."""
+        """The target's own environment at the evaluation temperature. A target behind another prompt than its own has
+        a `prompt_id`: its episodes are others, and a process that knows the target by name cannot play them."""
         rollout = self.settings.rollout
         how = rollout.temperature, rollout.max_tokens
-        return Playground(self.target.environment, self.round.target, purpose, *how, of_target=True)
+        ground = Playground(self.target.environment, self.round.target, purpose, *how, of_target=True)
+        prompt = getattr(self.target, "prompt_id", "")
+        return replace(ground, scope=f"{ground.where}|behind:{prompt}", of_target=False) if prompt else ground
 
     def training_ground(self, name: str, make: Callable[[], Environment], adapter_id: str) -> Playground:
         """A training environment at the evaluation temperature, for episodes that measure an adapter."""
         of_target = self.ground("evaluation")
-        return replace(of_target, make=make, environment=name, adapter_id=adapter_id, of_target=False)
+        return replace(of_target, make=make, environment=name, adapter_id=adapter_id, scope="", of_target=False)
 
     @cached_property
     def probe(self) -> Conversation:
@@ -215,6 +218,15 @@ class Context:
     def whole(self, split: str) -> list[TargetTask]:
         """All tasks that the split has in this round, also those that it does not play."""
         return self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
+
+    def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
+        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, because
+        the fixed ones were looked at when settings were chosen; else those, and no shift tasks where there are none."""
+        target = self.target
+        if isinstance(target, DrawsTests):
+            test, shift = list(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
+            return spread(test, self.settings.rollout.tasks or len(test)), shift
+        return self.tasks("test"), list(target.shift_test()) if isinstance(target, ShiftTested) else []
 
     def draws(self, split: str) -> bool:
         """Whether the split's tasks are new in every round."""

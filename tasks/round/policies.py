@@ -54,8 +54,8 @@ def open_servers(settings: Settings, seconds: float | None = None) -> list[VllmS
 
 
 def check_policy(settings: Settings) -> None:
-    """Before any work: the servers are there, have one and the same base, and sample as needed. Nothing for the local
-    backend."""
+    """Before any work: the servers are there and awake, have one and the same base, and sample as needed. Nothing for
+    the local backend."""
     if settings.policy.backend == "vllm":
         from models.vllm.equality import check_base, probe
         from models.vllm.server import WAITS
@@ -66,9 +66,9 @@ def check_policy(settings: Settings) -> None:
         for server in open_servers(settings):
             with closing(server), closing(server.limited(CHECK_SECONDS)) as quick:
                 quick.models(WAITS[:2])
-                server.check()
                 if settings.devices.sleep:
-                    quick.check_sleep()
+                    server.rouse()
+                server.check()
                 scores[server.url] = probe(server)
         check_base(scores)
 
@@ -102,6 +102,8 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
     mine, lora_folder = base.identity, settings.lora_folder
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
     for server in open_servers(settings):
+        if settings.devices.sleep:  # a killed round's servers sleep until they are told otherwise
+            server.rouse()
         server.check_weights(weights_of(base, settings.cache))
         server.close()
     policy = open_remote(settings, identity, base.renderer.stop_ids)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,8 +24,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from db import ReleaseRow, Round, RoundState, Store, open_store
-from errors import StoreError, TraceError
+from db import ReleaseRow, Round, RoundState, StageRow, StageState, Store, open_store
+from db.engine import database_time
+from db.queries import rows
+from errors import StageHeld, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
 from models.telemetry.metrics import METRICS, serve
@@ -71,9 +75,34 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
         code_version,
         parent.id if parent else None,
     )
-    context = Context(settings, store, opened, left=opened.id in running)
+    left = opened.id in running and other_worker(store, opened.id) is None
+    context = Context(settings, store, opened, left=left)
     (folder / opened.id).mkdir(exist_ok=True)
     return _watched(context)
+
+
+def other_worker(store: Store, round_id: str) -> str | None:
+    """The owner of a stage of the round that another living process works on; None where there is none. One whose
+    process has ended on this machine keeps its lease for a few seconds, and is not alive."""
+    with store.transaction() as connection:
+        now = database_time(connection)
+        stages = rows(connection, StageRow, {"round_id": round_id, "state": StageState.RUNNING})
+    held = [s.owner for s in stages if s.owner and s.lease_until and s.lease_until >= now]
+    return next((owner for owner in held if not _is_own_or_ended(owner)), None)
+
+
+def _is_own_or_ended(owner: str) -> bool:
+    """Whether the owner of a claim (`db.ledger.owner_name`) is this process, or one of this machine that has ended."""
+    machine, pid, *_ = [*owner.split(":"), ""]
+    if machine != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return int(pid) == os.getpid()
 
 
 def _watched(context: Context) -> Context:
@@ -202,7 +231,7 @@ class Stage(Generic[P, R]):
     def do(self, context: Context, *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the stage once: its stored result if it is done, else claim it, work, and store the result.
 
-        Raises `StoreError` when a process that is alive holds the stage, and where MLflow fails.
+        Raises `StageHeld` when a process that is alive holds the stage, and `StoreError` where MLflow fails.
         """
         # Prefect fills in defaults: a stage of nothing in particular has the name alone.
         of = [str(given) for given in (*args, *kwargs.values()) if given != ""]
@@ -250,7 +279,7 @@ class Stage(Generic[P, R]):
                 continue
             if waited > 2 * LEASE_SECONDS:
                 owner = row.row().owner
-                raise StoreError(
+                raise StageHeld(
                     f"stage {ledger_name!r} is held by {owner}, which is alive; wait for it or stop that process"
                 )
             logger.info("stage %s is claimed by another process; waiting for it, or for its lease", ledger_name)

@@ -2,7 +2,7 @@
 
 Linear where the successes of every class are known: each example is left out once, and what is expected of it without
 it says how often the router is right. Where a mode or the probability below which it abstains is chosen, a share of the
-examples is kept out of the votes for it.
+examples is kept out of the votes for it; what is told of such a router is its share right on these.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ LEAST_PLAYED = 16
 
 @dataclass(frozen=True)
 class Fitted:
-    """The router, how many examples it was fitted on, and the share of `judged` further ones that it sends right (None
-    where there is none): those kept out, or of a linear one each without itself, of those that something solves."""
+    """The router, how many examples it was fitted on, and the share of `judged` ones that it sends right (None
+    where there is none). Of a linear one each is judged without itself, of those that something solves. Else they are
+    those kept out, on which its mode and threshold were chosen as well: then the share is rather too high."""
 
     router: Router
     examples: int

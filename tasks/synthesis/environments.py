@@ -81,7 +81,7 @@ def composed_of(
     retention = tuple(n for n in others if n not in alike)
     share = retention_share if retention else 0.0
     return ComposedEnvironment(
-        target, CompositionSpec(at.target, at.data_hash, name, tuple(own), retention, share, version)
+        target, CompositionSpec(at.target, at.data_hash, name, tuple(own), retention, share, version, seed=at.seed)
     )
 
 

@@ -1,4 +1,4 @@
-"""What `trace-agent deploy` refuses before it changes anything on a Prefect server."""
+"""What `trace-agent deploy` refuses before it changes anything on a Prefect server, and what `schedule` leaves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from errors import ConfigurationError
 from flows import deploy as deploy_file
-from flows.deploy import deploy
+from flows import schedule as schedule_file
+from flows.deploy import SILENT, TAG, deploy
 
 ROOT = Path(__file__).parents[2]
 API = "http://127.0.0.1:4200/api"
@@ -52,3 +54,16 @@ def test_what_cannot_be_deployed_is_one_error(
     monkeypatch.setattr(deploy_file, "_deploy_all", lambda *given: pytest.fail("it goes on"))
     with temporary_settings({PREFECT_API_URL: api}), pytest.raises(ConfigurationError, match=said):
         deploy("trace", kind, project)
+
+
+def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect finds a deployment by flow and name: another one of the same name would be taken over, then paused."""
+    served: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(schedule_file, "serve", lambda made, **given: served.append((made, given)))
+    schedule_file.serve_schedule("0 3 * * *", "shop", "smoke")
+    ((made, given),) = served
+    assert made.flow_name == "improve"
+    assert made.name not in {one["name"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    assert [f"prefect.tag.{tag}" for tag in made.tags] == [TAG]
+    assert given["limit"] == 1
+    assert given["heartbeat_seconds"] < SILENT.total_seconds() / 2

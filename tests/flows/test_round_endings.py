@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import flows.improve as flow
 from db import RoundState, Store, open_store
-from errors import AdapterError, BudgetExceeded, EnvironmentFault, ProviderError, SandboxError, TrainingError
+from errors import AdapterError, BudgetExceeded, EnvironmentFault, ProviderError, SandboxError, StageHeld, TrainingError
 from settings import Settings, load_settings
+from tasks.operations import told
 
 
 @pytest.fixture
@@ -56,3 +60,39 @@ def test_the_very_same_error_twice_closes_the_round(settings: Settings) -> None:
 
 def test_a_round_that_was_stopped_by_the_user_is_gone_on_with(settings: Settings) -> None:
     assert states(settings, KeyboardInterrupt(), KeyboardInterrupt()) == [RoundState.INTERRUPTED]
+
+
+HELD = StageHeld("stage 'challenge' is held by elsewhere:1:ab, which is alive")
+
+
+def test_a_second_process_leaves_the_round_to_the_one_that_works_on_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However it ends: the first one would find its round closed, and people would be told of an end that is none."""
+    monkeypatch.setattr(told, "notify", lambda settings, notice: pytest.fail(notice.text))
+    monkeypatch.setattr(flow, "stages", lambda context, last: iter(()))
+    monkeypatch.setattr(flow, "check_training", lambda settings: None)
+    with flow.opened(settings, fresh=False) as first:
+        stage = first.store.stage(first.round.id, "challenge")
+        assert stage.claim("elsewhere:1:ab", lease_seconds=600)
+        assert states(settings, HELD, HELD, OSError("disk full"), KeyboardInterrupt()) == [RoundState.RUNNING]
+        given = flow.ImproveParameters(profile="smoke", home=settings.home)
+        assert flow.until.fn("select", given) == {"round": first.round.id}
+        assert first.store.round(first.round.id).state == RoundState.RUNNING
+        with flow.opened(settings, fresh=False) as second:
+            assert not second.left, "nobody died"
+        stage.skip("none")
+        assert states(settings, HELD) == [RoundState.RUNNING], "the first one may be between two stages"
+        # A process of an earlier version, or one that looked between two stages, says that the round was interrupted.
+        first.store.finish_round(first.round.id, RoundState.INTERRUPTED, "stopped")
+        first.store.finish_round(first.round.id, RoundState.DONE)
+
+
+def test_a_process_that_has_ended_on_this_machine_works_on_nothing(settings: Settings) -> None:
+    with flow.opened(settings, fresh=False) as context:
+        ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+        owner = f"{socket.gethostname()}:{int(ended.stdout)}:ab"
+        assert context.store.stage(context.round.id, "challenge").claim(owner, lease_seconds=600)
+    with flow.opened(settings, fresh=False) as again:
+        assert again.left
+    assert states(settings, OSError("disk full")) == [RoundState.INTERRUPTED]

@@ -228,6 +228,17 @@ def test_what_cannot_be_kept_running(settings_folder: Path, given: dict[str, Any
         Services(load_settings(**given), Ports()).check()
 
 
+def test_settings_that_the_services_would_not_read_are_refused(
+    services: Services, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in the project's folder; limits that hold here alone would hold no night."""
+    (settings_folder / "trace.toml").write_text("[limits]\nhours = 8\n")
+    with pytest.raises(ConfigurationError, match=r"trace\.toml counts here and for none of the services, .*; move it"):
+        services.check()
+    monkeypatch.setattr(services_file, "PROJECT", settings_folder)
+    services.check()
+
+
 def test_a_service_that_does_not_come_up_is_named_with_its_log(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:

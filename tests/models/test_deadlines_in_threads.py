@@ -1,4 +1,4 @@
-"""Limits on calls outside of the main thread, where no signal is delivered."""
+"""Limits on calls outside of the main thread, where no signal is delivered, and what is kept out of a limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.deadline import DeadlinePassed, within
+from models.deadline import DeadlinePassed, held, within
 
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
@@ -75,6 +75,28 @@ def test_what_a_call_raises_reaches_its_caller() -> None:
             within(5.0, raising, TimeoutError("its own"))
 
     in_a_thread(call)
+
+
+@pytest.mark.parametrize("somewhere", [in_a_thread, lambda call: call()], ids=["thread", "main"])
+def test_a_limit_stands_still_while_it_is_held_and_goes_on_then(somewhere: Callable[[Callable[[], Any]], Any]) -> None:
+    passed: list[float] = []
+
+    def holding() -> None:
+        with held():
+            time.sleep(0.5)
+        passed.append(time.perf_counter())
+        looping()
+
+    def call() -> None:
+        began = time.perf_counter()
+        with pytest.raises(DeadlinePassed):
+            within(0.2, holding)
+        assert time.perf_counter() - began >= 0.7
+        assert len(passed) == 1, "what is held is not ended"
+        with held():  # there is no limit here
+            pass
+
+    somewhere(call)
 
 
 def raising(problem: BaseException) -> None:

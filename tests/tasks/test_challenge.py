@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from db import LookRow
+from db import LookRow, ReleaseRow, ReleaseState
 from settings import load_settings
-from tasks.challenge import _further, _gains, look_at, rules_of
+from tasks.challenge import _further, _gains, _own_tasks, look_at, rules_of
 from tasks.evaluate import _settling
+from tasks.measuring.statistics import tasks_needed
 from tasks.round.context import Context
-from tasks.round.results import RegisterResult
+from tasks.round.results import RegisterResult, StartFigures, TrainResult
 from tasks.round.stage import forget, open_context
 
 OWN = {"ask_missing_fact": ("cancel_without_number",)}
@@ -27,7 +28,13 @@ def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     forget(opened.round.id)
 
 
-def registered(monkeypatch: pytest.MonkeyPatch, before: float, after: float, champion: float | None = None) -> None:
+def registered(
+    monkeypatch: pytest.MonkeyPatch,
+    before: float,
+    after: float,
+    champion: float | None = None,
+    starts: dict[str, float] | None = None,
+) -> None:
     result = RegisterResult(
         version="1",
         served_name="a@v1",
@@ -36,7 +43,13 @@ def registered(monkeypatch: pytest.MonkeyPatch, before: float, after: float, cha
         adapter_success=after,
         liveness=1.0,
     )
-    monkeypatch.setattr(Context, "result", lambda self, kind, *of: result)
+    figures = [
+        StartFigures(capability=name, adapter=name, success=0.0, own=own, reward=0.0)
+        for name, own in (starts or {}).items()
+    ]
+    trained = TrainResult(adapter="a", sha256="", steps=1, run="", ending="steps", chosen=1, starts=figures)
+    results = {RegisterResult: result, TrainResult: trained}
+    monkeypatch.setattr(Context, "result", lambda self, kind, *of: results[kind])
 
 
 def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +68,15 @@ def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, mon
     assert _further(context, OWN, look)["cancel_without_number"] < further["cancel_without_number"]
     registered(monkeypatch, 0.1, 0.11)
     assert _further(context, OWN, look)["cancel_without_number"] == 32, "never more than the setting allows"
+
+
+def test_further_tasks_of_some_families_do_not_judge_what_is_about_all(context: Context) -> None:
+    split, more = context.tasks("validation"), context.further_tasks({"cancel_other": 3})
+    families = {t.family for t in split}
+    assert _own_tasks(["cancel_other"], split, more)[-3:] == more
+    assert _own_tasks(sorted(families), split, more) == _own_tasks([], split, more) == split
+    one = [t for t in split if t.family == "cancel_other"]
+    assert _own_tasks(["cancel_other"], one, more) == [*one, *more], "all that there is, all of it enlarged"
 
 
 def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +119,22 @@ def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatc
     assert _gains(context, ["a"]) == {"a": 80.0}
     registered(monkeypatch, 0.1, 0.9, champion=0.75)
     assert _gains(context, ["a"]) == {"a": 15.0}
+
+
+def test_a_gain_is_counted_from_what_is_live_where_the_training_compared_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capability without a champion: the live generalist solves 60 % of it, another adapter of this round 80 %."""
+    members = {"generalist": {"adapter_id": "generalist"}}
+    live = ReleaseRow(
+        id="live", target="shop", number=1, base="b", data_hash="d", state=ReleaseState.LIVE, members=members
+    )
+    monkeypatch.setattr(Context, "incumbent", live)
+    registered(monkeypatch, 0.1, 0.9, starts={"": 0.2, "generalist": 0.6, "of this round": 0.8})
+    assert _gains(context, OWN) == {"ask_missing_fact": 30.0}
+    look, trials = look_at(context, "validation"), context.settings.evaluation.validation_trials
+    needed = tasks_needed(30.0, 0.6, trials, look.alpha)
+    assert _further(context, OWN, look) == {"cancel_without_number": needed - 8}
 
 
 def test_a_drawn_split_has_the_whole_level_once_and_a_fixed_one_spends_it(

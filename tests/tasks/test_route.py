@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,7 +16,7 @@ from db import ReleaseRow, ReleaseState
 from models.router.router import Router
 from tasks import route as route_file
 from tasks.measuring.lineup import Lineup
-from tasks.route import amend
+from tasks.route import _routed, _versions, amend
 from tasks.routing import fitting
 from tasks.routing.examples import Example
 
@@ -62,3 +63,18 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     if live:  # what answers the family today is in the candidate no longer: nobody is left whom it could be left to
         incumbent.members["old"] = {"adapter_id": "the version before"}
         assert amend(context, first, ["fell"]) is None
+
+
+def test_a_candidate_goes_on_from_a_release_with_a_blend() -> None:
+    """No round trained a blend and the store has no adapter of it: it stays as the parent has it, and is not routed to."""
+    blend = {"adapter_id": "", "model": "trace-shop-blend", "version": "1", "sha256": "b"}
+    before = {c: {"adapter_id": c, "model": c, "version": "1", "sha256": c} for c in ("kept", "renewed")}
+    parent = SimpleNamespace(members={**before, "blend-kept-2-renewed-2": blend})
+    row = SimpleNamespace(registered_model="renewed", registered_version="2", sha256="s")
+    store = Mock(row=lambda kind, id: row if id == "new" else None)
+    context: Any = SimpleNamespace(parent=parent, store=store)
+    renewed = {"adapter_id": "new", "model": "renewed", "version": "2", "sha256": "s"}
+    assert _versions(context, {"renewed": "new"}) == {**parent.members, "renewed": renewed}
+    assert _routed(context.parent) == {"kept": "kept", "renewed": "renewed"}
+    context.parent = None
+    assert _versions(context, {"renewed": "new"}) == {"renewed": renewed}

@@ -203,6 +203,24 @@ def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
         assert evaluate._work(context).left == {}
 
 
+def test_what_is_told_of_the_whole_is_the_splits_difference(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "draws", lambda self, split: True)
+    passed = ChallengeResult(passed=["refund_payment"], alpha=0.05, look=1, further={OWN: 10})
+    context.__dict__["results"][ChallengeResult] = passed
+    played(monkeypatch, 1, 0)
+    found = evaluated(context)
+    assert len(found.further_live_ids) == 10
+    proposal = proposal_of(context)
+    assert proposal is not None
+    decision, live, routed = proposal.decision, found.live, found.routed
+    assert live is not None
+    assert routed is not None
+    assert decision.own is not None
+    assert (decision.difference.tasks, decision.own.tasks) == (48, 18)
+    assert decision.difference.points == pytest.approx(100 * (routed.success - live.success))
+    assert f"| the split | {decision.difference.points:+.1f} |" in proposal.table()
+
+
 def test_nothing_is_played_where_nothing_is_unclear(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     for lost in (0, 1, 8):
         played(monkeypatch, lost, 0)

@@ -31,6 +31,10 @@ DRAWN_SEED = FRESH_SEED + FRESH_SEEDS
 SEEDS_OF_A_ROUND = 2**16
 ROUNDS = 2**32
 DRAWN_SPLITS = ("diagnosis", "validation")
+# A draw's own test tasks lie where no round of its home looks, and are unlike so many further tasks of each family.
+TEST_NUMBER = ROUNDS // 2
+MOST_FURTHER = 64
+DRAWN_SHIFTED_SEED = DRAWN_SEED + ROUNDS * SEEDS_OF_A_ROUND
 
 
 def opening_of(content: str) -> str:
@@ -140,19 +144,35 @@ def further_tasks(
     return tuple(_take(family, _seeds(chosen), "validation", taken, wanted)) if wanted else ()
 
 
-def shifted_test() -> tuple[TargetTask, ...]:
-    """The shift test: every family, and pairs of wants that no other split has, in other surroundings."""
+def drawn_test(chosen: Draw, elsewhere: Iterable[TargetTask]) -> tuple[TargetTask, ...]:
+    """Test tasks of a draw's own, without a content or an opening of the tasks `elsewhere`."""
+    others = list(elsewhere)
+    taken = Taken(_contents(others) | chosen.used, _openings(others))
+    apart = Draw(chosen.seed, chosen.number + TEST_NUMBER)
+    return tuple(task for family in FAMILIES for task in _take(family, _seeds(apart), "test", taken))
+
+
+def shifted_test(chosen: Draw | None = None) -> tuple[TargetTask, ...]:
+    """The shift test: every family, and pairs of wants that no other split has, in other surroundings. With `chosen`
+    that of the draw's own."""
+    first, name = SHIFTED_SEED, "shift"
+    if chosen is not None:
+        first = DRAWN_SHIFTED_SEED + _place(chosen) * PER_FAMILY
+        name = f"shift-{_place(chosen)}"
     tasks = []
     for family in every_family():
         for seed in range(PER_FAMILY):
-            scenario = draw(family, SHIFTED_SEED + seed, at=SHIFTED)
-            tasks.append(_task(family, SHIFTED_SEED + seed, "test", scenario, f"shift-{family}-{seed}"))
+            scenario = draw(family, first + seed, at=SHIFTED)
+            tasks.append(_task(family, first + seed, "test", scenario, f"{name}-{family}-{seed}"))
     return tuple(tasks)
 
 
 def _seeds(chosen: Draw) -> Iterator[int]:
     """The seeds that a round looks for its tasks among, from the first."""
-    # The numbers of one home never meet; two homes' seeds may, which costs nothing.
-    place = (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS
-    first = DRAWN_SEED + place * SEEDS_OF_A_ROUND
+    first = DRAWN_SEED + _place(chosen) * SEEDS_OF_A_ROUND
     return iter(range(first, first + SEEDS_OF_A_ROUND))
+
+
+def _place(chosen: Draw) -> int:
+    """Where a draw lies among all: the numbers of one home never meet; two homes' may, which costs nothing."""
+    return (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS

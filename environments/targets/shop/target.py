@@ -9,8 +9,10 @@ from environments.contract import SPLITS, Draw, Message, TargetTask, content_has
 from environments.targets.shop.draws import (
     DRAWN_SPLITS,
     FRESH_SEEDS,
+    MOST_FURTHER,
     content_of,
     drawn_splits,
+    drawn_test,
     fixed_splits,
     fresh,
     further_tasks,
@@ -76,8 +78,17 @@ class ShopTarget(Shop):
         elsewhere = {s: [*self._fixed[s], *(self.drawn(s, draw) if s in DRAWN_SPLITS else ())] for s in SPLITS}
         return further_tasks(draw, elsewhere, family, count)
 
+    def drawn_test(self, draw: Draw) -> Sequence[TargetTask]:
+        fixed = [task for split in SPLITS for task in self._fixed[split]]
+        drawn = [task for split in DRAWN_SPLITS for task in self.drawn(split, draw)]
+        further = [task for family in FAMILIES for task in self.further(draw, family, MOST_FURTHER)]
+        return drawn_test(draw, [*fixed, *drawn, *further])
+
     def shift_test(self) -> Sequence[TargetTask]:
         return shift().tasks("test")
+
+    def drawn_shift(self, draw: Draw) -> Sequence[TargetTask]:
+        return shifted_test(draw)
 
     def families(self) -> Mapping[str, tuple[str, ...]]:
         return {name: family.capabilities for name, family in FAMILIES.items()}

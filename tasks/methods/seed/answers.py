@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from environments.contract import ShiftTested, TargetTask
+from environments.contract import TargetTask
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.policy import MessagePolicy
@@ -57,15 +57,22 @@ class Answer:
     checkpoints: tuple[Checkpoint, ...] = ()
 
 
+def test_tasks(context: Context) -> Sequence[TargetTask]:
+    """The test tasks on which the methods of a seed are compared."""
+    return context.compared_on()[0]
+
+
+test_tasks.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
+
+
 def shift_tasks(context: Context) -> Sequence[TargetTask]:
-    """The first tasks of the target's shift test; none where it has none."""
-    target = context.target
-    return target.shift_test()[:SHIFT_TASKS] if isinstance(target, ShiftTested) else ()
+    """The first tasks of the shift test that the methods of a seed are compared on; none where the target has none."""
+    return context.compared_on()[1][:SHIFT_TASKS]
 
 
 def one_adapter(context: Context, name: str, adapter: str) -> Answer:
     """One adapter that answers every task."""
-    tasks = [*context.tasks("validation"), *context.tasks("test"), *shift_tasks(context)]
+    tasks = [*context.tasks("validation"), *test_tasks(context), *shift_tasks(context)]
     families = {task.family for task in tasks}
     return Answer(context, Lineup({name: adapter}), dict.fromkeys(families, name))
 

@@ -24,10 +24,10 @@ TEST = "test"
 @dataclass(frozen=True)
 class Lender:
     """Another home of the same seed, whose episodes of the bare base are copied into a round instead of being played
-    again."""
+    again; into none (None) where they only say what was spent, and nothing may be learnt or mined from them."""
 
     store: Store
-    round_id: str
+    round_id: str | None
 
     def lend(self, ids: Sequence[str], to: Store) -> None:
         """Copy those of `ids` that are stored here and not there."""

@@ -61,6 +61,14 @@ def test_call_credit_uses_a_call_once_and_wants_nothing_from_nothing() -> None:
     assert call_credit([], [REFUND]) == 0.0
 
 
+def test_another_home_draws_other_scenarios() -> None:
+    """Without a seed an environment has the id that it had before there was one."""
+    apart = replace(SPEC, seed=54)
+    assert replace(SPEC, seed=0).id == SPEC.id != apart.id
+    other = ComposedEnvironment(SHOP, apart)
+    assert {COMPOSED.scenario(s).id for s in range(50)}.isdisjoint(other.scenario(s).id for s in range(50))
+
+
 def test_scenarios_are_a_function_of_the_seed() -> None:
     again = ComposedEnvironment(target(), SPEC)
     assert [COMPOSED.scenario(s) for s in range(-20, 40)] == [again.scenario(s) for s in range(-20, 40)]

@@ -255,3 +255,23 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         Draw(0, -1)
     with pytest.raises(TargetError, match="out of range"):
         SHOP.generate("item_price", draws.FRESH_SEEDS)
+
+
+def test_a_draw_has_test_tasks_and_a_shift_test_of_its_own() -> None:
+    """What methods are compared on shares no content and no opening with anything else of the seed, fixed or drawn."""
+    draw = Draw(54, 1)
+    test, again, other = SHOP.drawn_test(draw), ShopTarget().drawn_test(draw), SHOP.drawn_test(Draw(55, 1))
+    assert [t.id for t in test] == [t.id for t in again]
+    assert {t.split for t in test} == {"test"}
+    assert Counter(t.family for t in test) == dict.fromkeys(FAMILIES, draws.PER_FAMILY)
+    elsewhere = [t for split in SPLITS for t in SHOP.tasks(split)]
+    elsewhere += [t for split in DRAWN for t in SHOP.drawn(split, draw)]
+    elsewhere += [t for family in FAMILIES for t in SHOP.further(draw, family, 20)]
+    elsewhere += [SHOP.generate(family, seed) for family in FAMILIES for seed in range(50)]
+    assert set(contents(test)).isdisjoint(contents(elsewhere))
+    assert {c[:8] for c in contents(test)}.isdisjoint(c[:8] for c in contents(elsewhere))
+    assert not {t.id for t in test} & {t.id for t in other}
+    shift, fixed = SHOP.drawn_shift(draw), SHOP.shift_test()
+    assert [t.family for t in shift] == [t.family for t in fixed]
+    assert not {t.id for t in shift} & {t.id for t in (*fixed, *SHOP.drawn_shift(Draw(55, 1)))}
+    assert {t.split for t in shift} == {"test"}

@@ -18,6 +18,7 @@ from environments.targets.reference_check import no_op, oracle, play, validate
 from environments.targets.tau2 import DOMAINS, describe
 from environments.targets.tau2.data import TASKS_VARIABLE
 from errors import ConfigurationError, ProviderError, TargetError
+from models.providers import simulated_user
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
 
@@ -232,19 +233,19 @@ def test_a_model_customer_uses_the_phone_and_the_agent_does_not_see_it() -> None
 
 
 class _Provider(BaseHTTPRequestHandler):
-    """Answers two turns as a chat model would, then fails."""
+    """Answers as a chat model would; its third call fails for a while, those after the fourth for good."""
 
     turns = 0
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         type(self).turns += 1
-        good = type(self).turns <= 2
+        status = {1: 200, 2: 200, 3: 503, 4: 200}.get(type(self).turns, 400)
         text = f"turn {type(self).turns}"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         body = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-        payload = json.dumps(body if good else {"error": {"message": "overloaded"}}).encode()
-        self.send_response(200 if good else 500)
+        payload = json.dumps(body if status == 200 else {"error": {"message": "no more"}}).encode()
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
@@ -262,6 +263,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     thread.start()
     monkeypatch.setenv("OPENAI_API_BASE", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(simulated_user, "WAITS", (0.01, 0.01, 0.01))
     yield
     server.shutdown()
     server.server_close()
@@ -269,7 +271,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("provider")
-def test_user_provider_that_fails_in_the_middle_is_an_attributed_error() -> None:
+def test_a_users_provider_is_tried_again_and_what_stays_is_an_attributed_error() -> None:
     from environments.targets.tau2.target import Tau2Target
 
     client = ModelClient()
@@ -278,10 +280,12 @@ def test_user_provider_that_fails_in_the_middle_is_an_attributed_error() -> None
     environment = target.environment()
     assert environment.reset(target.tasks("test")[0]).messages[0].content == "turn 1"
     assert environment.step(Action(content="Who are you?")).messages[0].content == "turn 2"
+    assert environment.step(Action(content="And now?")).messages[0].content == "turn 4"
     with pytest.raises(ProviderError, match="openai/some-model") as caught:
-        environment.step(Action(content="And now?"))
-    assert caught.value.transient
+        environment.step(Action(content="And then?"))
+    assert not caught.value.transient
     assert caught.value.boundary == "provider"
+    assert _Provider.turns == 5
     client.close()
 
 

@@ -46,7 +46,7 @@ def ask(tmp_path):
         base = {"model": "hosted_vllm/scripted", "api_base": server.api_base, "backoff_seconds": 0.02, "max_tokens": 64}
         base |= {"deadline_seconds": 5.0, "prompt_price": 1.0, "sampled_price": 2.0}
         asked, log = AnalystSettings(**base | settings), StoredSpend(store, round_id)
-        client = ModelClient(SpendingCap(asked.limits, log.before, OF_ROUND), log)
+        client = ModelClient(SpendingCap(asked.limits, None, OF_ROUND, log.elsewhere), log)
         analyst = Analyst(asked, client, StoredReplies(store))
         opened.extend([(analyst, server, store)])
         return analyst, server, store

@@ -12,6 +12,7 @@ from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.providers.chat_policy import ChatPolicy, ChatSettings, ChatTurns, openai_messages
 from models.providers.client import ModelClient
+from models.providers.litellm_client import ModelCall
 from models.providers.spending import Limits, SpendingCap, Spent
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, good
@@ -191,6 +192,17 @@ def test_a_server_that_does_not_answer_in_time() -> None:
         with pytest.raises(ProviderError, match=r"0\.3 s"):
             policy._once([{"role": "user", "content": "x"}], [], ChatTurns(policy).usage, {})
         close(policy)
+
+
+def test_a_price_that_another_provider_has_pays_a_reply_that_stays() -> None:
+    """LiteLLM's own count knows no `hosted_vllm/gpt-4o`; the cap was held with gpt-4o's $2.50 and $10."""
+    with ScriptedAnalyst(lambda n, r: says("Yes.")) as server:
+        client = ModelClient(SpendingCap(Limits(dollars=1.0)))
+        call = ModelCall("test", "hosted_vllm/gpt-4o", [{"role": "user", "content": "?"}], api_base=server.api_base)
+        reply = client.complete(call)
+        client.close()
+    assert (reply.content, reply.dollars) == ("Yes.", pytest.approx(100 * 2.5e-6 + 10 * 10e-6))
+    assert client.cap.dollars == pytest.approx(reply.dollars)
 
 
 def test_worked_examples_without_ids_get_them() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from db import open_store
 from errors import BudgetExceeded, ProviderError
+from models.providers import simulated_user
+from models.providers.analyst_store import StoredSpend
 from models.providers.client import ModelClient
 from models.providers.litellm_client import ModelCall
 from models.providers.simulated_user import user_model
@@ -67,10 +71,11 @@ def test_a_scripted_user_needs_no_model() -> None:
         (calls(("look", '{"at": ')), True, "not JSON"),
     ],
 )
-def test_a_user_whose_model_fails_is_the_providers_error_and_a_stored_call(
+def test_a_user_whose_model_fails_is_the_providers_error_and_its_calls_are_stored(
     monkeypatch: pytest.MonkeyPatch, step: dict[str, object], transient: bool, said: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(simulated_user, "WAITS", (0.0, 0.0, 0.0))
     log = Rows()
     client = ModelClient(log=log)
     with ScriptedAnalyst(lambda n, r: step) as server:
@@ -81,7 +86,7 @@ def test_a_user_whose_model_fails_is_the_providers_error_and_a_stored_call(
             speak(SAID, ())
     client.close()
     assert caught.value.transient is transient
-    assert [cost.calls for _, _, cost in log.rows] == [1]
+    assert [cost.calls for _, _, cost in log.rows] == ([1] * 4 if transient else [1])
 
 
 @pytest.mark.parametrize(
@@ -131,6 +136,30 @@ def test_a_call_that_does_not_fit_waits_for_those_under_way() -> None:
     assert most == [1]
     assert cap.spent["a/one"].calls == 6
     assert cap.dollars == pytest.approx(0.3)
+
+
+def test_what_other_processes_spend_counts_before_each_call(tmp_path: Path) -> None:
+    """Two logs of one round are those of two processes; neither counts its own calls twice."""
+    store = open_store(f"sqlite:///{tmp_path}/trace.db")
+    this = store.start_round("shop", "data", 0, "smoke", {})
+    caps = []
+    for _ in range(2):
+        log = StoredSpend(store, this.id)
+        caps.append((SpendingCap(Limits(calls=3), refusal=OF_ROUND, elsewhere=log.elsewhere), log))
+
+    def spend(cap: SpendingCap, log: StoredSpend) -> None:
+        with cap.call("a/one", 90, 10, (1.0, 1.0)) as charge:
+            charge(Spent(1, 90, 10, 100e-6))
+        log.add("test", "a/one", Spent(1, 90, 10, 100e-6), 0.0)
+
+    for which in (0, 1, 0):
+        spend(*caps[which])
+    for cap, log in caps:
+        with pytest.raises(BudgetExceeded, match="calls to 4, over the cap of 3"):
+            spend(cap, log)
+    assert [log.elsewhere().calls for _, log in caps] == [1, 2]
+    assert store.spent(this.id)["calls"] == 3
+    store.close()
 
 
 def test_a_closed_client_makes_another_call() -> None:

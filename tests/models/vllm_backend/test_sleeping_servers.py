@@ -85,3 +85,12 @@ def test_servers_that_cannot_sleep_are_refused_before_the_round(stub: Stub, sett
     with pytest.raises(ConfigurationError, match=r"devices\.sleep is on and .* cannot sleep; start it with --enable"):
         check_policy(load_settings(**given, devices={"sleep": True}))
     assert not [c for c in stub.calls if c in SLEEPING]
+
+
+def test_servers_that_a_killed_round_left_asleep_are_woken_before_they_are_asked(
+    stub: Stub, settings_folder: Path
+) -> None:
+    stub.asleep = True
+    policy = {"backend": "vllm", "url": stub.url}
+    check_policy(load_settings(home=settings_folder, policy=policy, devices={"sleep": True}))
+    assert [c for c in stub.calls if c in SLEEPING] == ["/wake_up"]

@@ -105,7 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.stub.key and self.headers.get("Authorization") != f"Bearer {self.stub.key}":
             return self._refuse(401, "Unauthorized")
         if self.path == "/is_sleeping":
-            return self._answer(200, {"is_sleeping": False}) if self.stub.sleeps else self._refuse(404, "Not Found")
+            if not self.stub.sleeps:
+                return self._refuse(404, "Not Found")
+            return self._answer(200, {"is_sleeping": self.stub.asleep})
         if self.path == "/metrics":
             return self._metrics()
         cards = [{"id": "base", "parent": None, "max_model_len": self.stub.context}]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from errors import ConfigurationError
 from tasks.comparison.page import lines, render
 from tasks.comparison.results import SeedResult
-from tasks.comparison.table import MethodRow, Table, table_of
+from tasks.comparison.table import MethodRow, Table, estimate, table_of
 from tasks.reporting.charts import lettered
 from tests.tasks.comparison.seed_files import TASKS, figures, nested, seed_result
 
@@ -42,7 +44,7 @@ def test_means_differences_and_costs() -> None:
     assert base.points == pytest.approx(100 * (12 - 37) / (3 * TASKS))
     assert base.low < base.points < base.high < 0
     assert base.p < examples.p, "the larger difference is the surer one"
-    assert base.p < 0.01
+    assert base.p < 0.06, "after Holm"
 
 
 def test_the_p_value_is_after_holm_and_no_difference_is_none() -> None:
@@ -62,12 +64,51 @@ def test_the_p_value_is_after_holm_and_no_difference_is_none() -> None:
     assert (same.points, same.low, same.high, same.p) == (0, 0, 0, 1)
 
 
-def test_seeds_widen_the_interval() -> None:
-    """Seeds that disagree say more about another seed than the same figures from one."""
-    agree = rows_of(table_of([seed_result(s, {"trace": figures(12)}) for s in (7, 8, 9)]))["trace"]
-    apart = rows_of(table_of([seed_result(s, {"trace": figures(n)}) for s, n in ((7, 2), (8, 12), (9, 22))]))["trace"]
-    assert agree.success == pytest.approx(apart.success)
-    assert apart.high - apart.low > 1.3 * (agree.high - agree.low)
+def test_intervals_are_students_over_the_seeds_means() -> None:
+    """Worked by hand: means 0.2, 0.5, 0.8, so 0.5 with an error of 0.3 / sqrt(3) and 2 degrees of freedom."""
+    found = estimate([np.full(10, v) for v in (0.2, 0.5, 0.8)])
+    assert (found.mean, found.high - found.mean) == (pytest.approx(0.5), pytest.approx(4.302653 * 0.3 / 3**0.5))
+    assert found.p == pytest.approx(0.1019, abs=1e-3)
+    # Seeds that agree by chance are not known better than their tasks: 4 of 16 each, 0.1118 apart by tasks alone.
+    alike = estimate([np.array([1.0] * 4 + [0.0] * 12)] * 3)
+    assert alike.high - alike.mean == pytest.approx(4.302653 * 0.111803 / 3**0.5, rel=1e-4)
+    one = estimate([np.array([1.0] * 4 + [0.0] * 12)])
+    assert one.high - one.mean == pytest.approx(2.131450 * 0.111803, rel=1e-4)
+    assert (estimate([np.zeros(9)] * 3).p, estimate([np.zeros(9)] * 3).high) == (1.0, 0.0)
+    assert math.isnan(estimate([np.full(3, np.nan)]).mean)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_equal_methods_are_rarely_called_different(seeds: int) -> None:
+    """Also where their difference varies by 20 points from seed to seed: a bootstrap over seeds and tasks rejects 13 to
+    27 % of such comparisons."""
+    rng, rejected, runs = np.random.default_rng(seeds), 0, 400
+    for _ in range(runs):
+        shift = 0.2 * rng.standard_normal(seeds)
+        values = [(rng.random(160) < 0.45 + s).astype(float) - (rng.random(160) < 0.45) for s in shift]
+        rejected += estimate(values).p < 0.05
+    assert rejected / runs <= 0.08
+
+
+def test_seeds_with_tasks_of_their_own_stand_in_one_table() -> None:
+    results = []
+    for seed in (7, 8):
+        made = seed_result(seed, {"base": figures(4), "trace": figures(12)}, drawn=True)
+        mine = {f"{t}-{seed}": f for t, f in made.families.items()}
+        methods = {
+            name: m.model_copy(update={"outcomes": {f"{t}-{seed}": o for t, o in m.outcomes.items()}})
+            for name, m in made.methods.items()
+        }
+        results.append(made.model_copy(update={"families": mine, "methods": methods}))
+    rows = rows_of(table_of(results))
+    assert rows["trace"].success == pytest.approx(12 / TASKS)
+    assert rows["base"].difference is not None
+    assert rows["base"].difference.points == pytest.approx(-100 * 8 / TASKS)
+    fewer = {t: f for t, f in results[1].families.items() if f != "move"}
+    with pytest.raises(ConfigurationError, match="another list of test tasks"):
+        table_of([results[0], results[1].model_copy(update={"families": fewer})])
+    with pytest.raises(ConfigurationError, match=r"another origin of its test tasks \(drawn for the seed, or fixed\)"):
+        table_of([results[0], results[1].model_copy(update={"drawn": False})])
 
 
 def test_a_method_is_compared_on_the_seeds_that_have_both_and_lost_tasks_are_left_out() -> None:

@@ -29,7 +29,7 @@ def opened(folder: Path, **given: object) -> Iterator[Home]:
 
 
 def settings_of(folder: Path, **given: object) -> Settings:
-    return load_settings(home=folder, target="shop", **given)
+    return load_settings(**{"home": folder, "target": "shop", **given})
 
 
 def registry_of(folder: Path) -> Registry:

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,6 +132,34 @@ def base_without_weights(p: Patient) -> None:
     (Path(p.given["base_model"]) / "model.safetensors").unlink()
 
 
+def no_target(p: Patient) -> None:
+    (p.folder.parent / "mine.py").write_text("raise ValueError('half written')")
+    p.patch.syspath_prepend(p.folder.parent)
+    p.given["target"] = "mine:target"
+
+
+def no_webhook(p: Patient) -> None:
+    p.given["unattended"] = {"webhook_variable": "NO_SUCH_HOOK"}
+
+
+def nobody_to_ask(p: Patient) -> None:
+    no_server = SimpleNamespace(api=SimpleNamespace(url=None))
+    p.patch.setattr("prefect.settings.get_current_settings", lambda: no_server)
+    p.given["unattended"] = {"approve": True}
+
+
+def no_key(p: Patient) -> None:
+    p.given["analyst"] = {"kind": "llm", "model": "openai/x", "api_key_variable": "NO_SUCH_KEY"}
+
+
+def no_model(p: Patient) -> None:
+    p.given["analyst"] = {"kind": "llm"}
+
+
+def trainings_in_turn(p: Patient) -> None:
+    p.given["devices"] = {"trainings": 2}
+
+
 def prefect_down(p: Patient) -> None:
     p.patch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{nobody()}/api")
 
@@ -225,6 +254,12 @@ FAULTS: list[tuple[Callable[[Patient], None], str, str, str]] = [
     (full_disk, "disk", "fault", "0.5 GB free"),
     (no_gpu, "gpu", "fault", "profile gpu needs one"),
     (base_without_weights, "model", "fault", "holds no *.safetensors"),
+    (no_target, "target", "fault", "mine:target does not load (ValueError: half written)"),
+    (no_webhook, "webhook", "fault", "'NO_SUCH_HOOK', which holds no http(s) address"),
+    (nobody_to_ask, "approval", "fault", "no Prefect server is named"),
+    (no_key, "analyst", "fault", "'NO_SUCH_KEY', which is empty"),
+    (no_model, "analyst", "fault", "no model is configured"),
+    (trainings_in_turn, "trainings", "fault", "train.carry"),
     (prefect_down, "prefect", "fault", "/api/health does not answer"),
     (mlflow_down, "mlflow", "fault", "/health does not answer"),
     (vllm_down, "vllm", "fault", "no vLLM server answers"),
@@ -269,7 +304,8 @@ def test_a_whole_home_is_well_and_stays_as_it_is(patient: Patient) -> None:
     findings = examine(patient.settings())
     assert [f.said for f in findings if f.level != "ok"] == []
     assert {f.check for f in findings} == {
-        "versions", "disk", "gpu", "model", "prefect", "mlflow", "database", "clock", "leases", "aliases", "adapters"
+        "versions", "disk", "gpu", "model", "target", "prefect", "mlflow", "database", "clock", "leases", "aliases",
+        "adapters",
     }  # fmt: skip
     (files,) = [f.said for f in findings if f.check == "adapters"]
     assert files == "shop: 3 adapters and 0 routers of release 1, release 2 (live) are whole"

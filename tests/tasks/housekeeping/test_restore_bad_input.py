@@ -116,6 +116,8 @@ def test_where_it_goes_and_comes_from(archive: Path, original: Path, tmp_path: P
         with pytest.raises(ConfigurationError, match="TRACE_DATABASE names another database") as refused:
             restore_backup(archive, settings_of(tmp_path / "n", **given))
         assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match=r"TRACE_FILES names 's3://trace/shop'.* leave it unset"):
+        restore_backup(archive, settings_of(tmp_path / "n", files="s3://trace/shop"))
     for given, said in (
         ({"database": "postgresql://u:secret@h/d"}, "use pg_dump"),
         ({"tracking": "http://u:secret@h:5000"}, "the registry is 'http://h:5000'"),

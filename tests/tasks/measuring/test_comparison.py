@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Store, open_store
+from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Round, Store, open_store
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app, main
 from tasks.measuring.comparison import compare_named
@@ -199,7 +199,7 @@ def test_evaluations_by_the_beginning_of_their_ids(home: Path) -> None:
 
 def test_versions_of_an_adapter_on_the_targets_own_tasks(home: Path) -> None:
     result = compare_named("refund@v1", "refund@v2-0123abcd", home=home)
-    assert (result.difference.points, result.difference.tasks) == (100.0, 2)
+    assert (result.difference.points, result.difference.tasks, result.set_aside) == (100.0, 1, 1)
     with pytest.raises(StoreError, match=r"no refund@v3; stored versions of 'refund': v1, v2"):
         compare_named("refund@v1", "refund@v3", home=home)
 
@@ -210,6 +210,30 @@ def test_releases_from_the_rounds_that_played_them(home: Path) -> None:
     assert compare_named("release@0", "release@1", home=home).difference.points == 0.0
     with pytest.raises(StoreError, match="no release 3; it has 1, 2"):
         compare_named("release@1", "3", home=home)
+
+
+def test_releases_are_compared_where_the_gate_did_not_choose(home: Path) -> None:
+    first = compare_named("release@1", "release@2", home=home)
+    assert (first.validation_only, first.set_aside) == (True, 0)
+    assert "The two share no test task." in first.lines()[-1]
+    with stored(home) as store:
+        (second,) = store.rows(Round, number=2)
+        store.add_trajectories(
+            [
+                trajectory(second.id, f"test-{side}{i}", purpose="evaluation", split="test", task_id=f"test-{i}",
+                           success=side == "live")
+                for side in ("live", "routed") for i in range(3)
+            ]
+        )  # fmt: skip
+        stage = store.stage(second.id, "test")
+        assert stage.claim()
+        ids = {f"{side}_ids": [f"test-{side}{i}" for i in range(3)] for side in ("live", "routed")}
+        stage.finish({**ids, "release": 2})
+    then = compare_named("release@1", "release@2", home=home)
+    assert (then.validation_only, then.set_aside) == (False, 1)
+    assert (then.difference.points, then.difference.tasks) == (-100.0, 3), "validation said +100"
+    assert (then.a.left_out, then.b.left_out, then.a.success.tasks) == (0, 0, 3)
+    assert then.lines()[-1].startswith("1 validation tasks are left out")
 
 
 def test_a_file_compares_with_what_is_stored(home: Path, tmp_path: Path) -> None:

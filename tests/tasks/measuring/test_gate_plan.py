@@ -39,6 +39,7 @@ def test_equal_plans_have_one_digest_and_every_part_decides_it():
         GatePlan(GateRules(), same.own, same.tasks, 8, 3),
         GatePlan(GateRules(), same.own, same.tasks, 8, 1, drawn=True),
         GatePlan(GateRules(), same.own, same.tasks, 8, 2, gains={"a": 14.0}),
+        GatePlan(GateRules(), same.own, same.tasks, 8, 2, further=("t2",)),
     ]
     assert len({PLAN.sha256, *(o.sha256 for o in others)}) == 1 + len(others)
     assert rules_sha256(GateRules()) == rules_sha256(PLAN.as_json()["rules"]) != rules_sha256(GateRules(alpha=0.1))

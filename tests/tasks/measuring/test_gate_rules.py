@@ -232,6 +232,23 @@ def test_only_what_is_unclear_can_be_settled_the_largest_fall_first():
     assert unclear_families(GAIN, RULES) == []
 
 
+def test_further_tasks_of_own_families_do_not_make_the_whole_better():
+    """Two of eight own tasks gained and six of twelve further ones; three other families lost a task each."""
+    own = family("address", [0.0] * 8, [1.0] * 2 + [0.0] * 6)
+    split = pd.concat([own, *[fell(8, int(i < 3), f"family_{i}") for i in range(19)]])
+    more = family("address", [0.0] * 12, [1.0] * 6 + [0.0] * 6).assign(task=lambda f: "more-" + f["task"])
+    decision = judge_release(split, RULES, 0.05, 2, OWN, further=more)
+    assert (decision.difference.points, decision.difference.tasks) == (pytest.approx(-0.625), 160)
+    assert decision.pass_k.tasks == 160
+    assert (decision.own.points, decision.own.tasks) == (pytest.approx(40.0), 20)
+    assert decision.own == decision.capabilities["set_address"]
+    assert decision.families["address"].tasks == 20
+    assert decision.kept
+    assert decision.verdict is GateVerdict.NOT_BETTER
+    everything = {"generalist": split["family"].unique()}
+    assert judge_release(split, RULES, 0.05, 2, everything, further=more).own.tasks == 160, "the whole once more"
+
+
 def test_what_nobody_finished_blocks():
     lost = fell(5, 0, "coupon").assign(other=np.nan)
     decision = release(GAIN, fell(40, 0), lost)

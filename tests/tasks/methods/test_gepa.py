@@ -6,17 +6,23 @@ import logging
 import re
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from environments.contract import Message
+from environments.contract import Message, TargetTask
+from tasks.methods import gepa as room
+from tasks.methods.gepa import BATCH, IDLE, Rollouts, _Spent, trace_gepa
 from tasks.methods.proposals import EXAMPLES, INSTRUCTIONS, SCRIPTED, Proposer
 from tasks.methods.run import run_method
+from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import TEST
 from tasks.methods.seed.prompts import Prompting
-from tasks.methods.seed.seed_run import close_round
+from tasks.methods.seed.seed_run import DIAGNOSIS, close_round, diagnose, pay
 from tasks.round import progress
+from tasks.round.results import RolloutResult
+from tests.tasks.methods.letters_target import SIZE
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 POOL = {f"t{i}": (Message("user", f"ask {i}"), Message("assistant", f"say {i}")) for i in range(12)}
@@ -75,12 +81,72 @@ def test_gepa_stays_within_its_budget_and_begun_again_plays_nothing(
     run = seed_run(settings_folder, tiny_model, budget=120)
     with caplog.at_level(logging.INFO, logger="trace"):
         first = run_method(run, "gepa")
-    assert re.search(r"gepa: \d+ of \d+ calls, .* % of the last \d+", caplog.text), "its many small batches are told"
+    assert re.search(r"gepa: \d+ of 120 episodes, .* % of the last \d+", caplog.text), "its many small batches are told"
     assert SCRIPTED in first.notes[0]
-    assert 10 + 10 + 3 <= first.episodes <= 120
+    # What it leaves does not pay for one more candidate: both small batches and validation.
+    assert 120 - (2 * BATCH + SIZE) < first.episodes <= 120
     assert {"diagnosis", "evaluation", TEST} == set(first.purposes)
     stored = len(run.context.store.query("SELECT id FROM trajectories"))
     again = run_method(run, "gepa")
     assert again.model_dump() | {"seconds": 0} == first.model_dump() | {"seconds": 0}
     assert len(run.context.store.query("SELECT id FROM trajectories")) == stored
     close_round(run.context)
+
+
+def test_a_run_ends_where_its_episodes_do_or_nothing_new_is_proposed() -> None:
+    """Whatever calls were made: those on stored episodes cost nothing."""
+    asked: set[str] = set()
+    spent = _Spent(asked, 20)
+    for number in range(21):
+        assert not spent(None)
+        asked.add(str(number))
+    assert spent(None)
+    idle = _Spent(asked, 99)
+    assert [idle(None) for _ in range(IDLE + 1)] == [False] * IDLE + [True]
+
+
+def test_an_episode_that_was_lost_is_no_failure_of_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gepa")
+    ended = {"a": True, "b": False, "lost": None, "c": True}
+    rows = [SimpleNamespace(task_id=name, id=name, success=success) for name, success in ended.items()]
+    context = SimpleNamespace(
+        store=SimpleNamespace(trajectories=lambda round_id, id: [row for row in rows if row.id in id])
+    )
+    monkeypatch.setattr(room, "play_answer", lambda answer, tasks, trials, what: [task.id for task in tasks])
+    monkeypatch.setattr(room, "_record", lambda row: row.id)
+    meter = SimpleNamespace(advance_by=lambda count, note: None)
+    rollouts = Rollouts(context, proposer(), meter)  # type: ignore[arg-type]
+    seed = {INSTRUCTIONS: "Say.", EXAMPLES: ""}
+
+    def evaluated(*names: str) -> Any:
+        return rollouts.evaluate([TargetTask(name, "validation", "low", 0) for name in names], seed, True)
+
+    assert evaluated(*ended).scores == [1.0, 0.0, pytest.approx(2 / 3), 1.0]
+    assert evaluated("lost").scores == [0.0]
+    told = rollouts.make_reflective_dataset(seed, evaluated(*ended), [EXAMPLES])
+    assert told == {EXAMPLES: ["a", "b", "c"]}, "nor is it reflected on"
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_behind_another_prompt_the_diagnosis_is_played_anew(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """The unprompted base's episodes stand for no other's: what mines and learns finds none of them in the round."""
+    without_prefect(monkeypatch)
+    prompting = Prompting(("Say", "Tell")) if changed else Prompting()
+    monkeypatch.setattr(room, "evolve", lambda context, episodes: (prompting, ()))
+    monkeypatch.setattr(room, "play_round", lambda run, context, account: Answer(context))
+    run = seed_run(settings_folder, tiny_model)
+    account = pay(run.context, room.TRACE_GEPA, run.episodes, [DIAGNOSIS])
+    before = set(diagnose(run))
+    run.context.budget = account
+    answer = trace_gepa(run, run.context, account)
+    own = answer.context
+    after = set(own.result(RolloutResult).trajectories)
+    assert after.isdisjoint(before) is changed
+    assert {row.id for row in own.store.trajectories(own.round.id)} == after
+    assert answer.account is not None
+    assert answer.account.counts() == {"diagnosis": 2 * SIZE if changed else SIZE}
+    assert set(own.store.trajectory_frame(None, columns=["id"])["id"]) == before | after, "for what they cost"
+    for context in (own, run.context):
+        close_round(context)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from db import ConversationRow, ReleaseRow, ReleaseState, Store, open_store
-from environments.contract import Drawable, TargetTask
+from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
+from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
+from errors import ConfigurationError
 from models.policy import Sampling
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
@@ -60,7 +61,9 @@ def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setattr(watch_file, "open_registry", lambda *given: None)
 
-    def rollback(store: Store, registry: Any, target: str) -> Any:
+    def rollback(store: Store, registry: Any, target: str, expected: str) -> Any:
+        if expected != store.row(ReleaseRow, target=target, state=ReleaseState.LIVE).id:  # type: ignore[union-attr]
+            raise ConfigurationError("release 2 was live and no longer is; look at the history")
         back.append(target)
         return SimpleNamespace(number=1)
 
@@ -117,6 +120,24 @@ def test_a_fall_is_rolled_back_where_the_settings_want_it(world: Any) -> None:
     assert (found.rolled_back, world.back) == ("release 1", ["shop"])
     assert [n.kind for n in world.said] == ["rolled-back"]
     assert "release 1 answers again" in world.said[0].text
+
+
+def test_a_release_that_it_did_not_watch_is_never_rolled_back(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the sides play, a round promotes another release."""
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    judge = watch_file.level_of
+
+    def replaced(*given: Any) -> float:
+        old = world.store.row(ReleaseRow, id="r2")
+        world.store.put([replace(old, state=ReleaseState.RETIRED)], replace=True)
+        world.store.put([release(3, ReleaseState.LIVE, "r2")])
+        return judge(*given)
+
+    monkeypatch.setattr(watch_file, "level_of", replaced)
+    found = world.watch(roll_back=True)
+    assert (found.rolled_back, world.back, [n.kind for n in world.said]) == ("", [], ["fell"])
+    assert "it was not rolled back: release 2 was live and no longer is" in world.said[0].text
 
 
 def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
@@ -198,3 +219,29 @@ def test_a_target_that_draws_gives_each_day_its_own_tasks(settings_folder: Path)
     assert len(first) == len(second) == 12
     assert first == fresh_tasks(settings, shop, 1)
     assert not {shop.content(t) for t in first} & {shop.content(t) for t in second}
+
+
+def test_what_rounds_had_is_not_fresh(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws: list[Draw] = []
+
+    class Drawing(Target):
+        def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
+            draws.append(draw)
+            return self.tasks(split)
+
+        def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+            raise AssertionError
+
+        def content(self, task: TargetTask) -> str:
+            raise AssertionError
+
+    monkeypatch.setattr(watch_file, "target_of", lambda *given: Drawing())
+    both(world)
+    round_ = world.store.start_round("shop", "data-1", 0, "smoke", {})
+    had = {"round_id": round_.id, "split": "validation", "target": "shop", "family": "odd"}
+    world.store.put([
+        DrawnTaskRow(**had, task_id="t1", data_hash="data-1", content="had"),
+        DrawnTaskRow(**had, task_id="t2", data_hash="data-0", content="of other data"),
+    ])  # fmt: skip
+    world.watch()
+    assert [draw.used for draw in draws] == [{"had"}]

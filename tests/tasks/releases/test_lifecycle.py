@@ -150,6 +150,17 @@ def test_rollback_to_a_number(home: Home) -> None:
     home.check()
 
 
+def test_a_rollback_leaves_the_release_that_was_expected_and_no_other(home: Home) -> None:
+    """Who judges a release for minutes may find another one live then."""
+    judged = home.promoted({"refund": home.member("refund")})
+    home.promoted({"refund": home.member("refund")})
+    with pytest.raises(ConfigurationError, match=r"release 1 of .* was live and no longer is: another"):
+        rollback(home.store, home.registry, home.target, expected=judged.id)
+    assert home.states() == {1: "retired", 2: "live"}
+    assert rollback(home.store, home.registry, home.target, expected=home.newest().id) is not None
+    home.check()
+
+
 def test_a_candidate_that_was_not_compared_with_the_live_release_is_refused(home: Home) -> None:
     early = home.candidate({"refund": home.member("refund")})
     home.promoted({"exchange": home.member("exchange")})

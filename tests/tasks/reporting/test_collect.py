@@ -109,7 +109,8 @@ def finished(shop: Shop, one: ReleaseRow, row: Round, promoted: bool) -> None:
     if promoted:
         shop.store.set_state(ReleaseRow, one.id, ReleaseState.RETIRED)
     shop.store.set_state(ReleaseRow, two.id, state)
-    shop.stage(row, RouteResult(candidate=two.id, threshold=0.6, calibration=20, right=0.95, version="r2", examples=60))
+    fitted = {"threshold": 0.6, "calibration": 20, "right": 0.95, "mode": "both", "version": "r2", "examples": 60}
+    shop.stage(row, RouteResult(candidate=two.id, **fitted))
     shop.verdict(row, "release", "promoted" if promoted else "rejected-regression",
                  "As a whole: +25.0 points.", "refund: fell by 30.0 points.", points=25.0, p=0.02, mde=9.0)  # fmt: skip
     shop.stage(row, GateResult(promoted=["set_address"] if promoted else [], release=2 if promoted else 0))
@@ -171,6 +172,7 @@ def test_a_round_whose_candidate_became_live(shop: Shop, settings: Settings) -> 
     router = found.router
     assert router is not None
     assert (router.right, router.calibration, router.threshold, router.unlike) == (0.95, 20, 0.6, "set_address")
+    assert router.mode == "both"
     assert router.labels == ["issue_refund", "set_address", "none"]
     assert router.counts == [[1, 0, 1], [0, 2, 0], [0, 0, 0]]
     assert (router.accuracy, router.sent) == (0.75, 0.75)

@@ -240,13 +240,22 @@ def test_what_was_live_before_and_after_is_on_the_page() -> None:
         "points to what was live, p = 0.018", "as a whole against release 2 on validation", "detectable 6.9",
         "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
         "Training ended: solved", "The weights after step 7 were taken",
-        "95.1 % of 41 examples right", "below a probability of 0.62", "5, from release 2",
+        "95.1 % of 41 examples right that were kept out of its fit and on which its mode and threshold were chosen, so",
+        "below a probability of 0.62", "5, from release 2",
         "unlike all of them is answered by the base",
     ):  # fmt: skip
         assert said in page.text, said
     steps = {row[0]: row for row in page.rows if len(row) == 4}
     assert steps["4"] == ["4", "–", "–", "89.0 %"]  # it lost all of its own episodes
     assert steps["8"] == ["8", "0.950", "94.0 %", "81.0 %"]
+
+
+def test_a_linear_routers_share_is_told_as_of_fits_without_the_example() -> None:
+    data = later_round().model_dump(mode="json")
+    data["router"] |= {"mode": "linear", "threshold": 0.0}
+    said = Page(render(RoundFigures.model_validate(data))).text
+    assert "95.1 % of 41 examples right, each by a fit without it." in said
+    assert "too high" not in said
 
 
 def test_the_rounds_so_far_are_drawn_and_told() -> None:
@@ -288,7 +297,7 @@ def test_figures_from_before_there_were_releases_are_read_and_shown() -> None:
     for name in ("alone", "renewed", "ending", "chosen"):
         for capability in old["capabilities"]:
             del capability[name]
-    for name in ("right", "calibration", "threshold", "unlike"):
+    for name in ("right", "calibration", "mode", "threshold", "unlike"):
         del old["router"][name]
     page = Page(render(RoundFigures.model_validate(old)))
     assert "Round by round" not in page.text

@@ -142,6 +142,16 @@ def test_a_server_with_another_base_is_refused_before_anything_is_sampled(
     assert all(body["max_tokens"] == 1 for body in stub.bodies), "nothing but scores was asked for"
 
 
+def test_servers_that_were_left_asleep_are_woken_before_they_are_asked(
+    settings_folder: Path, stub: Stub, base: BaseModel
+) -> None:
+    stub.asleep = True
+    settings = on_servers(url=stub.url)
+    devices = settings.devices.model_copy(update={"sleep": True})
+    open_backend(settings.model_copy(update={"devices": devices}), base).policy.close()
+    assert stub.calls[0] == "/wake_up"
+
+
 def test_servers_that_drop_adapters_are_found_before_the_first_episode(
     settings_folder: Path, stub: Stub, base: BaseModel
 ) -> None:

@@ -30,6 +30,8 @@ from models.router.first_observation import embed_openings, openings
 from models.router.router import Router
 from models.serving.gateway.settings import GatewaySettings
 from settings import Settings, load_settings
+from tasks.measuring.policy_names import PolicyOptions, parse_policy
+from tasks.measuring.release_policy import load_release
 from tasks.releases import publication
 from tasks.releases.lifecycle import live_release, member_adapters, new_candidate, promote, rollback
 from tasks.serving.blends import parse_weights, publish_blend
@@ -333,6 +335,18 @@ def test_a_blend_is_the_weighted_sum_and_is_served(home: Home, tmp_path: Path) -
         assert ask(url, "x", model=name).json()["model"] == name
     with pytest.raises(ConfigurationError, match="is no member"):
         publish_blend(home.folder, None, ["nothing=1"])
+
+
+def test_a_release_with_a_blend_is_measured_like_any_other(home: Home) -> None:
+    row, name = publish_blend(home.folder, None, ["refund_payment=0.5", "exchange_item=0.5"])
+    settings, store = serving_settings(home.folder, None)
+    store.close()
+    loaded = load_release(parse_policy(f"release@{row.number}"), PolicyOptions(), settings, target())
+    digest = row.members[name.partition("@")[0]]["sha256"]
+    assert digest in {loaded.policy.identity(adapter).adapter for adapter in loaded.policy.adapters}
+    assert loaded.choose is not None
+    assert loaded.choose(target().tasks("validation")[:1])
+    loaded.close()
 
 
 def test_names_and_weights_of_blends() -> None:

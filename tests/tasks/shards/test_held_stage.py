@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from db import Stage
-from errors import StoreError
+from errors import StageHeld
 from settings import load_settings
 from tasks.round import stage as stages
 from tasks.round.context import Context
@@ -65,5 +65,5 @@ def test_where_there_is_nothing_to_share_it_says_who_holds_the_stage(
     context.sharing = Helping(0, holder)
     monkeypatch.setattr(stages, "LEASE_SECONDS", 0.001)  # the second look is the last
     monkeypatch.setattr(stages, "POLL_SECONDS", 0.01)
-    with pytest.raises(StoreError, match="held by someone, which is alive"):
+    with pytest.raises(StageHeld, match="held by someone, which is alive"):
         selected.do(context)

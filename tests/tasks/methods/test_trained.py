@@ -1,0 +1,24 @@
+"""Trainings on the target itself: what their checkpoints are chosen on."""
+
+from __future__ import annotations
+
+from tasks.methods.trained import TargetPractice
+from tasks.synthesis.calibration import CHOOSING_SEED
+from tasks.synthesis.choosing import fresh_scenarios
+from tests.tasks.methods.letters_target import made, target
+
+
+def test_a_checkpoint_is_chosen_on_tasks_of_several_families_where_the_target_lists_them_one_by_one() -> None:
+    listed = [
+        made("validation", 8 * n + k, family) for n, family in enumerate(("low", "high", "both")) for k in range(8)
+    ]
+    practice = TargetPractice("grpo-target", target, target.tasks("diagnosis"), listed, dense=True)
+    for number in (1, 2):
+        own, retention = fresh_scenarios(practice, 8, number)
+        assert len({task.id for task in own}) == 8
+        assert {task.family for task in own} == {"low", "high", "both"}
+        assert retention == []
+    everything = [practice.own_scenario(CHOOSING_SEED + i).id for i in range(len(listed))]
+    assert sorted(everything) == sorted(task.id for task in listed), "none is left out"
+    again = TargetPractice("grpo-target", target, target.tasks("diagnosis"), listed, dense=True)
+    assert [again.own_scenario(CHOOSING_SEED + i).id for i in range(len(listed))] == everything, "a resumed one, too"

@@ -1,0 +1,41 @@
+"""What methods are compared on: tasks of a seed's own where the target draws them, else the fixed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from settings import load_settings
+from tasks.round.stage import forget, open_context
+from tests.tasks.methods.letters_target import SHIFTED, SIZE
+
+
+def compared(home: Path, target: str, seed: int, tasks: int = 0) -> tuple[list[str], list[str]]:
+    settings = load_settings(profile="smoke", home=home, target=target, seed=seed, rollout={"tasks": tasks})
+    context = open_context(settings)
+    try:
+        test, shift = context.compared_on()
+        fixed = {t.id for t in context.target.tasks("test")}
+        assert fixed.isdisjoint(t.id for t in test) is (target == "shop")
+        return [t.id for t in test], [t.id for t in shift]
+    finally:
+        forget(context.round.id)
+
+
+def test_a_seed_of_a_target_that_draws_has_tasks_of_its_own(settings_folder: Path) -> None:
+    one, other = (compared(settings_folder / str(seed), "shop", seed) for seed in (54, 55))
+    assert (len(one[0]), len(one[1])) == (160, 192)
+    for mine, theirs in zip(one, other, strict=True):
+        assert set(mine).isdisjoint(theirs)
+    again = compared(settings_folder / "again", "shop", 54, tasks=40)
+    assert set(again[0]) < set(one[0]), "of them those at equal distances"
+    assert len(again[0]) == 40
+    assert again[1] == one[1]
+
+
+@pytest.mark.parametrize("seed", [54, 55])
+def test_a_finite_target_has_the_same_for_every_seed(settings_folder: Path, seed: int) -> None:
+    test, shift = compared(settings_folder / str(seed), "tests.tasks.methods.letters_target:target", seed)
+    assert (len(test), len(shift)) == (SIZE, SHIFTED)
+    assert test[0] == "test-low-300"
