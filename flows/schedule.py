@@ -16,8 +16,8 @@ TAGS, HEARTBEAT_SECONDS = ["trace"], 30
 
 
 def serve_schedule(cron: str, target: str | None, profile: str | None) -> None:
-    """Serve the deployment `improve/schedule` until stopped; one round at a time. Stopped it is paused, so that nights on
-    which nobody serves it are not played one after another at the next start, which lets it run again."""
+    """Serve the deployment `improve/schedule` until stopped; one round at a time. Stopped it is paused: else the nights
+    on which nobody served it would be played one after another at the next start, which lets it run again."""
     parameters = {"params": ImproveParameters(target=target, profile=profile).model_dump(exclude_none=True)}
     # The annotation of to_deployment allows for async callers; here it is the deployment itself.
     deployment: Any = improve.to_deployment(

@@ -57,7 +57,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
     name = parse_policy(request.policy, options.api_base)
     user, cap = request.user or settings.target_user, SpendingCap(Limits(dollars=request.max_cost))
     client = ModelClient(cap)
-    player = user_model(user, client)
+    a = settings.analyst
+    player = user_model(user, client, concurrency=a.concurrency, send_temperature=a.send_temperature)
     specs = [_spec(load_target(target, user, player), request) for target in expand(request.target)]
     rows: dict[str, list[EvaluationRow]] = {}
     frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}

@@ -66,7 +66,7 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
 
 
 def test_a_candidate_goes_on_from_a_release_with_a_blend() -> None:
-    """No round trained a blend and the store has no adapter of it: it stays as the parent has it, and is not routed to."""
+    """No round trained a blend, the store has no adapter of it: it stays as the parent has it, and is not routed to."""
     blend = {"adapter_id": "", "model": "trace-shop-blend", "version": "1", "sha256": "b"}
     before = {c: {"adapter_id": c, "model": c, "version": "1", "sha256": c} for c in ("kept", "renewed")}
     parent = SimpleNamespace(members={**before, "blend-kept-2-renewed-2": blend})

@@ -17,7 +17,7 @@ SOLVED = {"cancel_pending": 0.4, "item_price": 0.3, "wants_person": 0.1}
 
 
 def composed(capability: str, success: dict[str, float], share: float = 1 / 3) -> ComposedEnvironment:
-    at = SimpleNamespace(target="shop", data_hash=target().data_hash)
+    at = SimpleNamespace(target="shop", data_hash=target().data_hash, seed=0)
     return compose(target(), at, capability, success, share)  # type: ignore[arg-type]
 
 
