@@ -21,7 +21,7 @@ from models.local.model_files import check_base_config, check_base_files
 from models.objects import files_of
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
-from settings import SCRIPTED_USER, Settings, writable_folder
+from settings import Settings, writable_folder
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
@@ -170,7 +170,7 @@ def check_without_loading(settings: Settings) -> None:
 
 def check_trainings(settings: Settings) -> None:
     """Raise `ConfigurationError` where several trainings at once would wait for one another, or be in their way."""
-    many, a = settings.devices.trainings, settings.analyst
+    many = settings.devices.trainings
     if many == 1:
         return
     said = f"devices.trainings = {many}, and "
@@ -190,12 +190,6 @@ def check_trainings(settings: Settings) -> None:
         raise ConfigurationError(
             f"{said}a round trains selection.most = {settings.selection.most} capabilities at most; lower the one or "
             "raise the other"
-        )
-    if settings.target_user != SCRIPTED_USER and (a.max_calls or a.max_total_tokens or a.max_dollars):
-        raise ConfigurationError(
-            f"{said}each would spend what is left of the caps in analyst.max_... on its simulated user "
-            f"{settings.target_user!r}: what they have spent is known when they end; set devices.trainings = 1, or the "
-            "three caps to 0"
         )
 
 

@@ -37,7 +37,7 @@ PARTS = ("refund_payment", "look_up_item")
 
 def context_of(**settings: Any) -> Any:
     """A round on the shop that has trained `trained`, without a release before it."""
-    at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash)
+    at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash, seed=0)
     given = load_settings(profile="night", **{"train": {"generalist": 3, "demonstrations": 0}, **settings})
     return SimpleNamespace(
         settings=given, target=target(), round=at, store=None, keep=None, stored=None, parent=None, budget=None
