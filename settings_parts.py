@@ -61,7 +61,9 @@ class TrainSettings(Part):
     rank: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
-    schedule: Literal["constant", "linear"] = Field("constant", description="linear falls to 0 after the last step")
+    schedule: Literal["constant", "linear"] = Field(
+        "constant", description="linear falls to 0 with the steps, or the episodes that are paid for"
+    )
     temperature: float = Field(0.7, gt=0)
     upper_layers: int | None = Field(15, ge=0, description="layers that are adapted, from the last down; 0: all")
     micro_batch: int = Field(24, ge=1, description="rows of a backward pass")
