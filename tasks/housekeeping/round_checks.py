@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 from environments.targets.catalogue import load_target
 from models.providers.client import ModelClient
@@ -13,7 +13,7 @@ from models.providers.spending import SpendingCap
 from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, refused, well
 from tasks.round.analyst import analyst_settings, check_user, models_of
-from tasks.round.preflight import check_approval, check_tasks, check_trainings
+from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
 from tasks.round.traffic import TRAFFIC
 from tasks.unattended.notices import check_webhook
 
@@ -22,7 +22,9 @@ def round_findings(settings: Settings) -> Iterator[Finding]:
     """All checks of this file; one line for the target, and one for each thing that is switched on."""
     yield target(settings)
     if settings.asks_a_model:
-        yield from language_models(settings)
+        for part, how in models_of(settings):
+            told = f"{how.model}; whether it answers is asked by a round"
+            yield refused(part, partial(check_model, settings, part, how)) or well(part, told)
     if settings.devices.trainings > 1:
         yield refused("trainings", lambda: check_trainings(settings)) or well(
             "trainings", f"{settings.devices.trainings} at once are in nobody's way"
@@ -51,16 +53,3 @@ def target(settings: Settings) -> Finding:
         said = f"{settings.target} does not load ({type(problem).__name__}: {problem})"
         return fault("target", said, "mend it, or name another: 'trace-agent targets' lists them")
     return found or well("target", f"{settings.target} loads")
-
-
-def language_models(settings: Settings) -> Iterator[Finding]:
-    """A model is named wherever one is asked, and the variables that hold the keys are set."""
-    for part, how in models_of(settings):
-        if not how.model:
-            do = "set analyst.model (TRACE_ANALYST__MODEL), or use the kinds 'checks' and 'generators'"
-            yield fault(part, "its kind is 'llm' and no model is configured", do)
-        elif how.api_key_variable and not os.environ.get(how.api_key_variable):
-            said = f"api_key_variable names the environment variable {how.api_key_variable!r}, which is empty"
-            yield fault(part, said, "put the key there, or name another")
-        else:
-            yield well(part, f"{how.model}; whether it answers is asked by a round")

@@ -219,6 +219,7 @@ class Context:
         """All tasks that the split has in this round, also those that it does not play."""
         return self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
 
+    @cached_property
     def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
         """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, because
         the fixed ones were looked at when settings were chosen; else those, and no shift tasks where there are none."""

@@ -54,19 +54,24 @@ def check_analyst(settings: Settings, target: Target, store: Store) -> None:
 def _check_settings(settings: Settings) -> None:
     """What the settings alone show: a model, its key, a sandbox for what it writes."""
     for part, how in models_of(settings):
-        if not how.model:
-            stage = "analyst.kind" if settings.analyst.kind == "llm" else "synthesizer.kind"
-            raise ConfigurationError(
-                f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name "
-                "of one), or use 'checks' and 'generators', which need none"
-            )
-        if how.api_key_variable and not os.environ.get(how.api_key_variable):
-            raise ConfigurationError(
-                f"{part}.api_key_variable names the environment variable {how.api_key_variable!r}, which is empty; "
-                "put the key there, or name another"
-            )
+        check_model(settings, part, how)
     if settings.synthesizer.kind == "llm":
         choose_level(settings.sandbox)
+
+
+def check_model(settings: Settings, part: str, how: AnalystSettings) -> None:
+    """Raise `ConfigurationError` where a part of the settings that asks a model names none, or its key is not there."""
+    if not how.model:
+        stage = "analyst.kind" if settings.analyst.kind == "llm" else "synthesizer.kind"
+        raise ConfigurationError(
+            f"{stage} is 'llm' and no model is configured; set analyst.model (TRACE_ANALYST__MODEL, LiteLLM's name "
+            "of one), or use 'checks' and 'generators', which need none"
+        )
+    if how.api_key_variable and not os.environ.get(how.api_key_variable):
+        raise ConfigurationError(
+            f"{part}.api_key_variable names the environment variable {how.api_key_variable!r}, which is empty; "
+            "put the key there, or name another"
+        )
 
 
 def least_calls(settings: Settings, target: Target) -> int:

@@ -15,7 +15,7 @@ def compared(home: Path, target: str, seed: int, tasks: int = 0) -> tuple[list[s
     settings = load_settings(profile="smoke", home=home, target=target, seed=seed, rollout={"tasks": tasks})
     context = open_context(settings)
     try:
-        test, shift = context.compared_on()
+        test, shift = context.compared_on
         fixed = {t.id for t in context.target.tasks("test")}
         assert fixed.isdisjoint(t.id for t in test) is (target == "shop")
         return [t.id for t in test], [t.id for t in shift]
