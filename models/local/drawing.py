@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 # Words of the vocabulary that are summed before the search: the search then looks into one such block only.
 BLOCK = 256
-# Rows at once: their logits stay in the processor's cache from the first pass over them to the last.
+# Rows at once on a processor: their logits stay in its cache from the first pass over them to the last. A GPU takes all
+# together: each of the two dozen operations is a launch.
 ROWS = 8
 # Exponent up to which a word has no weight: beside the 1 of the likeliest, fp32 has none for it. Powers near the least
 # that fp32 holds would take a processor twenty times as long as others.
@@ -29,7 +30,8 @@ def draw(
     given = [0.0 if u is None else u for u in uniform]
     numbers = torch.tensor([inverse, given], device=logits.device).T
     greedy = torch.tensor([u is None for u in uniform], device=logits.device)
-    found = [_draw(*part) for part in zip(logits.split(ROWS), numbers.split(ROWS), greedy.split(ROWS), strict=True)]
+    rows = ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    found = [_draw(*part) for part in zip(logits.split(rows), numbers.split(rows), greedy.split(rows), strict=True)]
     chosen, logprobs = (torch.cat(parts) for parts in zip(*found, strict=True))
     return chosen.tolist(), logprobs.tolist()
 

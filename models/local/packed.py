@@ -71,7 +71,7 @@ class Packed:
         if self.bare and self.deltas:  # as the model has it: the same kernels take it, slower
             return torch.cat(self.bases) if len(self.bases) > 1 else self.bases[0]
         if self._weight is None:
-            made = [w + self.deltas[i].to(w.dtype) if i in self.deltas else w for i, w in enumerate(self.bases)]
+            made = [w + self.deltas[i].to(w) if i in self.deltas else w for i, w in enumerate(self.bases)]
             whole = torch.cat(made) if len(made) > 1 else made[0]
             self._weight = arrange(whole) if self.arranged else whole
         return self._weight

@@ -94,6 +94,12 @@ def test_the_fused_pass_rounds_no_worse_in_bf16(monkeypatch: pytest.MonkeyPatch,
     assert 0 < apart["fused"] < 1.25 * apart["plain"]
 
 
+def test_an_adapter_from_a_file_is_merged_where_the_weights_are() -> None:
+    linear = packed.Packed([torch.nn.Linear(4, 3, bias=False, device="meta")])
+    linear.merge(0, torch.ones(3, 4))
+    assert linear.weight.device.type == "meta"
+
+
 def test_other_models_go_through_transformers_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     model = llama(hidden_act="gelu")
     with caplog.at_level(logging.WARNING, "trace.models"):
