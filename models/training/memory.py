@@ -128,7 +128,7 @@ def expected_peak(
         shape, sampling = replace(shape, fused=False), False  # such a model goes through transformers
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
     tokens = batch.tokens + batch.prefix
-    kept = _of_layer(shape, settings.rank, width, tokens)
+    kept = _of_layer(shape, settings.rank, width, tokens, device)
     # Recomputed, a layer keeps the stream that it was given, and only one has more at a time.
     activations = tokens * shape.hidden * width * learning + kept if settings.recompute else kept * learning
     logits = HEAD * shape.vocabulary + batch.tokens * shape.hidden * (4 + width)
@@ -149,7 +149,7 @@ def _weights(shape: Shape, parts: int) -> int:
     return math.ceil(shape.parameters / parts) + 2 * shape.linear + shape.words
 
 
-def _of_layer(shape: Shape, rank: int, width: int, tokens: int) -> int:
+def _of_layer(shape: Shape, rank: int, width: int, tokens: int, device: str) -> int:
     """Bytes that a layer keeps for its backward pass; attention's weights are made again in it."""
     queries, keys = shape.heads * shape.dim, shape.groups * shape.dim
     if shape.fused:
@@ -157,8 +157,12 @@ def _of_layer(shape: Shape, rank: int, width: int, tokens: int) -> int:
         # part's four.
         numbers = 4 * shape.hidden + 5 * queries + 6 * keys + 4 * shape.inner + 7 * rank
         return tokens * numbers * width
-    # Norms in fp32; an fp32 copy of what each of the seven adapters reads, where the base is narrower.
-    copies = 0 if width == 4 else 4 * (5 * shape.hidden + queries + shape.inner) + 4 * 4 * shape.hidden
+    if width == 4:
+        copies = 0
+    elif device == "cuda":  # norms in fp32; autocast has the adapters read what is narrow
+        copies = 2 * 4 * shape.hidden
+    else:  # norms in fp32, and an fp32 copy of what each of the seven adapters reads
+        copies = 4 * (5 * shape.hidden + queries + shape.inner) + 4 * 4 * shape.hidden
     numbers = 8 * shape.hidden + 7 * queries + 8 * keys + 5 * shape.inner + 7 * rank
     return tokens * (numbers * width + copies)
 
