@@ -14,6 +14,7 @@ import argparse
 import json
 import resource
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -124,8 +125,8 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sample(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figures of sampling with turns spread over 1, 4 and more adapters, warm."""
+def sample(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Figures of sampling with turns spread over 1, 4 and more adapters, each as soon as it is there."""
     from peft import get_peft_model
 
     model = model_of(given.shape, given.dtype)
@@ -136,7 +137,6 @@ def sample(given: argparse.Namespace) -> list[dict[str, Any]]:
             torch.nn.init.normal_(parameter, std=0.01)
     deltas = lora_deltas(peft)
     peft.unload()
-    found = []
     for adapters in given.adapters:
         for number in range(len(policy.adapters), adapters):
             policy.load_deltas(f"a{number}", str(number), deltas)
@@ -150,13 +150,12 @@ def sample(given: argparse.Namespace) -> list[dict[str, Any]]:
         done = policy.generate(requests)
         seconds = clock() - began
         tokens = sum(len(g.ids) for g in done)
-        found.append(
-            {"shape": given.shape, "adapters": adapters, "tokens": tokens, "tokens_per_second": round(tokens / seconds)}
-            | {"peak_gib": round(peak_gib(), 2)}
-        )
+        yield {
+            "shape": given.shape, "adapters": adapters, "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds), "peak_gib": round(peak_gib(), 2),
+        }  # fmt: skip
         for request in requests:
             policy.release(request.session)
-    return found
 
 
 def main() -> None:
@@ -177,8 +176,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=64)
     parser.add_argument("--length", type=int, default=128)
     given = parser.parse_args()
-    found = train(given) if given.what == "train" else sample(given)
-    for figures in found if isinstance(found, list) else [found]:
+    for figures in [train(given)] if given.what == "train" else sample(given):
         print(json.dumps(figures), flush=True)
 
 

@@ -107,14 +107,17 @@ def settings_hash(settings: Settings) -> str:
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the figures were made on, in words that name nobody."""
+    """What the figures were made on, in words that name nobody; `gpu` where there is one."""
+    import torch
+
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "system": platform.system(),
         "processor": _processor(),
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
-    }
+    } | gpu
 
 
 def _processor() -> str:

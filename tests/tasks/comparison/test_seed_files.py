@@ -98,6 +98,16 @@ def test_the_machine_is_named_by_no_name_of_its_own() -> None:
     assert getpass.getuser() not in machine().values()
 
 
+def test_the_machine_says_what_gpu_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "gpu" not in machine()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Example")
+    assert machine()["gpu"] == "NVIDIA Example"
+
+
 def test_the_seeds_that_were_used_are_refused() -> None:
     path = ROOT / "benchmarks" / "seeds.toml"
     used = used_seeds(path)
