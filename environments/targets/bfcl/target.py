@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall, content_hash
+from environments.contract import (
+    Action,
+    Check,
+    Message,
+    Observation,
+    Score,
+    TargetTask,
+    ToolCall,
+    canonical_json,
+    content_hash,
+)
 from environments.targets.bfcl.package import INSTALL, LICENCE, VERSION, bfcl_folder, read_lines
 from environments.targets.bfcl.services import Services, parse_call
 from environments.targets.third_party.adapter import (
@@ -29,6 +39,7 @@ from environments.targets.third_party.adapter import (
     seed_of,
     split_all,
     split_counts,
+    together,
 )
 from errors import EnvironmentFault, TargetError
 
@@ -71,13 +82,29 @@ def load_category(name: str) -> Category:
                 raise TargetError(
                     f"{file}: entry {key!r} has {len(item['question'])} turns and {len(gold[key])} answers"
                 )
+        splits = _splits({key: _shared(item["question"], gold[key]) for key, item in entries.items()})
     except (KeyError, TypeError) as error:
         raise TargetError(f"{data / file} is damaged: {error!r} is missing; {INSTALL}") from error
     code = folder_hash(bfcl_folder() / "eval_checker" / "multi_turn_eval", ["*.py"])
     docs = folder_hash(data / "multi_turn_func_doc", ["*.json"])
     files = folder_hash(data, [file])
-    parts = ["bfcl-eval", VERSION, ADAPTER_VERSION, name, files, docs, code, INSTRUCTIONS]
-    return Category(name, entries, gold, content_hash(parts), split_all(entries))
+    parts = ["bfcl-eval", VERSION, ADAPTER_VERSION, name, files, docs, code, INSTRUCTIONS, splits]
+    return Category(name, entries, gold, content_hash(parts), splits)
+
+
+def _shared(question: Sequence[Any], gold: Sequence[Sequence[str]]) -> list[str]:
+    """What an entry has that no entry of another split may: all calls of its reference, in whichever turns they stand,
+    and what is asked in each turn. A single call, or the calls of one turn, may be in several: more than half of all
+    entries share those, directly or through others."""
+    calls = [call for turn in gold for call in turn]
+    return [f"reference {canonical_json(calls)}", *(f"turn {canonical_json(turn)}" for turn in question if turn)]
+
+
+def _splits(shared: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Each entry's split: groups of entries are divided, by a hash of the first entry's id, and never a group."""
+    first = together(shared)
+    where = split_all(key for key in shared if first[key] == key)
+    return {key: where[first[key]] for key in shared}
 
 
 @lru_cache(maxsize=16)
@@ -297,7 +324,7 @@ def _snake(name: str) -> str:
 
 
 class BfclTarget:
-    """One multi-turn category of BFCL v4: 200 entries, a fixed hash split of 40 / 20 / 40 %."""
+    """One multi-turn category of BFCL v4: 200 entries, a fixed hash split of about 40 / 20 / 40 %."""
 
     licence = LICENCE
     user = "none"

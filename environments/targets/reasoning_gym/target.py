@@ -1,7 +1,8 @@
 """reasoning-gym as a target, `reasoning-gym:FAMILY,...`: one question a task, one line as the answer.
 
-Success is the package's own full score. Tasks are made by number, so every round can draw new ones; the package's
-settings decide how hard they are, and a level of its own curriculum above them is the shift test.
+Success is the package's own full score; in families whose verifier is lax, it is the package's own answer. Tasks are
+made by number, so every round can draw new ones; the package's settings decide how hard they are, and a level of its
+own curriculum above them is the shift test.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from environments.targets.third_party.adapter import TargetInfo, capability
 from environments.targets.third_party.procedural import Procedural
 from errors import EnvironmentFault, TargetError
 
-ADAPTER_VERSION = 1
+# It rises when another answer is right than before: figures of two verdicts are not comparable.
+ADAPTER_VERSION = 2
 NAME = "reasoning-gym"
 # Procedures that one line can carry out, whose questions a small base reads: copying in order, choosing, counting.
 DEFAULT_FAMILIES = ("word_sequence_reversal", "number_filtering", "letter_counting", "chain_sum", "spell_backward")
@@ -84,11 +86,11 @@ class QuestionEnvironment:
         return Observation((), done=True)
 
     def score(self) -> Score:
-        """Success is the package's full score. Another answer earns at most `NEAR_MISS`: by the package's score, or by
-        how much of the reference stands in it, in order."""
+        """Success is a right answer (`package_score`). Another earns less than `NEAR_MISS`: by the package's score, or
+        by how much of the reference stands in it, in order."""
         asked, answer = self._asked(), self._answer or ""
         value = package_score(asked, answer, self._harder) if answer else 0.0
-        success = value >= FULL
+        success = value == FULL
         likeness = SequenceMatcher(None, asked.answer, answer, autojunk=False).ratio()
         reward = 1.0 if success else NEAR_MISS * max(value, likeness)
         parts, given = len(asked.answer.split()), len(answer.split())

@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
 from environments.targets.shop.families import CAPABILITY_OF_TOOL
-from environments.targets.shop.world import TOOLS, Database, call_tool
+from environments.targets.shop.world import TOOLS, Database, call_tool, plain_arguments
 from errors import EnvironmentFault, TargetError
 
 MAX_STEPS = 8
@@ -78,14 +78,15 @@ class ShopEnvironment:
             )
         if action.tool_calls:
             results = []
-            if any((call.name, dict(call.arguments)) in [c[:2] for c in self._calls] for call in action.tool_calls):
+            asked = [(call, plain_arguments(db, call.arguments)) for call in action.tool_calls]
+            if any((call.name, arguments) in [c[:2] for c in self._calls] for call, arguments in asked):
                 return self._lose_patience()
-            for call in action.tool_calls:
-                line, worked = call_tool(db, call.name, call.arguments)
+            for call, arguments in asked:
+                line, worked = call_tool(db, call.name, arguments)
                 self._learnt += f" {line}"
-                self._calls.append((call.name, dict(call.arguments), worked))
+                self._calls.append((call.name, arguments, worked))
                 self._errors += not worked
-                self._advance(call.name, dict(call.arguments))
+                self._advance(call.name, arguments)
                 results.append(Message("tool", line, tool_call_id=call.id, name=call.name))
             return Observation(tuple(results)) if self._errors <= MAX_ERRORS else self._lose_patience()
         self._said.append((action.content, self._learnt))

@@ -122,6 +122,15 @@ def _order(db: Database, number: Any) -> Any:
     return order
 
 
+def plain_arguments(db: Database, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments as a reference states them. `_order` finds an order by its number and by that number as text,
+    so both are one call."""
+    order = arguments.get("order")
+    if isinstance(order, str) and order in db["orders"]:
+        return {**arguments, "order": int(order)}
+    return dict(arguments)
+
+
 def _get_order(db: Database, order: Any) -> str:
     found = _order(db, order)
     return f"{found['status']}, {found['option']} {found['item']}, paid {found['paid']}"

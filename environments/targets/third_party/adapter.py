@@ -80,6 +80,23 @@ def split_all(ids: Iterable[str]) -> dict[str, str]:
     return _ranked(ids, (("diagnosis", 0.4), ("validation", 0.2), ("test", 0.4)))
 
 
+def together(shared: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Id -> the first id that it must share a split with. `shared` has what each id contains that no other split may:
+    two ids with a text in common are one group, and so are two that each have one in common with a third."""
+    parent: dict[str, str] = {}
+
+    def root(key: str) -> str:
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+
+    for item, texts in shared.items():
+        for text in texts:
+            parent[root(f"text {text}")] = root(f"id {item}")
+    first: dict[str, str] = {}
+    return {item: first.setdefault(root(f"id {item}"), item) for item in shared}
+
+
 def of_split(tasks: Sequence[TargetTask], split: str) -> Sequence[TargetTask]:
     """The tasks of one split, in the order of the benchmark. Raises TargetError on an unknown split."""
     if split not in SPLITS:

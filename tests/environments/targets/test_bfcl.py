@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from environments.contract import SPLITS, Action, TargetTask, ToolCall
+from environments.contract import SPLITS, Action, TargetTask, ToolCall, canonical_json
 from environments.targets.bfcl import target as bfcl
 from environments.targets.bfcl.package import bfcl_folder
 from environments.targets.bfcl.services import Services
@@ -29,9 +30,31 @@ def _all(target: BfclTarget) -> list[TargetTask]:
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_reference_is_valid_and_no_op_is_not(category: str) -> None:
     target = BfclTarget(category)
-    assert [len(target.tasks(split)) for split in SPLITS] == [80, 40, 80]
+    sizes = [len(target.tasks(split)) for split in SPLITS]
+    assert sum(sizes) == 200
+    assert all(abs(size - wanted) <= 2 for size, wanted in zip(sizes, (80, 40, 80), strict=True))
     assert validate(target, oracle).failed == ()
     assert validate(target, no_op).successes == 0
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_no_reference_and_no_turns_question_is_in_two_splits(category: str) -> None:
+    """BFCL has entries 120 and 124 with one reference, and 40 and 43 with one question."""
+    loaded, where = load_category(category), defaultdict(set)
+    for key, entry in loaded.entries.items():
+        calls = [call for turn in loaded.gold[key] for call in turn]
+        for content in (calls, *(turn for turn in entry["question"] if turn)):
+            where[canonical_json(content)].add(loaded.splits[key])
+    assert all(len(splits) == 1 for splits in where.values())
+    assert len(where) < sum(1 + sum(map(bool, entry["question"])) for entry in loaded.entries.values())
+
+
+def test_other_splits_are_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load_category("base").data_hash
+    monkeypatch.setattr(bfcl, "_shared", lambda question, gold: [])
+    load_category.cache_clear()
+    assert load_category("base").data_hash != before
+    load_category.cache_clear()
 
 
 @pytest.mark.parametrize("category", CATEGORIES)

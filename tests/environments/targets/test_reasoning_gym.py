@@ -116,11 +116,80 @@ def test_it_is_all_that_a_round_can_use(target: ReasoningGymTarget) -> None:
         ("", "no family ''"),
         ("countdown", "'countdown' of reasoning-gym runs answers as Python code"),
         ("chain_sum,chain_sum", "'chain_sum' is named twice"),
+        *((family, "something else for the same number") for family in ("ransom_note", "isomorphic_strings")),
+        ("chain_sum,knight_swap", "'knight_swap' of reasoning-gym asks something else"),
+        *((family, "makes all of its questions before") for family in ("acre", "gsm_symbolic", "list_functions")),
+        ("word_ladder", "has at most 20,000 questions"),
+        ("pool_matrix", "takes no number from 2"),
+        *((family, "no question whose own answer") for family in ("boxnet", "graph_color", "propositional_logic")),
+        *((family, "no question whose own answer") for family in ("rubiks_cube", "rush_hour")),
+        *((family, "several right answers") for family in ("jugs", "kakurasu", "quantum_lock", "sokoban")),
+        ("tower_of_hanoi", "several right answers"),
+        ("composite", "asks the questions of other families"),
     ],
 )
 def test_families_that_cannot_be_played_are_refused(families: str, told: str) -> None:
     with pytest.raises(TargetError, match=told):
         load_target(f"reasoning-gym:{families}")
+
+
+class Failing:
+    """Stands for a family of the package that fails to make its questions, or does not take its own answers."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def __getitem__(self, number: int) -> dict[str, str]:
+        if self.error is not None:
+            raise self.error
+        return {"question": f"{number}?", "answer": "yes"}
+
+    def score_answer(self, answer: str, entry: object) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def no_question_kept() -> Iterator[None]:
+    problem.cache_clear()
+    yield
+    problem.cache_clear()
+
+
+@needs_package
+@pytest.mark.usefixtures("no_question_kept")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), r"cannot make question 0 of family 'chain_sum' \(MemoryError\(\)\)"),
+        (ValueError("too large"), r"cannot make question 0 of family 'chain_sum' \(ValueError\('too large'\)\)"),
+        (None, "takes none of its own answers to the first 32 questions of family 'chain_sum'"),
+    ],
+)
+def test_a_family_that_fails_is_refused_at_its_first_questions(
+    error: Exception | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problems, "_dataset", lambda family, harder: Failing(error))
+    with pytest.raises(TargetError, match=told):
+        check_families(["chain_sum"])
+
+
+@needs_package
+def test_a_curriculum_that_the_package_refuses_is_no_shift_test() -> None:
+    assert ReasoningGymTarget(["modulo_grid"]).shift_test() == ()
+
+
+@needs_package
+def test_a_question_that_the_package_fails_to_make_is_not_asked() -> None:
+    """Every fortieth of the harder questions of `tsumego` raises RuntimeError."""
+    assert len(ReasoningGymTarget(["tsumego"]).shift_test()) == 160
+
+
+@needs_package
+def test_a_question_whose_answer_is_empty_is_not_asked() -> None:
+    """An agent has to say something, so nobody could answer it."""
+    number = next(n for n in range(1000) if problems._dataset("ab", False)[n]["answer"] == "")
+    assert problem("ab", number) is None
+    assert problem("ab", number + 1) is not None
 
 
 def test_a_name_is_known_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,31 @@ def test_customers_hang_up_on_repetition_and_on_errors() -> None:
     assert environment.step(Action(content="Hello?")).done  # nothing more happens
 
 
+def _with_texts(action: Action) -> Action:
+    """The action with the number of an order as text, as JSON tool calls often have it."""
+    calls = [
+        ToolCall(c.name, {k: str(v) if k == "order" else v for k, v in c.arguments.items()}, c.id)
+        for c in action.tool_calls
+    ]
+    return Action(action.content, tuple(calls))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_an_order_named_by_text_is_the_same_call(family: str) -> None:
+    environment, _ = drawn(family)
+    while (action := environment.oracle()) is not None:
+        environment.step(_with_texts(action))
+    assert environment.score() == solve(drawn(family)[0])
+    assert environment.score().success
+
+
+def test_a_call_repeated_by_text_is_a_repetition() -> None:
+    environment, task = drawn("cancel_pending")
+    order = task.payload["reference"][0]["arguments"]["order"]
+    environment.step(call("find", order=order))
+    assert environment.step(call("find", order=str(order))).done
+
+
 DATABASE = new_database(random.Random(1))
 NUMBER, ORDER = next(iter(DATABASE["orders"].items()))
 

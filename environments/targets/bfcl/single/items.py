@@ -9,7 +9,7 @@ from typing import Any
 
 from environments.contract import SPLITS, canonical_json, content_hash
 from environments.targets.bfcl.package import INSTALL, bfcl_folder, read_lines
-from environments.targets.third_party.adapter import folder_hash, split_all
+from environments.targets.third_party.adapter import folder_hash, split_all, together
 from errors import TargetError
 
 FAMILIES = ("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance")
@@ -126,22 +126,10 @@ def files_hash(categories: Sequence[str]) -> str:
     return content_hash([data, folder_hash(folder / "eval_checker" / "ast_eval", ["*.py"])])
 
 
-def _groups(items: Sequence[Item]) -> dict[str, str]:
-    """Item -> the first item that it must share a split with: their questions, a call of their references, or the names
-    of their functions are equal, or both share something so with a third."""
-    parent: dict[str, str] = {}
-
-    def root(key: str) -> str:
-        while parent.setdefault(key, key) != key:
-            key = parent[key]
-        return key
-
-    for item in items:
-        shared = [f"question {item.question}", f"names {sorted(item.names)}", *(f"call {call}" for call in item.calls)]
-        for key in shared:
-            parent[root(key)] = root(item.id)
-    first: dict[str, str] = {}
-    return {item.id: first.setdefault(root(item.id), item.id) for item in items}
+def _shared(item: Item) -> list[str]:
+    """What an item has that no item of another split may: its question, the names of its functions, each call of its
+    reference."""
+    return [f"question {item.question}", f"names {sorted(item.names)}", *(f"call {call}" for call in item.calls)]
 
 
 @lru_cache(maxsize=1)
@@ -154,7 +142,7 @@ def splits() -> Mapping[str, tuple[Item, ...]]:
     `simple_python`.)
     """
     items = [item for family in FAMILIES for item in load_items(family)]
-    first = _groups(items)
+    first = together({item.id: _shared(item) for item in items})
     where: dict[str, str] = {}
     for family in FAMILIES:
         where |= split_all(item.id for item in items if item.category == family and first[item.id] == item.id)
