@@ -4,8 +4,9 @@
     python -m benchmarks.gpu sample qwen3-0.6b [--adapters 1 4 16] [--turns 64] [--length 128]
 
 `train` prints seconds of an optimizer step (forward, backward, AdamW) on one micro-batch, tokens/s, and the peak of
-memory beside the expected one (`models/training/memory.py`). `sample` prints tokens/s of this project's own sampler,
-its turns spread over so many adapters. The shape `embedded` has the embedded model's weights; `tiny` is for a try.
+memory beside the expected one (`models/training/memory.py`); without autocast, which the trainer is without, too.
+`sample` prints tokens/s of this project's own sampler, its turns spread over so many adapters. The shape `embedded` has
+the embedded model's weights; `tiny` is for a try.
 """
 
 from __future__ import annotations
@@ -102,13 +103,12 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     seconds = []
     for _ in range(given.steps):
         began = clock()
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            prefix = StepPrefix(learner, rows[0][: given.prefix]) if given.prefix else None
-            for part in by_tokens([length] * given.rows, given.tokens):
-                taken = [rows[i] for i in part], given.prefix, [wanted[i] for i in part]
-                torch.cat([chosen for chosen, _ in token_logprobs(learner, *taken, 1.0, prefix)]).sum().backward()
-            if prefix:
-                prefix.backward()
+        prefix = StepPrefix(learner, rows[0][: given.prefix]) if given.prefix else None
+        for part in by_tokens([length] * given.rows, given.tokens):
+            taken = [rows[i] for i in part], given.prefix, [wanted[i] for i in part]
+            torch.cat([chosen for chosen, _ in token_logprobs(learner, *taken, 1.0, prefix)]).sum().backward()
+        if prefix:
+            prefix.backward()
         optimizer.step()
         optimizer.zero_grad()
         seconds.append(clock() - began)

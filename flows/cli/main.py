@@ -268,6 +268,10 @@ add_operations(app)
 add_database(app)
 
 
+# The exit code of a command that Ctrl-C ended, as shells have it: 128 and the signal's number.
+INTERRUPTED = 130
+
+
 def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     for name, value in QUIET.items():
@@ -279,9 +283,10 @@ def main() -> None:
     except TraceError as problem:
         typer.echo(f"error ({problem.boundary}): {problem}", err=True)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on from here", err=True)
-        raise SystemExit(130) from None
+    except SystemExit as end:  # Typer's own answer to Ctrl-C, which says nothing
+        if end.code == INTERRUPTED:
+            typer.echo("stopped; the same command goes on from here", err=True)
+        raise
 
 
 if __name__ == "__main__":

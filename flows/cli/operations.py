@@ -49,10 +49,10 @@ def watch(
 def up(
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose release the gateway serves.")] = None,
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect's server.")] = 4200,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow's server.")] = 5000,
-    gateway_port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8900,
-    worker_port: Annotated[int, typer.Option(help="Port of the worker's health.")] = 8080,
+    prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server.")] = 4200,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of MLflow's server.")] = 5000,
+    gateway_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8900,
+    worker_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the worker's health.")] = 8080,
 ) -> None:
     """Start Prefect, MLflow, a worker with the nightly deployment, and the gateway; what dies is started again."""
     import signal

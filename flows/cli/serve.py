@@ -19,7 +19,7 @@ def add_serving(app: typer.Typer) -> None:
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback keys are needed.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8900,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8900,
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose release; the newest round's target by default.")] = None,
     release: Annotated[

@@ -4,7 +4,7 @@ or that nothing did and why."""
 from __future__ import annotations
 
 from tasks.measuring.gate_plan import p_phrase
-from tasks.reporting.figures import Difference, Ending, Rate, RoundFigures, percent, release_name
+from tasks.reporting.figures import AT_WORK, Difference, Ending, Rate, RoundFigures, percent, release_name
 
 SIGNIFICANT = 0.05
 # Endings without an adapter that are no failure.
@@ -37,7 +37,11 @@ def tone(figures: RoundFigures) -> str:
 def why_nothing(figures: RoundFigures) -> str:
     """One sentence on why the round made no adapter live."""
     if figures.stopped:
-        return figures.stopped if figures.ending else f"The round stopped early: {figures.stopped}"
+        if figures.ending:
+            return figures.stopped
+        if figures.stopped == AT_WORK:
+            return f"{AT_WORK[0].upper()}{AT_WORK[1:]}."
+        return f"The round stopped early: {figures.stopped}"
     if figures.promoted:
         return "Adapters were promoted on validation; see the capabilities below."
     chosen = [c for c in figures.capabilities if c.selected]

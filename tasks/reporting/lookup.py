@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from db import Round, StageRow, Store
+from db import Round, RoundState, StageRow, Store
 from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
-from tasks.reporting.figures import Provenance, RoundFigures
+from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
 
 # In a round's folder: the report's page, and the folder of its episodes' pages.
 REPORT, EPISODES = "report.html", "episodes"
@@ -27,7 +27,7 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
         seed=row.seed,
         number=row.number,
         seconds={stage.name: stage.seconds for stage in stages if stage.seconds is not None},
-        stopped=row.reason or f"the round is {row.state}",
+        stopped=AT_WORK if row.state == RoundState.RUNNING else row.reason or f"the round is {row.state}",
         provenance=Provenance(profile=row.profile, code_version=row.code_version),
     )
 

@@ -21,6 +21,7 @@ from tasks.housekeeping.backup import make_backup
 from tasks.housekeeping.findings import Level
 from tasks.housekeeping.service_checks import storage
 from tasks.housekeeping.stored_checks import stored_findings
+from tasks.reporting.headline import why_nothing
 from tasks.reporting.lookup import figures_by_key
 from tasks.round.registry import open_registry
 from tests.storage_served import s3_served
@@ -84,7 +85,9 @@ def test_the_figures_of_a_round_are_found_by_another_home(settings_folder: Path)
     one, other = (load_settings(home=settings_folder / name, **there) for name in ("one", "other"))
     with open_store(one.database_url) as store:
         row = store.start_round("shop", target().data_hash, 0, "laptop", one.identity())
-        figures = figures_by_key(one, store).model_copy(update={"stopped": "as the report said"})
+        figures = figures_by_key(one, store)
+        assert why_nothing(figures) == "The round is not over: its figures come with its report."
+        figures = figures.model_copy(update={"stopped": "as the report said"})
         (one.folder / row.id).mkdir(parents=True)
         (one.folder / row.id / "figures.json").write_text(figures.model_dump_json())
         files_of(one).put(f"{row.id}/figures.json")
