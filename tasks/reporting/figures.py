@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-
 # What `stopped` says of a round that some process has in hand, or had when it died.
 AT_WORK = "the round is not over: its figures come with its report"
 
