@@ -78,6 +78,10 @@ class TargetBusy(TraceError, RuntimeError):
     """Another run of a deployment works on the target; this one ends as cancelled."""
 
 
+class ServersBusy(TargetBusy):
+    """Another process trains on a GPU that it shares with the vLLM servers, which sleep for it meanwhile."""
+
+
 class NotApproved(TraceError, TimeoutError):
     """Nobody answered whether a release may be promoted; the next run of the round asks again."""
 

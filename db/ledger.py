@@ -2,7 +2,8 @@
 
 A claim is one guarded UPDATE, so of any number of processes one wins. It holds for a lease that heartbeats prolong;
 when a process dies its lease runs out and another may take the stage over. A stage that was lost cannot be finished
-by the one who lost it.
+by the one who lost it. Between two stages nobody holds one, and a person may be waited for there: that a process has
+the round open is said by its `Presence`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, and_, delete, or_, select, update
 
 from db.engine import database_time
-from db.rows import StageRow, row_from
+from db.rows import PROCESS, StageRow, row_from
 from db.schema import TABLES
 from db.values.ids import row_id
 from db.values.states import StageState, is_final, predecessors
@@ -209,3 +210,44 @@ class Working:
                     return
             except StoreError as failure:
                 self.failure = failure
+
+
+class Presence:
+    """A process that has a round open says that it lives, until `close`, whatever it waits for meanwhile. It is a row
+    of `stages` that is no stage's, has neither begin nor seconds, and goes with its process: when that dies, its lease
+    runs out, and the next process of the round takes the row away."""
+
+    def __init__(self, write: Door, round_id: str, owner: str, lease_seconds: float) -> None:
+        self._write, self.round_id, self.owner = write, round_id, owner
+        self._lease, self._name = timedelta(seconds=lease_seconds), PROCESS + owner
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"presence {owner}", daemon=True)
+
+    def begin(self) -> None:
+        """Say it from now on, in the background."""
+        self.beat()
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Say it once: it holds for the lease. What processes that died have left of the round is taken away."""
+        mine = {"id": row_id(self.round_id, self._name), "round_id": self.round_id, "name": self._name}
+        with self._write() as connection:
+            now = database_time(connection)
+            insert_rows(connection, _STAGES, [mine | {"state": StageState.RUNNING, "owner": self.owner}])
+            values = {"heartbeat_at": now, "lease_until": now + self._lease}
+            connection.execute(update(_STAGES).where(_STAGES.c.id == mine["id"]).values(**values))
+            of_round = and_(_STAGES.c.round_id == self.round_id, _STAGES.c.name.startswith(PROCESS))
+            connection.execute(delete(_STAGES).where(of_round, _STAGES.c.lease_until < now))
+
+    def close(self) -> None:
+        """Say it no more. Where the store fails the lease runs out instead."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with suppress(StoreError), self._write() as connection:
+            connection.execute(delete(_STAGES).where(_STAGES.c.id == row_id(self.round_id, self._name)))
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._lease.total_seconds() / 3):
+            with suppress(StoreError):  # it is tried again, and the lease decides in the end
+                self.beat()

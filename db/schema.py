@@ -46,7 +46,8 @@ class Round(Base):
 
 
 class Stage(Base):
-    """One stage of a round: who works on it, until when the lease holds, and its result."""
+    """One stage of a round: who works on it, until when the lease holds, and its result. A row called `process:OWNER`
+    is no stage's: it is a process that has the round open, and goes with it."""
 
     __tablename__ = "stages"
     __table_args__ = (UniqueConstraint("round_id", "name"),)

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from db import queries, writes
 from db.engine import Engines, database_time, lock_writers, make_engines, parse_url, show, speaking
-from db.ledger import Stage
+from db.ledger import Presence, Stage, owner_name
 from db.migrate import ensure_schema
 from db.rows import Round, Row, StageRow, TrajectoryRow, Written
 from db.rows.contract import AnyRow
@@ -20,7 +20,7 @@ from db.schema import TABLES
 from db.shards import Shards
 from db.values.ids import row_id
 from db.values.states import AdapterState, EnvironmentState, ReleaseState, RoundState, is_final, parse_state
-from db.values.text import dump_json
+from db.values.text import dump_json, encodable
 from errors import StoreError
 
 if TYPE_CHECKING:
@@ -58,20 +58,20 @@ class Store:
     def transaction(self) -> Iterator[Connection]:
         """One writing transaction, all or nothing; reading and then writing in it loses no update of others."""
         self._after_fork()
-        with speaking(self._engines.url), self._engines.write.begin() as connection:
+        with speaking(self._engines.url), encodable(), self._engines.write.begin() as connection:
             lock_writers(connection)
             yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         self._after_fork()
-        with speaking(self._engines.url), self._engines.write.begin() as connection:
+        with speaking(self._engines.url), encodable(), self._engines.write.begin() as connection:
             yield connection
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
         self._after_fork()
-        with speaking(self._engines.url), self._engines.read.connect() as connection:
+        with speaking(self._engines.url), encodable(), self._engines.read.connect() as connection:
             yield connection
 
     def _after_fork(self) -> None:
@@ -162,6 +162,10 @@ class Store:
     def stage(self, round_id: str, name: str) -> Stage:
         """The handle of a stage; its row is made (pending) when it is not there yet."""
         return Stage(self._write, self._read, round_id, name)
+
+    def presence(self, round_id: str, lease_seconds: float) -> Presence:
+        """This process's presence in a round, which it has open; it begins with `begin`."""
+        return Presence(self._write, round_id, owner_name(), lease_seconds)
 
     def shards(self, round_id: str) -> Shards:
         """The ledger of a round's shards."""

@@ -17,7 +17,7 @@ from db.rows import SMALL_TABLES, ReleaseRow, Row, StageRow, TrajectoryRow, Writ
 from db.rows.trajectories import check_values, step_values, trajectory_values
 from db.schema import TABLES
 from db.values.states import STATES_OF, check_transition, parse_state
-from db.values.text import dump_json
+from db.values.text import clean_value, dump_json
 from errors import StoreError
 
 # SQLite allows 32,766 parameters in a statement, PostgreSQL 65,535.
@@ -114,8 +114,9 @@ def move_row(connection: Connection, kind: type[Row], key: str, state: str, valu
     if present is None:
         raise StoreError(f"there is no row {key!r} in {table.name!r}; store it before its state moves")
     check_transition(table.name, key, present, state)
+    cleaned = {name: clean_value(value, "column", name, "of", table.name) for name, value in values.items()}
     moved = connection.execute(
-        update(table).where(table.c.id == key, table.c.state == present).values(state=state, **values)
+        update(table).where(table.c.id == key, table.c.state == present).values(state=state, **cleaned)
     )
     if moved.rowcount != 1:
         raise StoreError(f"{table.name} row {key!r} left {present!r} while it was being moved; run the command again")

@@ -18,6 +18,9 @@ from errors import TargetError
 Role = Literal["system", "user", "assistant", "tool"]
 SPLITS = ("diagnosis", "validation", "test")
 Split = Literal["diagnosis", "validation", "test"]
+# The deepest nesting of a call's arguments. What is deeper cannot be copied, hashed and stored everywhere, because
+# Python's stack ends; no tool asks for nearly as much.
+DEEPEST = 64
 
 
 def canonical_json(value: Any) -> str:
@@ -69,6 +72,20 @@ class Action:
     def as_message(self) -> Message:
         """The assistant message that this action adds to the conversation."""
         return Message("assistant", self.content or self.malformed, self.tool_calls)
+
+
+def too_deep(calls: Sequence[ToolCall]) -> bool:
+    """Whether the arguments of a call are nested deeper than `DEEPEST`. It needs no stack of its own."""
+    left: list[tuple[Any, int]] = [(call.arguments, 0) for call in calls]
+    while left:
+        value, depth = left.pop()
+        if depth > DEEPEST:
+            return True
+        if isinstance(value, Mapping):
+            left += [(part, depth + 1) for part in value.values()]
+        elif isinstance(value, list | tuple):
+            left += [(part, depth + 1) for part in value]
+    return False
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A person's word before a release is promoted: the run pauses in Prefect's UI with the gate's table (setting
-`unattended.approve`). Nothing is held meanwhile: no lease, and the wait counts to no limit of the round."""
+`unattended.approve`). No stage is held meanwhile, and the wait counts to no limit of the round; that its process lives
+is said all the same, as always while it has the round open (`opened` in `flows/improve.py`)."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import Abort, Pause, TerminationSignal
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
@@ -53,7 +54,7 @@ from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
 from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
-from tasks.round.stage import Stage, forget, open_context, other_worker
+from tasks.round.stage import Stage, forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.route import route
 from tasks.select import select
@@ -63,6 +64,7 @@ from tasks.synthesis.learning.generalist import comes_first, specialists, store_
 from tasks.synthesis.starting import training_order
 from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
+from tasks.unattended.alive import LEASE_SECONDS, other_worker
 from tasks.unattended.stalls import watched
 
 logger = logging.getLogger("trace")
@@ -88,6 +90,8 @@ class ImproveParameters(BaseModel):
 
 
 NO_SETTINGS = {"fresh", "dry_run"}
+# How Prefect ends a run that a person suspends or cancels in its UI, or whose worker is stopped: a word, and no death.
+SIGNALS = (Pause, Abort, TerminationSignal)
 
 
 class RoundOutcome(BaseModel):
@@ -103,18 +107,21 @@ class RoundOutcome(BaseModel):
 
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
-    """A round that is open. The reason why it ended is stored, and everything that was stored stays usable. Where
-    another process is at work on the round, it is that one's to end, and to tell of."""
+    """A round that is open, and said to be: whatever this process waits for, no other will think it dead. The reason
+    why it ended is stored, and everything that was stored stays usable. Where another process is at work on the round,
+    it is that one's to end, and to tell of."""
     with told_when_refused(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
     context.sharing = SharedPlay(context)
+    presence = context.store.presence(context.round.id, LEASE_SECONDS)
     try:
+        presence.begin()
         with watched(settings.limits.idle_minutes, context.folder):
             context.limits.check()
             yield context
-    except (KeyboardInterrupt, SystemExit):
-        _leave(context, RoundState.INTERRUPTED, _stopped_by())
+    except (KeyboardInterrupt, SystemExit, *SIGNALS) as stop:
+        _leave(context, RoundState.INTERRUPTED, _stopped_by(stop))
         raise
     except StageHeld:
         raise
@@ -130,6 +137,7 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
             tell_failure(context, problem, state)
         raise
     finally:
+        presence.close()
         forget(context.round.id)
 
 
@@ -144,8 +152,10 @@ def _leave(context: Context, state: RoundState, reason: str) -> bool:
     return True
 
 
-def _stopped_by() -> str:
+def _stopped_by(stop: BaseException) -> str:
     """Whose doing an exit from outside is: nobody sits before a scheduled run, whose worker was stopped, or died."""
+    if isinstance(stop, Pause):
+        return "suspended in Prefect's UI"
     return "stopped from outside, as with its worker" if deployment.id else "stopped by the user"
 
 
@@ -157,7 +167,7 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
     """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
     would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
     what was down may be up again, and a person may have mended a setting or raised a cap."""
-    if isinstance(problem, BudgetExceeded | NotApproved):  # it waits for a larger limit, or a person
+    if isinstance(problem, BudgetExceeded | NotApproved | TargetBusy):  # it waits for a larger limit, or somebody
         return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before

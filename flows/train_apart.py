@@ -6,7 +6,8 @@
 
 A call that hangs in C takes no exception, a process can be killed. What it had stored stays, and it goes on from its
 last whole checkpoint. The job loads the base once more (time and memory), so with one process and no limit a training
-stays in the round's own process.
+stays in the round's own process. Where it does not, that one keeps the base alone on their GPU
+(`tasks/operations/training_memory.py` counts it).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from models.deadline import end_with_parent
 from settings import MachineSettings, load_settings
 from tasks.operations.devices import shares, training_processes
 from tasks.operations.jobs import Stopped, raise_failure, run_job, say_failure
+from tasks.operations.training_memory import made_apart
 from tasks.round.context import Context
 from tasks.round.progress import Meter
 from tasks.round.registry import mlflow_failures
@@ -50,10 +52,7 @@ JOB = ("-m", "models.training.job")
 def apart(context: Context) -> bool:
     """Whether trainings of the round are jobs. Where methods compete they are not: this process holds the account that
     they are paid from."""
-    s = context.settings
-    return context.budget is None and (
-        bool(s.limits.training_minutes) or s.devices.trainings > 1 or training_processes(s) > 1
-    )
+    return context.budget is None and made_apart(context.settings)
 
 
 def at_once(context: Context) -> int:
@@ -74,6 +73,7 @@ def train_together(context: Context, capabilities: Sequence[str]) -> dict[str, T
         places.put(share)
     with mlflow_failures(context.settings, "trainings were begun"):
         _ = context.run  # jobs that look for it at the same time would begin one each
+    context.rest()
 
     def job(round_id: str, capability: str) -> Any:
         share = places.get()

@@ -7,13 +7,17 @@ has no reward: it is owed again. Only what the agent did counts as its failure.
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from db.values.text import plain_value
 from environments.contract import (
+    DEEPEST,
     Action,
+    Check,
     Environment,
     Message,
     Observation,
@@ -21,8 +25,10 @@ from environments.contract import (
     TargetTask,
     Termination,
     content_hash,
+    too_deep,
 )
 from environments.playing import take_turns
+from environments.wrapping import WrappedEnvironment
 from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.overlap import Overlap
@@ -146,7 +152,7 @@ class Player:
         environment = self._guarded("make", self.make)
         playing = Playing(episode, environment, began)
         try:
-            first = _observed(self._guarded("reset", environment.reset, episode.task), "reset")
+            first = self._guarded("reset", lambda: _observed(environment.reset(episode.task), "reset"))
         except TraceError:
             self._close(environment)
             raise
@@ -162,9 +168,15 @@ class Player:
         return seconds
 
     def step(self, playing: Playing, action: Action, sampled: int) -> Observation:
-        """Carry an action into the environment, and keep both. Raises what ends the episode."""
+        """Carry an action into the environment, and keep both. Raises what ends the episode.
+
+        A turn whose calls are nested too deeply is malformed, whichever policy made it: neither environments nor the
+        store have to hold it."""
+        if too_deep(action.tool_calls):
+            names = ", ".join(str(call.name) for call in action.tool_calls)
+            action = Action(malformed=f"({names}: arguments nested deeper than {DEEPEST})")
         since = time.perf_counter()
-        observation = _observed(self._guarded("step", playing.environment.step, action), "step")
+        observation = self._guarded("step", lambda: _observed(playing.environment.step(action), "step"))
         seconds = self._spent(since)
         playing.messages.append(action.as_message())
         playing.messages.extend(observation.messages)
@@ -177,14 +189,15 @@ class Player:
         self.stepped()
 
     def end(self, playing: Playing, termination: Termination, problem: TraceError | None = None) -> Trajectory:
-        """Score an episode (unless a problem ended it) and close its environment."""
+        """Score an episode (unless a problem ended it) and close its environment. Scoring may ask a target or a
+        provider once more, so what is raised there ends this episode alone, as it does in `step`."""
         score = None
         if problem is None:
             since = time.perf_counter()
             try:
-                score = _checked(self._guarded("score", playing.environment.score))
-            except EnvironmentFault as fault:
-                problem, termination = fault, Termination.ERROR
+                score = self._guarded("score", lambda: _checked(playing.environment.score()))
+            except TraceError as raised:
+                problem, termination = raised, Termination.ERROR
             self._spent(since)
         self._close(playing.environment)
         episode = playing.episode
@@ -202,19 +215,7 @@ class Player:
         )
 
     def _guarded(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call into an environment; what it raises becomes an `EnvironmentFault` (what is a `TraceError` stays)."""
-        try:
-            return within(self.step_seconds, call, *args, **kwargs)
-        except TraceError:
-            raise
-        except DeadlinePassed:
-            raise EnvironmentFault(
-                f"the environment's {name} did not return within {self.step_seconds} s; make it faster or allow more"
-            ) from None
-        except Exception as problem:  # a user's environment may raise anything; the round must not end for it
-            raise EnvironmentFault(
-                f"the environment's {name} raised {type(problem).__name__}: {problem}; mend the environment"
-            ) from problem
+        return guarded(self.step_seconds, name, call, *args, **kwargs)
 
     def _close(self, environment: Environment) -> None:
         """Close an environment. Its episode is over and scored, so a failure here is only logged."""
@@ -267,6 +268,46 @@ class Player:
         return Request(episode.key, playing.conversation.ids, sampling, episode.adapter, playing.conversation.shared)
 
 
+def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call into an environment, for at most `seconds`; what it raises becomes an `EnvironmentFault` (what is a
+    `TraceError` stays)."""
+    try:
+        return within(seconds, call, *args, **kwargs)
+    except TraceError:
+        raise
+    except DeadlinePassed:
+        raise EnvironmentFault(
+            f"the environment's {name} did not return within {seconds} s; make it faster or allow more"
+        ) from None
+    except Exception as problem:  # a user's environment may raise anything; the round must not end for it
+        raise EnvironmentFault(
+            f"the environment's {name} raised {type(problem).__name__}: {problem}; mend the environment"
+        ) from problem
+
+
+class Guarded(WrappedEnvironment):
+    """An environment that is played without a `Player`, as validation does: its calls have the same limit."""
+
+    def __init__(self, inner: Environment, seconds: float = STEP_SECONDS) -> None:
+        super().__init__(inner)
+        self.seconds = seconds
+
+    def reset(self, task: TargetTask) -> Observation:
+        return guarded(self.seconds, "reset", super().reset, task)
+
+    def step(self, action: Action) -> Observation:
+        return guarded(self.seconds, "step", super().step, action)
+
+    def score(self) -> Score:
+        return guarded(self.seconds, "score", super().score)
+
+    def oracle(self) -> Action | None:
+        return guarded(self.seconds, "oracle", super().oracle)
+
+    def close(self) -> None:
+        guarded(self.seconds, "close", super().close)
+
+
 def _observed(observation: Observation, name: str) -> Observation:
     """Refuse an observation outside the contract."""
     if not isinstance(observation, Observation):
@@ -279,18 +320,49 @@ def _observed(observation: Observation, name: str) -> Observation:
             message.content.encode()
         except UnicodeEncodeError as problem:
             raise EnvironmentFault(f"{name}() gave a text that is not Unicode ({problem}); clean it") from None
+        if too_deep(message.tool_calls):
+            raise EnvironmentFault(f"{name}() gave a call that is nested deeper than {DEEPEST}; give a flatter one")
     return observation
 
 
 def _checked(score: Score) -> Score:
-    """Refuse a score outside the contract."""
+    """The score with NumPy's numbers as Python's. One outside the contract is refused here, where it costs its own
+    episode: in the store it would cost all those that are written with it."""
     if not isinstance(score, Score):
         raise EnvironmentFault(f"score() returned {type(score).__name__}; return environments.contract.Score")
-    if isinstance(score.reward, bool) or not isinstance(score.reward, int | float):
-        raise EnvironmentFault(f"score() gave reward {score.reward!r:.80}; a reward is a number")
-    if not 0.0 <= score.reward <= 1.0:  # also catches NaN
-        raise EnvironmentFault(f"score() gave reward {score.reward}; rewards lie in [0, 1]")
-    return score
+    reward, success = plain_value(score.reward), plain_value(score.success)
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise EnvironmentFault(f"score() gave reward {reward!r:.80}; a reward is a number")
+    if not 0.0 <= reward <= 1.0:  # also catches NaN
+        raise EnvironmentFault(f"score() gave reward {reward}; rewards lie in [0, 1]")
+    if not isinstance(success, bool):
+        raise EnvironmentFault(f"score() gave success {success!r:.80}; success is True or False")
+    if not isinstance(score.metrics, Mapping):
+        raise EnvironmentFault(f"score() gave metrics {score.metrics!r:.80}; give a dict of numbers")
+    if not isinstance(score.checks, list | tuple):
+        raise EnvironmentFault(f"score() gave checks {score.checks!r:.80}; give a tuple of contract.Check")
+    metrics = {name: plain_value(value) for name, value in score.metrics.items()}
+    for name, value in metrics.items():
+        # The comparison is also false for NaN, and refuses integers that no column holds.
+        if not (isinstance(name, str) and isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+            raise EnvironmentFault(f"score() gave metric {name!r:.80} as {value!r:.80}; metrics are finite numbers")
+    return Score(reward, success, tuple(map(_checked_check, score.checks)), metrics)
+
+
+def _checked_check(check: Check) -> Check:
+    if not isinstance(check, Check):
+        raise EnvironmentFault(f"score() gave {check!r:.80} as a check; give environments.contract.Check")
+    for name in ("name", "kind", "detail"):
+        _refuse_other(check, name, getattr(check, name), str, "a text")
+    flags: dict[str, Any] = {name: plain_value(getattr(check, name)) for name in ("required", "passed")}
+    for name, value in flags.items():
+        _refuse_other(check, name, value, bool, "True or False")
+    return Check(check.name, check.kind, flags["required"], flags["passed"], check.detail)
+
+
+def _refuse_other(check: Check, name: str, value: Any, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise EnvironmentFault(f"score() gave check {check.name!r:.80} with {name} {value!r:.80}; it is {wanted}")
 
 
 def play_all(player: Player, episodes: Sequence[Episode]) -> list[Trajectory]:

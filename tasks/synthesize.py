@@ -3,14 +3,18 @@ generators or written by a language model, and validated without a model (method
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from db import GENERALIST, EnvironmentRow, EnvironmentState, row_id
-from environments.contract import Generators, TargetTask
+from environments.contract import Environment, Generators, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
-from environments.validation.checks import validate_environment
+from environments.validation.checks import Limits, ValidationVerdict, validate_environment
+from errors import EnvironmentFault, TargetError
+from models.episodes import STEP_SECONDS, Guarded, guarded
 from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
@@ -39,15 +43,7 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     if composed is None:
         return SynthesizeResult(accepted=False, reasons=[reason])
     with context.environment:
-        environment, contrast, alone = contrasted(composed)
-        verdict = validate_environment(
-            environment.environment,
-            environment.scenario,
-            limits_of(context.settings.calibration),
-            contrast=contrast,
-        )
-    if alone:
-        verdict = replace(verdict, accepted=False, reasons=(alone, *verdict.reasons))
+        environment, verdict = validated(composed, limits_of(context.settings.calibration))
     spec = environment.spec
     identity = row_id(round_id, spec.id)
     context.store.put(
@@ -75,8 +71,60 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
     )
 
 
+class GuardedTarget:
+    """The target as it is composed from and validated: its calls have the limits that a `Player` sets them, so that
+    one that hangs or raises is a reason against the environment and not the end of the stage."""
+
+    def __init__(self, target: Target, seconds: float = STEP_SECONDS) -> None:
+        assert isinstance(target, Generators)
+        self._target, self._generators, self._seconds = target, target, seconds
+        self.name, self.licence = target.name, target.licence
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also before `__init__`, where there is no target to ask
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+    @property
+    def data_hash(self) -> str:
+        return self._target.data_hash
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        return self._target.tasks(split)
+
+    def families(self) -> Mapping[str, tuple[str, ...]]:
+        return self._generators.families()
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        return guarded(self._seconds, "generate", self._generators.generate, family, seed)
+
+    def environment(self) -> Environment:
+        return Guarded(guarded(self._seconds, "make", self._target.environment), self._seconds)
+
+
+def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEnvironment, ValidationVerdict]:
+    """The environment with the scenarios for contrast that it needs, and the verdict of its checks."""
+    try:
+        environment, contrast, alone = contrasted(composed)
+    except (EnvironmentFault, TargetError) as fault:
+        return composed, ValidationVerdict(False, (f"contrast: {fault}",), {})
+    verdict = validate_environment(environment.environment, environment.scenario, limits, contrast=contrast)
+    if alone:
+        verdict = replace(verdict, accepted=False, reasons=(alone, *verdict.reasons))
+    return environment, verdict
+
+
 def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
     """The capability's next environment from the target's generators, or why there is none."""
+    within = copy.copy(context)
+    within.target = GuardedTarget(context.target)
+    try:
+        return _composed_within(within, capability)
+    except (EnvironmentFault, TargetError) as fault:
+        return None, f"compose: {fault}"
+
+
+def _composed_within(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
     round_id, target = context.round.id, context.target
     success = outcomes(context.store, context.stored.diagnosis().trajectories).groupby("family")["success"].mean()
     earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))

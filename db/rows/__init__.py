@@ -6,7 +6,7 @@ from db.rows.contract import Row, row_from, values_of
 from db.rows.conversations import ConversationRow, ReplyRow
 from db.rows.methods import EpisodeChargeRow, MethodAccountRow
 from db.rows.releases import BarredRow, DrawnTaskRow, GatePlanRow, LookRow, ReleaseRow
-from db.rows.rounds import Round, SpendRow, StageRow
+from db.rows.rounds import PROCESS, Round, SpendRow, StageRow
 from db.rows.shards import ShardRow
 from db.rows.trajectories import CheckRow, StepRow, TrajectoryRow, Written
 
@@ -39,6 +39,7 @@ SMALL_TABLES: tuple[type[Row], ...] = (
 
 __all__ = [
     "GENERALIST",
+    "PROCESS",
     "SMALL_TABLES",
     "AdapterRow",
     "BarredRow",

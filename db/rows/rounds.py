@@ -35,6 +35,10 @@ class Round:
     seconds: float | None = None
 
 
+# How rows of `stages` are called that are no stage's: a process that has the round open (`db.ledger.Presence`).
+PROCESS = "process:"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageRow:
     """A row of `stages`. `seconds` are those of all attempts; while one runs, of those before it."""

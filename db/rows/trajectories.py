@@ -127,13 +127,16 @@ def step_values(row: TrajectoryRow) -> list[dict[str, Any]]:
 
 
 def check_values(row: TrajectoryRow) -> list[dict[str, Any]]:
-    """The columns of `checks` for a trajectory: ready for `insert_new`."""
+    """The columns of `checks` for a trajectory: ready for `insert_new`. `StoreError` for a text that is none."""
+    for check in row.checks:
+        if not all(isinstance(text, str) for text in (check.name, check.kind, check.detail)):
+            raise StoreError(f"trajectory {row.id!r} has {check!r:.200}; its name, kind and detail are texts")
     return [
         {
             "trajectory_id": row.id,
             "idx": idx,
             "name": clean_text(check.name),
-            "kind": check.kind,
+            "kind": clean_text(check.kind),
             "required": bool(check.required),
             "passed": bool(check.passed),
             "detail": clean_text(check.detail),

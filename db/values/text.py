@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -37,13 +39,26 @@ def clean_value(value: Any, *where: str) -> Any:
     """A column's value as both databases keep it; `where` are the words that name it in an error. NumPy scalars become
     Python's (SQLite would store an integer as its bytes), text is cleaned, and NaN and infinity raise `StoreError`
     (SQLite would store NaN as NULL)."""
-    if _is_scalar(value):
-        value = value.item()
+    value = plain_value(value)
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise StoreError(f"{' '.join(where)} is {value!r}; store a finite number, or None when there is none")
     return value
+
+
+def plain_value(value: Any) -> Any:
+    """A NumPy scalar as Python's; anything else as it is."""
+    return value.item() if _is_scalar(value) else value
+
+
+@contextmanager
+def encodable() -> Iterator[None]:
+    """Turn the driver's refusal of a text into a `StoreError`. What is written is cleaned; what is asked for is not."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise StoreError(f"the database takes no such text ({error}); give one without lone surrogates") from error
 
 
 def _is_scalar(value: Any) -> bool:
@@ -54,7 +69,7 @@ def _is_scalar(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     if _is_scalar(value):
-        return value.item()
+        return plain_value(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
@@ -74,8 +89,10 @@ def dump_json(value: Any) -> str:
 def _dump_strictly(value: Any) -> str:
     try:
         return json.dumps(clean_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"a JSON value cannot be stored ({error}); use plain, finite values and None") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(
+            f"a JSON value cannot be stored ({error}); use plain, finite values and None, not nested too deeply"
+        ) from error
 
 
 def _encodes(value: str) -> bool:

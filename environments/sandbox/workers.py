@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Any
 
 from environments.sandbox.confinement import SPAWNER, SandboxLevel, describe_exit
@@ -42,6 +41,11 @@ MODULE_IMPORTS = (
 # Imported by the above at first use only, when it would be too late.
 _LATE_IMPORTS = ("_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale")
 _HEADER = 4
+# How often a call that never reached a worker is given to the next one. Of those that wait for a worker, several may
+# be what kills it, one after another.
+_NEXT_WORKERS = 8
+# Levels that a probe has worked at in this process. A probe that failed may have met a busy machine: it is made again.
+_WORKING: set[SandboxLevel] = set()
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,10 @@ class ModuleError(SandboxError):
 
 class WorkerDied(SandboxError):
     """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
+
+
+class WorkerGone(WorkerDied):
+    """The worker had died before it had the request: another call's fault, and safe to ask another worker."""
 
 
 def choose_level(wanted: str | None = None) -> SandboxLevel:
@@ -164,7 +172,7 @@ class Worker:
 
     def _exchange(self, request: Mapping[str, Any], seconds: float) -> Any:
         if not self.alive:
-            raise WorkerDied(f"the worker is gone ({describe_exit(self._process.returncode)})")
+            raise WorkerGone(f"the worker is gone ({describe_exit(self._process.returncode)})")
         try:
             body = json.dumps(request, allow_nan=False, separators=(",", ":")).encode()
         except (ValueError, TypeError, RecursionError, UnicodeEncodeError) as error:
@@ -194,7 +202,7 @@ class Worker:
             except BlockingIOError:
                 self._wait(descriptor, select.POLLOUT, deadline)
             except BrokenPipeError:
-                raise WorkerDied(f"the worker is gone ({self._epitaph()})") from None
+                raise WorkerGone(f"the worker is gone ({self._epitaph()})") from None
 
     def _answer(self, deadline: float) -> Any:
         size = int.from_bytes(self._read(_HEADER, deadline), "big")
@@ -242,8 +250,16 @@ class WorkerPool:
         self._worker: Worker | None = None
 
     def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
-        """As `Worker.call`. A call that kills the worker raises; the next call finds a new one."""
-        return self._current().call(function, arguments)
+        """As `Worker.call`. A call that kills the worker raises, and it alone: those that waited for that worker, and
+        the next one, find a new one."""
+        for left in reversed(range(_NEXT_WORKERS)):
+            worker = self._current()
+            try:
+                return worker.call(function, arguments)
+            except WorkerGone:
+                if not left or self._worker is None:  # None: the pool was closed meanwhile
+                    raise
+        raise AssertionError("unreachable")
 
     def names(self) -> tuple[str, ...]:
         """The module's public names."""
@@ -264,9 +280,19 @@ class WorkerPool:
             return self._worker
 
 
-@lru_cache(maxsize=8)
 def _why_not(level: SandboxLevel) -> str:
-    """Empty when the level works here (a worker was started and answered), else the reason. Asked once a process."""
+    """Empty when the level works here (a worker was started and answered), else the reason. What works is asked once a
+    process."""
+    if level in _WORKING:
+        return ""
+    why = _probed(level)
+    if not why:
+        _WORKING.add(level)
+    return why
+
+
+def _probed(level: SandboxLevel) -> str:
+    """What `_why_not` says of a level, tried now."""
     if level is SandboxLevel.CONTAINER:
         if not machine_settings().sandbox_image:
             return "TRACE_SANDBOX_IMAGE names no image"

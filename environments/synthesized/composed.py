@@ -23,14 +23,16 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
-from environments.playing import take_turns
 from environments.synthesized.hints import solved
+from environments.synthesized.references import References
 from environments.wrapping import WrappedEnvironment
 from errors import ConfigurationError
 
 # The most that an episode without success can earn. Each further version of an environment halves it: the one before
 # was withdrawn because training learnt to come near instead of to succeed.
 NEAR_MISS = 0.5
+# How near to a success an episode without one can come: also one that did all that can be looked at from outside.
+NEAREST = 0.98
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ class CompositionSpec:
 
 
 class DenseEnvironment(WrappedEnvironment):
-    """An environment of the target with the denser reward. Success stays the target's."""
+    """An environment of the target with the denser reward. Success stays the target's. `references` are shared by all
+    environments of a training, so that a task's reference is replayed once."""
 
-    def __init__(self, inner: Environment, reference: Environment, near_miss: float = NEAR_MISS) -> None:
+    def __init__(self, inner: Environment, references: References, near_miss: float = NEAR_MISS) -> None:
         super().__init__(inner)
-        self._reference_environment, self.near_miss = reference, near_miss
+        self._references, self.near_miss = references, near_miss
 
     def reset(self, task: TargetTask) -> Observation:
         self._calls: list[ToolCall] = []
@@ -82,23 +85,12 @@ class DenseEnvironment(WrappedEnvironment):
         """In [0, 1): how close the calls came to the reference's, and the share of the told facts, evenly. Where the
         reference makes no call and nothing is to be told, the answer is a text that only the target can judge: the
         target's own reward."""
-        reference = self._reference_calls()
+        reference = self._references.calls(self._task)
         parts = [call_credit(reference, self._calls)] if reference else []
         told = [c.passed for c in score.checks if c.required and c.name.startswith("told:")]
         if told:
             parts.append(sum(told) / len(told))
-        return min(0.98, sum(parts) / len(parts) if parts else score.reward)
-
-    def _reference_calls(self) -> list[ToolCall]:
-        environment = self._reference_environment
-        calls: list[ToolCall] = []
-
-        def step(action: Action) -> Observation:
-            calls.extend(action.tool_calls)
-            return environment.step(action)
-
-        take_turns(environment, environment.reset(self._task), lambda taken: environment.oracle(), step)
-        return calls
+        return min(NEAREST, sum(parts) / len(parts) if parts else score.reward)
 
 
 def call_credit(reference: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
@@ -137,6 +129,7 @@ class ComposedEnvironment:
         if not spec.families:
             raise ConfigurationError(f"no family of {target.name!r} needs {spec.capability!r}; nothing can be composed")
         self.target, self.generators, self.spec = target, target, spec
+        self._references = References(target)
 
     def retaining(self, families: tuple[str, ...], share: float) -> ComposedEnvironment:
         """The same with these families for retention, in this share of its scenarios: an environment of another id."""
@@ -171,4 +164,4 @@ class ComposedEnvironment:
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version
-        return DenseEnvironment(self.target.environment(), self.target.environment(), near_miss)
+        return DenseEnvironment(self.target.environment(), self._references, near_miss)

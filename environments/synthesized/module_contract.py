@@ -60,7 +60,8 @@ Functions
   answered by a result with an error, in the target's shape.
 - reply(state, text) -> {{"state", "message"}} (optional): the simulated user; message None ends the episode. Without it
   any message of the agent ends the episode.
-- reward(scenario, state, log) -> number in [0, 1]; 1 only for full success, small for near misses, 0 for nothing.
+- reward(scenario, state, log) -> number in [0, 1]; 1 for full success and only for that, small for near misses, 0 for
+  nothing.
   `log` lists what happened: {{"name", "arguments", "result"}}, {{"name", "error"}} for refused calls, {{"say": text}}.
 - oracle(scenario, state, log) -> the next action of a perfect agent: {{"calls": [{{"name", "arguments"}}]}},
   {{"say": text}}, or None when there is nothing left to do.
@@ -73,11 +74,12 @@ effect when its tool is in TOOLS and its arguments fit the schema, so that trans
 is an error. So a wrong call costs the episode unless its tool is in "allowed", and tools that change anything are not.
 Put a look-up that the capability needs into "calls", before what it decides.
 
-It is refused unless: equal seeds and actions give equal bytes in two processes; the oracle succeeds on at least 95 % of
-100 seeds; saying nothing, saying one sentence always, and repeating one scenario's solution succeed on at most 5 %;
-random actions on at most 20 %; your WRONG policies on at most 5 %; and none of 40 attacks (claims of success, keyword
-stuffing, echoing, extra arguments, wrong types, repeated calls, every tool with every id) is ever rewarded
-with {FULL_REWARD:g} or more, which counts as success everywhere.
+It is refused unless: equal seeds and actions give equal bytes in every process, where sets have another order each
+time; the oracle succeeds on at least 95 % of 100 seeds; saying
+nothing, saying one sentence always, and repeating one scenario's solution succeed on at most 5 %; random actions on at
+most 20 %; your WRONG policies on at most 5 %; and none of 40 attacks (claims of success, keyword stuffing, echoing,
+extra arguments, wrong types, repeated calls, every tool with every id) is ever rewarded with {FULL_REWARD:g} or more,
+which counts as success everywhere.
 
 It is also refused unless it needs the capability. These lazy policies know which tools your oracle calls in which
 order, and each may have at most {_NEED.success:.0%} success and {_NEED.reward:g} mean reward:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,12 +19,16 @@ from environments.playing import take_turns
 from environments.sandbox.workers import SandboxLevel, choose_level
 from environments.synthesized.modules import SandboxedEnvironment, SandboxedModule
 from environments.synthesized.static_checks import static_faults
-from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, validate_environment
+from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, raised, validate_environment
 from environments.validation.levels import level_faults
 from environments.validation.need import Materials, NeedLimits, check_need
 from environments.validation.playing import FAULTS, SimplePolicy
 from environments.validation.step import step_fault
 from errors import EnvironmentFault, SandboxError, TargetError
+
+# Other processes that give a level's scenarios again. In each a set has another order, but one of two elements has the
+# same order in half of them.
+TWINS = 2
 
 
 def validate_module(
@@ -38,7 +43,8 @@ def validate_module(
     every level, everything `validate_environment` does, and whether it needs its capability (`check_need`; `materials`
     are the texts that it must not repeat).
 
-    Determinism is judged across two worker processes. The verdict's figures hold the code hash and the sandbox level.
+    Determinism is judged across worker processes, of which `TWINS` are new at every level. The verdict's figures hold
+    the code hash and the sandbox level.
     Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict, also what no
     check foresees: a model may write anything.
     """
@@ -53,7 +59,7 @@ def validate_module(
     except SandboxError as error:
         return ValidationVerdict(False, (f"load: {error}",), figures)
     except FAULTS as error:
-        return ValidationVerdict(False, (_raised("load", error),), figures)
+        return ValidationVerdict(False, (raised("load", error),), figures)
     check = "step"
     try:
         figures["code_hash"], figures["capability"] = module.code_hash, module.capability
@@ -73,15 +79,10 @@ def validate_module(
         verdict = _at_every_level(module, limits, materials)
         figures["sandbox"]["restarts"] = module.restarts
     except FAULTS as error:
-        return ValidationVerdict(False, (_raised(check, error),), figures)
+        return ValidationVerdict(False, (raised(check, error),), figures)
     finally:
         module.close()
     return ValidationVerdict(verdict.accepted, verdict.reasons, figures | dict(verdict.figures))
-
-
-def _raised(check: str, error: BaseException) -> str:
-    """The reason that a check gives when it raised on what the module holds."""
-    return f"{check}: raised {type(error).__name__}: {error}"[:500]
 
 
 def _at_every_level(module: SandboxedModule, limits: Limits, materials: Materials | None) -> ValidationVerdict:
@@ -92,14 +93,17 @@ def _at_every_level(module: SandboxedModule, limits: Limits, materials: Material
     left = NeedLimits().seconds
     for level in range(module.levels):
         need_limits = NeedLimits(seconds=left)
-        verdict = validate_environment(
-            module.environment,
-            partial(module.scenario, level=level),
-            limits,
-            wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
-            make_twin=lambda: OwningEnvironment(SandboxedModule(module.source, module.level)),
-            need=partial(check_need, step=module.step, materials=materials, limits=need_limits),
-        )
+        with ExitStack() as ends:
+            twins = [ends.enter_context(closing(SandboxedModule(module.source, module.level))) for _ in range(TWINS)]
+            verdict = validate_environment(
+                module.environment,
+                partial(module.scenario, level=level),
+                limits,
+                wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
+                twins=[partial(twin.scenario, level=level) for twin in twins],
+                make_twin=twins[0].environment,
+                need=partial(check_need, step=module.step, materials=materials, limits=need_limits),
+            )
         found = dict(verdict.figures)
         left = max(0.0, left - found.get("need", {}).get("seconds", 0.0))
         if level == 0:
@@ -112,14 +116,6 @@ def _at_every_level(module: SandboxedModule, limits: Limits, materials: Material
             where = f"level {level}: " if module.dialled else ""
             return ValidationVerdict(False, tuple(where + reason for reason in verdict.reasons), figures)
     return ValidationVerdict(True, (), figures)
-
-
-class OwningEnvironment(SandboxedEnvironment):
-    """An environment with a worker of its own, which ends with it."""
-
-    def close(self) -> None:
-        super().close()
-        self.module.close()
 
 
 def suggested_policy(function: str) -> SimplePolicy:

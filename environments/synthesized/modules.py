@@ -1,8 +1,8 @@
 """A generated module as an environment: its functions run in the sandbox, everything that decides stays outside.
 
 The module is stateless: every call of it gets the state and gives the next one, and this side keeps state, log and
-goal. So one worker serves many episodes at once, a killed worker loses none of them, and an episode is a function of
-its seed and the actions. The contract of a module is in docs/5-synthesis.md.
+goal. So one worker serves many episodes at once, a killed worker loses the one whose call it was killed for, and an
+episode is a function of its seed and the actions. The contract of a module is in docs/5-synthesis.md.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ from environments.contract import (
     TargetTask,
     content_hash,
 )
-from environments.synthesized.composed import DenseEnvironment
+from environments.synthesized.composed import NEAREST, DenseEnvironment
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
+from environments.synthesized.references import References
 from errors import EnvironmentFault, SandboxError, TargetError
 
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
@@ -89,6 +90,7 @@ class WrittenEnvironment:
             )
         self.target, self.spec, self.module, self.level, self.levels = target, spec, module, level, module.levels
         self.prompt = prompt_of(target, list(module.tool_schemas))
+        self.references = References(target)
         wanted = set(spec.retention_tasks)
         self._retention = [task for task in target.tasks("diagnosis") if task.id in wanted] if wanted else []
 
@@ -166,7 +168,7 @@ class TargetLike:
             prompt = source.prompt
             self.instructions, self.tools, self.examples = prompt.instructions, prompt.tools, prompt.examples
         else:
-            inner = DenseEnvironment(source.target.environment(), source.target.environment())
+            inner = DenseEnvironment(source.target.environment(), source.references)
             observation = inner.reset(task)
             self.instructions, self.tools, self.examples = inner.instructions, inner.tools, inner.examples
         self._inner, self.max_steps = inner, inner.max_steps
@@ -176,7 +178,10 @@ class TargetLike:
         return self._started().step(action)
 
     def score(self) -> Score:
-        return self._started().score()
+        """What training is paid: 1 for a success, whatever the module's own reward says of it, and less for all else.
+        The module shapes what lies below; a success that is worth less than a failure would be unlearnt."""
+        score = self._started().score()
+        return replace(score, reward=1.0 if score.success else min(NEAREST, score.reward))
 
     def oracle(self) -> Action | None:
         return self._started().oracle()

@@ -6,6 +6,7 @@ needed. Every figure is in the verdict, with the interval that its sample size l
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -20,6 +21,7 @@ from environments.validation.need import Need
 from environments.validation.playing import (
     ENOUGH_FAULTS,
     FAULTS,
+    Played,
     SimplePolicy,
     oracle_policy,
     play_all,
@@ -29,6 +31,8 @@ from environments.validation.playing import (
 from environments.validation.redteam import play_attack, red_team_details
 
 MakeEnvironment = Callable[[], Environment]
+# The scenario of a seed.
+Scenario = Callable[[int], TargetTask]
 # Tests of need (`need.check_need`, bound to what they need to know): an environment and its distinct scenarios.
 NeedTest = Callable[[Environment, Sequence[TargetTask]], Need]
 # Episodes of winners that a verdict keeps.
@@ -103,10 +107,11 @@ def random_policy(environment: Environment, messages: Sequence[Message], rng: ra
 
 def validate_environment(
     make_environment: MakeEnvironment,
-    scenario: Callable[[int], TargetTask],
+    scenario: Scenario,
     limits: Limits = DEFAULT_LIMITS,
     *,
     wrong: Mapping[str, SimplePolicy] | None = None,
+    twins: Sequence[Scenario] = (),
     make_twin: MakeEnvironment | None = None,
     need: NeedTest | None = None,
     contrast: Contrast | None = None,
@@ -116,40 +121,48 @@ def validate_environment(
     `contrast` is for a capability that has one right answer (`contrast.py`). `need` tests whether the capability is
     needed, once the oracle is known to solve the scenarios. `wrong` adds policies that must fail. `make_twin` builds
     the environment again from nothing (another process, where there is one), so that what a process remembers shows as
-    a difference; default: `make_environment` once more.
+    a difference; default: `make_environment` once more. `twins` give the scenarios as other processes do: sets have
+    another order there. What the environment raises, whatever it is, is a reason and never raised here.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
     try:
-        tasks, figures, reasons = _scenarios(scenario, limits)
+        tasks, figures, reasons = _scenarios(scenario, twins, limits)
     except FAULTS as error:
-        reason = f"scenario: raised {type(error).__name__}: {error}"[:500]
-        return ValidationVerdict(False, (reason,), {"limits": asdict(limits)})
+        return ValidationVerdict(False, (raised("scenario", error),), {"limits": asdict(limits)})
     figures["limits"] = asdict(limits)
-    determinism, trouble = _determinism(make_environment, make_twin or make_environment, tasks[: limits.replayed])
-    figures["determinism"], reasons = determinism, [*reasons, *trouble]
-    if determinism["faults"]:
-        # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
-        return ValidationVerdict(False, tuple(reasons), figures)
     exhibits: list[dict[str, Any]] = []
-    ground, missing = grounds(tasks[: limits.episodes], contrast)
-    reasons += [missing] if missing else []
-    if contrast is not None:
-        figures["contrast"] = {"scenarios": len(ground.constant), "of": len(ground.every)}
-    figures["policies"], trouble = _policies(make_environment, ground, limits, wrong or {}, exhibits)
-    reasons += trouble
-    figures["red_team"], trouble = _red_team(make_environment, ground.constant[: limits.attack_seeds], exhibits)
-    reasons += trouble
-    if need is not None and figures["policies"]["oracle"]["success_rate"] >= limits.oracle:
-        environment = make_environment()
-        try:
-            found = need(environment, tasks)
-        finally:
-            environment.close()
-        figures["need"], reasons, exhibits = found.figures, [*reasons, *found.reasons], [*found.exhibits, *exhibits]
+    try:
+        determinism, trouble = _determinism(make_environment, make_twin or make_environment, tasks[: limits.replayed])
+        figures["determinism"], reasons = determinism, [*reasons, *trouble]
+        if determinism["faults"]:
+            # The oracle cannot play: every further episode would only fail the same way, at a deadline each.
+            return ValidationVerdict(False, tuple(reasons), figures)
+        ground, missing = grounds(tasks[: limits.episodes], contrast)
+        reasons += [missing] if missing else []
+        if contrast is not None:
+            figures["contrast"] = {"scenarios": len(ground.constant), "of": len(ground.every)}
+        figures["policies"], trouble = _policies(make_environment, ground, limits, wrong or {}, exhibits)
+        reasons += trouble
+        figures["red_team"], trouble = _red_team(make_environment, ground.constant[: limits.attack_seeds], exhibits)
+        reasons += trouble
+        if need is not None and figures["policies"]["oracle"]["success_rate"] >= limits.oracle:
+            environment = make_environment()
+            try:
+                found = need(environment, tasks)
+            finally:
+                environment.close()
+            figures["need"], reasons, exhibits = found.figures, [*reasons, *found.reasons], [*found.exhibits, *exhibits]
+    except FAULTS as error:  # what plays is kept with its episode; this comes of making and closing
+        reasons.append(raised("play", error))
     figures["exhibits"] = exhibits[:EXHIBITS]
     figures["seconds"] = round(time.monotonic() - started, 3)
     return ValidationVerdict(not reasons, tuple(reasons), figures)
+
+
+def raised(check: str, error: BaseException) -> str:
+    """The reason that a check gives when it raised on what the environment holds."""
+    return f"{check}: raised {type(error).__name__}: {error}"[:500]
 
 
 def scenario_hash(task: TargetTask) -> str:
@@ -158,7 +171,7 @@ def scenario_hash(task: TargetTask) -> str:
 
 
 def _scenarios(
-    scenario: Callable[[int], TargetTask], limits: Limits
+    scenario: Scenario, twins: Sequence[Scenario], limits: Limits
 ) -> tuple[list[TargetTask], dict[str, Any], list[str]]:
     """Distinct scenarios in the order of their seeds, with the figures of both checks on the generator."""
     tasks: dict[str, TargetTask] = {}
@@ -166,18 +179,26 @@ def _scenarios(
     for seed in range(limits.searched):
         searched = seed + 1
         task = scenario(seed)
-        if seed < limits.replayed and scenario_hash(scenario(seed)) != scenario_hash(task):
+        if seed < limits.replayed and any(_in_order(again(seed)) != _in_order(task) for again in (scenario, *twins)):
             differing.append(seed)
         tasks.setdefault(scenario_hash(task), task)
         if len(tasks) >= max(limits.distinct, limits.episodes):
             break
     reasons = []
     if differing:
-        reasons.append(f"determinism: equal seeds gave different scenarios for seeds {differing[:5]}")
+        reasons.append(
+            f"determinism: equal seeds gave different scenarios for seeds {differing[:5]}; draw everything from "
+            "random.Random(seed), and sort a set before anything is drawn from it: its order is another in each process"
+        )
     if len(tasks) < limits.distinct:
         reasons.append(f"scenarios: {len(tasks)} distinct of {searched} seeds; {limits.distinct} are needed")
     figures = {"scenarios": {"searched": searched, "distinct": len(tasks), "differing": differing}}
     return list(tasks.values()), figures, reasons
+
+
+def _in_order(task: TargetTask) -> str:
+    """What a scenario is, with the keys of objects in their order: what plays it may go through them."""
+    return json.dumps([task.family, dict(task.payload)], ensure_ascii=False)
 
 
 def _determinism(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from environments.contract import Environment, TargetTask
-from environments.validation.playing import oracle_policy, play, recorded, replay_policy
+from environments.validation.playing import oracle_policy, play_all, recorded, replay_policy
 
 # The share of contrast scenarios that is asked for, and the least that a sample of scenarios may hold.
 SHARE, LEAST = 0.5, 0.3
@@ -32,10 +32,11 @@ class Contrast:
 
 
 def one_answer(environment: Environment, tasks: Sequence[TargetTask]) -> bool:
-    """Whether what solves the first of `tasks` solves nearly all the others."""
+    """Whether what solves the first of `tasks` solves nearly all the others. Where several end in a fault it does not,
+    and the rest, each of which may cost a deadline, are not played."""
     actions = recorded(environment, tasks[0], oracle_policy)
     others = tasks[1 : PROBED + 1]
-    won = [play(environment, task, replay_policy(actions)).won for task in others]
+    won = [played.won for played in play_all(environment, others, replay_policy(actions))]
     return bool(others) and sum(won) >= ALL * len(won)
 
 

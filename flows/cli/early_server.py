@@ -63,9 +63,7 @@ class EarlyServer:
             command += ["--fd", str(given.fileno()), "--log-level", "error", "--lifespan", "on"]
             self.url = f"http://127.0.0.1:{given.getsockname()[1]}/api"
             # In a session of its own: Ctrl-C in a terminal reaches the round alone, which still writes to the server.
-            process = subprocess.Popen(
-                command, env=_environment(), pass_fds=[given.fileno()], start_new_session=True
-            )
+            process = subprocess.Popen(command, env=_environment(), pass_fds=[given.fileno()], start_new_session=True)
         self._processes.append(process)
         atexit.register(self.stop, SECONDS_TO_WRITE)  # before Prefect's own handlers, so it runs after them
         _end_together(os.getpid(), process.pid)

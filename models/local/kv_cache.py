@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,44 +14,78 @@ import torch
 
 from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
 from models.local.blocks import Own, attend_seen
+from models.policy import Request
 
 # New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
 ROW_BY_ROW = 32
-# Bytes of scores at once, of rows that are attended to together: about what stays in a core's caches.
-SCORES_AT_ONCE = 2**22
+# Bytes of scores at once, of rows that are attended to together: about what stays in a core's caches, and, on a GPU,
+# what keeps it busy without filling its memory (there are a few tensors of that size at a time).
+SCORES_AT_ONCE, SCORES_ELSEWHERE = 2**22, 2**29
 # Queries of a shared prefix that are attended to at once: bounds the memory of their scores.
 QUERIES_AT_ONCE = 512
 OUT_OF_SIGHT = float("-inf")
 
 
-class KeyValueCache:
-    """Keys and values of all rows: one tensor (2, layers, slots, Hkv, T, D) that grows in T."""
+def room_for(length: int, most: int) -> int:
+    """Tokens that a row gets room for if `length` are asked for: more, so that it seldom grows, but at most `most`."""
+    return min(max(64, -(-length * 3 // 2 // 32) * 32), max(length, most))
 
-    def __init__(self, config: object, slots: int, like: torch.Tensor) -> None:
+
+class KeyValueCache:
+    """Keys and values of all rows: a tensor (2, slots, Hkv, T, D) for each layer, which grows in T.
+
+    On a CPU all `slots` are there from the beginning: memory that was never written costs nothing. Elsewhere all of it
+    is taken at once, so there are only as many slots as have been in use together (`held`).
+    """
+
+    def __init__(self, config: object, slots: int, like: torch.Tensor, most: int | None = None) -> None:
+        """`most` tokens are asked for at most in a row: the model's context, unless it is given."""
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # type: ignore[attr-defined]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
         self.layers, self.slots, self.heads, self.dim = config.num_hidden_layers, slots, heads, dim  # type: ignore[attr-defined]
+        self.most: int = config.max_position_embeddings if most is None else most  # type: ignore[attr-defined]
         self.like = like
-        self.room = 0
-        self.store = like.new_zeros(0)
+        self.room = self.held = 0
+        self.store: list[torch.Tensor] = []
 
     def reserve(self, length: int, used: Sequence[int] = ()) -> None:
-        """Make room for `length` tokens per row. `used` are the tokens that the first slots hold; the others hold none.
+        """Make room for `length` tokens per row. `used` are the tokens that the slots in use hold, which are the first;
+        without it nothing is held, and all slots are asked for.
 
-        Only what is used is copied: memory that was never written costs nothing on a CPU, so that a few long episodes
-        do not pay for all slots."""
-        if length <= self.room:
+        Only what is used is copied, so that a few long episodes do not pay for all slots, and layer by layer, so that
+        one layer at a time is there twice. Where memory runs out nothing is held any more.
+        """
+        whole = self.like.device.type == "cpu" or not used
+        slots = max(self.held, self.slots if whole else len(used))
+        if length <= self.room and slots == self.held:
             return
-        room = max(64, -(-length * 3 // 2 // 32) * 32)
-        grown = _zeros(self.like, (2, self.layers, self.slots, self.heads, room, self.dim))
-        for slot, held in enumerate(used):
-            if held:
-                grown[:, :, slot, :, :held] = self.store[:, :, slot, :, :held]
-        self.store, self.room = grown, room
+        room = self.room if length <= self.room else room_for(length, self.most)
+        shape = (2, slots, self.heads, room, self.dim)
+        kept = [(slot, held) for slot, held in enumerate(used) if held]
+        before = deque(self.store if kept else ())
+        self.clear()  # what is not kept is free before more is asked for
+        grown = list[torch.Tensor]()
+        for _ in range(self.layers):
+            grown.append(self._grown(before.popleft(), kept, shape) if kept else _zeros(self.like, shape))
+        self.store, self.room, self.held = grown, room, slots
+        self._give_back()
+
+    def _grown(self, before: torch.Tensor, kept: list[tuple[int, int]], shape: tuple[int, ...]) -> torch.Tensor:
+        """A layer's keys and values in a larger tensor; the caller has no other hold on the one before."""
+        grown = _zeros(self.like, shape)
+        for slot, held in kept:
+            grown[:, slot, :, :held] = before[:, slot, :, :held]
+        return grown
 
     def clear(self) -> None:
-        """Drop the buffer."""
-        self.store, self.room = self.like.new_zeros(0), 0
+        """Drop the buffer, and give its memory back."""
+        self.store, self.room, self.held = [], 0, 0
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """What torch keeps of a smaller buffer would fit nothing larger, and no other process could take it."""
+        if self.like.device.type != "cpu" and torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def _zeros(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -118,14 +153,17 @@ class _Rows:
         # The last key that each query sees. What no session owns sees all: a row without any key would be NaN.
         reach = np.full((self.padded, self.width), self.total)
         reach[place] = starts[:, None] + np.arange(self.width)
-        self.reach, self.groups, self.like = reach, cache.heads, cache.like
+        self.reach, self.groups, self.like = torch.from_numpy(reach).to(device), cache.heads, cache.like
 
     @cached_property
     def each(self) -> torch.Tensor:
         """-inf where a key is out of a query's sight, (rows, width, total); rows in blocks need none."""
-        blocked = torch.from_numpy(np.arange(self.total) > self.reach[:, :, None])
-        made = torch.zeros(blocked.shape, dtype=self.like.dtype).masked_fill_(blocked, OUT_OF_SIGHT)
-        return made.to(self.like.device)
+        return self._hidden(slice(None), slice(None))
+
+    def _hidden(self, rows: slice, queries: slice) -> torch.Tensor:
+        """That part of `each`."""
+        blocked = torch.arange(self.total, device=self.reach.device) > self.reach[rows, queries, None]
+        return self.like.new_zeros(blocked.shape).masked_fill_(blocked, OUT_OF_SIGHT)
 
     @cached_property
     def hidden(self) -> torch.Tensor:
@@ -155,14 +193,10 @@ class _Rows:
             q = q.new_zeros(self.padded * self.width, heads, dim).index_copy_(0, self.at, q)
         padded = q.view(self.padded, self.width, heads, dim).transpose(1, 2)
         before = (prefix.k, prefix.v) if prefix is not None else None
-        if extras is not None:
-            places = torch.from_numpy(np.minimum(self.reach, self.total - 1)).to(q.device)
-            out = attend_with_extras(padded, keys, values, self.each, before, places, extras)
-            out = out.transpose(1, 2).reshape(-1, heads, dim)
-        elif self.width == 1:
+        if extras is None and self.width == 1:
             out = attend_decoding(q, keys, values, self.hidden, prefix)
         else:
-            out = self._padded(padded, keys, values, before).transpose(1, 2).reshape(-1, heads, dim)
+            out = self._padded(padded, keys, values, before, extras).transpose(1, 2).reshape(-1, heads, dim)
         return out if self.whole else out.index_select(0, self.at)
 
     def _padded(
@@ -171,14 +205,34 @@ class _Rows:
         keys: torch.Tensor,
         values: torch.Tensor,
         prefix: tuple[torch.Tensor, torch.Tensor] | None,
+        extras: Extras | None,
     ) -> torch.Tensor:
-        """`attend_padded`, as many rows at once as have their scores in a core's cache."""
+        """`attend_padded`, or `attend_with_extras`, of as many rows and queries at once as their scores have room for.
+        q (R, H, L, D) -> (R, H, L, D)."""
+
+        def attend(rows: slice, queries: slice, hidden: torch.Tensor) -> torch.Tensor:
+            part = q[rows, :, queries], keys[rows], values[rows], hidden, prefix
+            if extras is None:
+                return attend_padded(*part)
+            return attend_with_extras(*part, self.reach[rows, queries].clamp(max=self.total - 1), extras)
+
         seen = self.total + (prefix[0].shape[1] if prefix is not None else 0)
-        each = q.shape[1] * self.width * seen * q.element_size()
-        step = max(1, SCORES_AT_ONCE // each) if q.device.type == "cpu" else len(q)
-        split = zip(*(x.split(step) for x in (q, keys, values, self.each)), strict=True)
-        parts = [attend_padded(q, keys, values, hidden, prefix) for q, keys, values, hidden in split]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        one = q.shape[1] * seen * q.element_size()  # bytes of a query's scores
+        in_cache = extras is None and q.device.type == "cpu"  # few queries: rows with many go in blocks
+        most, queries = (SCORES_AT_ONCE if in_cache else SCORES_ELSEWHERE), self.width
+        if not in_cache:
+            queries = max(1, min(queries, most // one))
+        rows = max(1, most // (one * queries))
+        if rows >= self.padded and queries >= self.width:
+            return attend(slice(None), slice(None), self.each)
+        out = torch.empty_like(q)
+        for first in range(0, self.padded, rows):
+            for start in range(0, self.width, queries):
+                place = slice(first, first + rows), slice(start, start + queries)
+                # `each` is as large as the scores of one head: where they are many, every layer makes its part again.
+                hidden = self.each[place] if in_cache else self._hidden(*place)
+                out[place[0], :, place[1]] = attend(*place, hidden)
+        return out
 
 
 class RowsPass:
@@ -213,7 +267,7 @@ class RowsPass:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, extras: Extras | None = None
     ) -> torch.Tensor:
-        keys, values = self.cache.store[0, layer], self.cache.store[1, layer]
+        keys, values = self.cache.store[layer]
         dim = k.shape[-1]
         keys.view(-1, dim).index_copy_(0, self.at, k.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, self.at, v.reshape(-1, dim))
@@ -245,6 +299,17 @@ class Row:
     draws: np.random.Generator | None = None
     sampling: bool = False
     turn: int = 0
+
+    def begin(self, request: Request, prefix: tuple[int, ...], turn: int) -> None:
+        """Begin a turn, with what is already computed of the session."""
+        suffix = list(request.prompt[len(prefix) :])
+        same = self.adapter == request.adapter and self.prefix == prefix and suffix[: len(self.ids)] == self.ids
+        if not same or len(self.ids) == len(suffix):
+            self.ids, self.adapter, self.prefix = [], request.adapter, prefix
+        self.todo = suffix[len(self.ids) :]
+        self.sampled, self.logprobs, self.sampling, self.turn = [], [], True, turn
+        self.temperature, self.most = request.sampling.temperature, request.sampling.max_tokens
+        self.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
 
 
 def slot_of(session: str, slots: list[Row | None], most: int) -> int:

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -139,10 +138,13 @@ class LocalPolicy:
                 self._slots[slot] = None
 
     def free_buffers(self) -> None:
-        """Give the memory of keys and values back; only while nothing is in flight. It is taken again when needed."""
+        """Give the memory of keys and values back, and on a GPU that of the weights with an adapter merged; only while
+        nothing is in flight. It is taken again when needed."""
         self._at_rest("free_buffers")
         self._slots.clear()
         self._prefixes.clear()
+        if self._cache.like.device.type != "cpu":  # a CPU would have to arrange them anew
+            self._use(None)
         self._cache.clear()
 
     def close(self) -> None:
@@ -249,7 +251,7 @@ class LocalPolicy:
     ) -> torch.Tensor:
         """Hidden states (N, hidden) of `rows` laid flat, after a prefix of `offset` tokens. Nothing is kept."""
         counts = [len(row) for row in rows]
-        cache = KeyValueCache(self.model.config, len(rows), self._cache.like)
+        cache = KeyValueCache(self.model.config, len(rows), self._cache.like, max(counts))
         cache.reserve(max(counts))
         batch = RowsPass(cache, range(len(rows)), [0] * len(rows), counts, shared)
         positions = [offset + j for count in counts for j in range(count)]
@@ -275,34 +277,26 @@ class LocalPolicy:
         first = self._queue[0]
         key = (active.adapter, active.prefix) if active else (first.adapter, tuple(first.prompt[: first.shared]))
         free = self.rows - sum(1 for _ in self._sampling())
-        skipped = deque[Request]()
+        skipped, longest = deque[Request](), 0  # tokens of a row
         while self._queue and free:
             request = self._queue.popleft()
             if (request.adapter, tuple(request.prompt[: request.shared])) != key:
                 skipped.append(request)
                 continue
             self._seat(request, key[1])
+            longest = max(longest, len(request.prompt) - len(key[1]) + request.sampling.max_tokens)
             free -= 1
         self._queue.extendleft(reversed(skipped))
+        if longest:  # once for all that were seated: the store grows but once
+            self._cache.reserve(longest, [len(row.ids) if row is not None else 0 for row in self._slots])
 
     def _seat(self, request: Request, prefix: tuple[int, ...]) -> None:
         """Give the request a slot, with what is already computed of its session."""
         place = slot_of(request.session, self._slots, self.rows)
         row = self._slots[place] or Row(request.session, request.adapter, prefix)
         self._slots[place] = row
-        suffix = list(request.prompt[len(prefix) :])
-        same = row.adapter == request.adapter and row.prefix == prefix and suffix[: len(row.ids)] == row.ids
-        if not same or len(row.ids) == len(suffix):
-            row.ids, row.adapter, row.prefix = [], request.adapter, prefix
-        row.todo = suffix[len(row.ids) :]
-        row.sampled, row.logprobs, row.sampling = [], [], True
-        row.temperature, row.most = request.sampling.temperature, request.sampling.max_tokens
-        row.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
         self._turns += 1
-        row.turn = self._turns
-        self._cache.reserve(
-            len(suffix) + request.sampling.max_tokens, [len(r.ids) if r is not None else 0 for r in self._slots]
-        )
+        row.begin(request, prefix, self._turns)
 
     # --- computing --------------------------------------------------------------------------------------------
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import logging
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from errors import TraceError
 from models.adapters.deltas import lora_deltas
 from models.adapters.files import export_adapter, order_config
 from models.adapters.fingerprint import BASE_APART, LONGEST, moves, prove
 from models.local.policy import LocalPolicy
+from models.out_of_memory import let_go
 from models.policy import TokenPolicy
 from models.training.ranks import fingerprint_of
 from models.vllm.policy import VllmPolicy
@@ -42,6 +45,31 @@ class Actor(Protocol):
     def publish(self, step: int, peft: Any) -> str: ...
     def rest(self) -> None: ...
     def retire(self) -> None: ...
+
+
+@contextmanager
+def retired_after(actor: Actor) -> Iterator[None]:
+    """Within, a training is made; the actor is retired however it ends.
+
+    After a problem the failed step lets go of its memory first: servers on the same GPU could not wake beside it. Where
+    retiring fails, too, the first problem is the one that is raised: it says what happened, and whether to try again.
+    """
+    try:
+        yield
+    except BaseException as problem:
+        let_go(problem)
+        try:
+            actor.retire()
+        except Exception as further:
+            logger.error(
+                "after a training that failed (%s: %s) its sampler could not be given back: %s; servers that are left "
+                "asleep are woken at the next start",
+                type(problem).__name__,
+                problem,
+                further,
+            )
+        raise
+    actor.retire()
 
 
 class LocalActor:
@@ -112,11 +140,18 @@ class VllmActor:
                 torch.cuda.empty_cache()
 
     def _wake(self) -> None:
+        """Wake all servers. Raises the first problem when each was asked: one that cannot leaves no other asleep."""
         if self._asleep:
             if torch.cuda.is_available():  # what the backward pass has freed is theirs again
                 torch.cuda.empty_cache()
+            problems: list[TraceError] = []
             for server in self.policy.servers:
-                server.wake_up()
+                try:
+                    server.wake_up()
+                except TraceError as problem:
+                    problems.append(problem)
+            if problems:
+                raise problems[0]
             self._asleep = False
 
     def retire(self) -> None:

@@ -41,8 +41,9 @@ from trl import GRPOConfig
 
 from errors import TrainingError
 from models.episodes import Trajectory
+from models.out_of_memory import out_of_memory_told
 from models.renderer import Conversation, Renderer
-from models.training.actors import Actor
+from models.training.actors import Actor, retired_after
 from models.training.checkpoints import (
     Ended,
     begin,
@@ -186,7 +187,7 @@ def train_adapter(
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
     Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
-    `TrainingError` when the loss is not finite or nothing was ever informative.
+    `TrainingError` when the loss is not finite, the GPU has no memory left, or nothing was ever informative.
     """
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories, ready)
     return _trained(rollouts, renderer, output, on_step, start, until, on_saved)
@@ -299,10 +300,8 @@ def _train(
         here.tell(owed.told())
 
     source = rollouts if here.count == 1 else DealtRollouts(here, rollouts, rollouts.decoder)
-    try:
+    with retired_after(actor):
         make_steps(owed, actor.model, renderer.tokenizer, source, callback, begun)
-    finally:
-        actor.retire()
 
 
 def make_steps(
@@ -325,23 +324,24 @@ def make_steps(
     lora = lora_config(settings, model)
     peft = get_peft_model(model, lora)
     try:
-        begun(peft, lora)
-        here.same_start(p.data for p in peft.parameters() if p.requires_grad)
-        slots = settings.groups * max(2, settings.steps)
-        trainer = EpisodeGRPO(
-            model=peft,
-            reward_funcs=_reward,
-            args=_config(owed, model, here.count),
-            train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
-            processing_class=tokenizer,
-            callbacks=[callback],
-            source=source,
-            most_tokens=settings.micro_batch_tokens,
-            recompute=settings.recompute,
-            most_episodes=settings.most_episodes,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
+        with out_of_memory_told(settings, here.count):
+            begun(peft, lora)
+            here.same_start(p.data for p in peft.parameters() if p.requires_grad)
+            slots = settings.groups * max(2, settings.steps)
+            trainer = EpisodeGRPO(
+                model=peft,
+                reward_funcs=_reward,
+                args=_config(owed, model, here.count),
+                train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
+                processing_class=tokenizer,
+                callbacks=[callback],
+                source=source,
+                most_tokens=settings.micro_batch_tokens,
+                recompute=settings.recompute,
+                most_episodes=settings.most_episodes,
+            )
+            trainer.remove_callback(PrinterCallback)
+            trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
     finally:
         peft.unload()
         if settings.recompute:

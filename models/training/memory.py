@@ -2,15 +2,16 @@
 before anything is played.
 
 Counted are weights (with the copies that sampling and training keep of them), adapter with gradient and optimiser, what
-the backward pass needs of each layer, and the head. `benchmarks/gpu.py` prints it beside the measured peak; those
-that it was held against are in `benchmarks/README.md`.
+the backward pass needs of each layer or, where that is more, what sampling needs before it, and the head.
+`benchmarks/gpu.py` prints it beside the measured peak; those that it was held against are in `benchmarks/README.md`.
+What a layer keeps for its backward pass is counted in `tests/models/training/test_memory.py`, tensor by tensor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ LIBRARIES = {"cpu": int(0.8 * GIB), "cuda": int(0.6 * GIB)}
 HEAD_ROWS, HEAD = 64, 64 * 3 * 4
 # Bytes of a weight of the adapter: itself, its gradient and Adam's two moments, in fp32.
 LEARNT = 16
+# What the names of architectures begin with that norm queries and keys; others say so by `use_qk_norm`.
+NORMED = ("qwen3", "gemma3", "olmo2", "olmo3")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model's configuration decides memory. `fused`: its layers have a pass of their own (`learner.py`)."""
+    """What of a model's configuration decides memory. A token goes through `chosen` of the `experts`. `normed`: queries
+    and keys have norms of their own; `fused`: its layers have a pass of their own (`learner.py`)."""
 
     hidden: int
     layers: int
@@ -38,6 +42,8 @@ class Shape:
     vocabulary: int
     tied: bool
     experts: int
+    chosen: int
+    normed: bool
     fused: bool
 
     @classmethod
@@ -47,6 +53,7 @@ class Shape:
         heads = int(given["num_attention_heads"])
         experts = int(given.get("num_experts") or given.get("num_local_experts") or 1)
         inner = given.get("moe_intermediate_size") if experts > 1 else None
+        kind = str(given.get("model_type") or "")
         return cls(
             hidden=int(given["hidden_size"]),
             layers=int(given["num_hidden_layers"]),
@@ -57,7 +64,9 @@ class Shape:
             vocabulary=int(given["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", given.get("tie_word_embeddings", False))),
             experts=experts,
-            fused=given.get("model_type") == "llama",
+            chosen=int(given.get("num_experts_per_tok") or 1) if experts > 1 else 1,
+            normed=bool(given.get("use_qk_norm", kind.startswith(NORMED))),
+            fused=kind == "llama",
         )
 
     @property
@@ -71,6 +80,16 @@ class Shape:
         return self.attention + 3 * self.hidden * self.inner * self.experts
 
     @property
+    def adapted(self) -> int:
+        """Those of them that an adapter changes: experts have none (`lora.py`)."""
+        return self.linear if self.experts == 1 else self.attention
+
+    @property
+    def qkv(self) -> int:
+        """Weights of queries, keys and values: a layer's own pass holds them as one matrix beside the model's three."""
+        return self.hidden * self.dim * (self.heads + 2 * self.groups)
+
+    @property
     def words(self) -> int:
         return self.vocabulary * self.hidden
 
@@ -82,34 +101,44 @@ class Shape:
     def adapter(self, rank: int) -> int:
         """Weights of the adapter of one layer."""
         attention = 2 * self.hidden + 2 * self.heads * self.dim + 2 * (self.hidden + self.groups * self.dim)
-        return rank * (attention + 3 * (self.hidden + self.inner) * self.experts)
+        return rank * (attention + (3 * (self.hidden + self.inner) if self.experts == 1 else 0))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch: its rows, the tokens of all of them and of the longest, behind a prefix that they share."""
+    """A micro-batch: its rows, the tokens of all of them and of the longest, behind a prefix that they share. `stored`
+    are the tokens whose keys and values the process's own sampler had room for, in all rows."""
 
     rows: int
     tokens: int
     longest: int
     prefix: int
+    stored: int = 0
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes at the peak, by what they are for."""
+    """Bytes at the peak, by what they are for. What sampling takes is given back before activations come."""
 
     weights: int
     adapter: int
     activations: int
+    sampling: int
     libraries: int
 
     @property
     def gib(self) -> float:
-        return (self.weights + self.adapter + self.activations + self.libraries) / GIB
+        return (self.weights + self.adapter + max(self.activations, self.sampling) + self.libraries) / GIB
+
+    def times(self, many: int) -> Peak:
+        """That of so many processes together."""
+        return Peak(*(many * size for size in astuple(self)))
 
     def text(self) -> str:
         parts = {"weights": self.weights, "adapter": self.adapter, "activations": self.activations}
+        if self.sampling > self.activations:
+            del parts["activations"]
+            parts["sampling"] = self.sampling
         return f"{self.gib:.1f} GiB ({', '.join(f'{name} {size / GIB:.1f}' for name, size in parts.items())})"
 
 
@@ -128,17 +157,28 @@ def expected_peak(
         shape, sampling = replace(shape, fused=False), False  # such a model goes through transformers
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
     tokens = batch.tokens + batch.prefix
-    kept = _of_layer(shape, settings.rank, width, tokens, device)
-    # Recomputed, a layer keeps the stream that it was given, and only one has more at a time.
-    activations = tokens * shape.hidden * width * learning + kept if settings.recompute else kept * learning
+    kept = tokens * _of_layer(shape, settings.rank, width)
+    if device == "cuda":  # torch's kernels want the prefix before the keys and values of every row, for all heads
+        kept += batch.rows * batch.prefix * 2 * shape.heads * shape.dim * width
+    if settings.recompute:
+        # A layer keeps the stream that it was given, and only one has more at a time, with the gradients on their way.
+        activations = tokens * (shape.hidden * learning + 3 * shape.chosen * shape.inner) * width + kept
+    else:
+        activations = kept * learning
     logits = HEAD * shape.vocabulary + batch.tokens * shape.hidden * (4 + width)
     learnt = learning * shape.adapter(settings.rank)
     return Peak(
         weights=_weights(shape, parts) * width + _copies(shape, learning, width, device, sampling),
-        adapter=LEARNT * learnt + (4 * learning * shape.linear if sampling else 0),  # sampling adds whole matrices
+        adapter=LEARNT * learnt + (4 * learning * shape.adapted if sampling else 0),  # sampling adds whole matrices
         activations=activations + logits,
+        sampling=_sampling(shape, learning, batch, width) if sampling and device == "cuda" else 0,
         libraries=LIBRARIES[device],
     )
+
+
+def resident(shape: Shape, width: int) -> int:
+    """Bytes that a round's process holds of a GPU while other processes train: the base, and CUDA's context."""
+    return width * (shape.parameters + (shape.layers * shape.qkv if shape.fused else 0)) + LIBRARIES["cuda"]
 
 
 def _weights(shape: Shape, parts: int) -> int:
@@ -149,22 +189,32 @@ def _weights(shape: Shape, parts: int) -> int:
     return math.ceil(shape.parameters / parts) + 2 * shape.linear + shape.words
 
 
-def _of_layer(shape: Shape, rank: int, width: int, tokens: int, device: str) -> int:
-    """Bytes that a layer keeps for its backward pass; attention's weights are made again in it."""
+def _of_layer(shape: Shape, rank: int, width: int) -> int:
+    """Bytes of a token that a layer keeps for its backward pass; attention's weights are made again in it. A CPU keeps
+    some less: it does not repeat keys and values for all heads."""
     queries, keys = shape.heads * shape.dim, shape.groups * shape.dim
     if shape.fused:
         # Stream and its norm, twice; q, k and v as they come, turned, and padded by row; what attention saw; the gated
         # part's four.
-        numbers = 4 * shape.hidden + 5 * queries + 6 * keys + 4 * shape.inner + 7 * rank
-        return tokens * numbers * width
-    if width == 4:
-        copies = 0
-    elif device == "cuda":  # norms in fp32; autocast has the adapters read what is narrow
-        copies = 2 * 4 * shape.hidden
-    else:  # norms in fp32, and an fp32 copy of what each of the seven adapters reads
-        copies = 4 * (5 * shape.hidden + queries + shape.inner) + 4 * 4 * shape.hidden
-    numbers = 8 * shape.hidden + 7 * queries + 8 * keys + 5 * shape.inner + 7 * rank
-    return tokens * (numbers * width + copies)
+        return width * (4 * shape.hidden + 5 * queries + 6 * keys + 4 * shape.inner + 7 * rank)
+    norms = 4 * (2 * shape.hidden + (queries + keys if shape.normed else 0))  # what they are given, in fp32
+    # Attention's queries, keys, values and what it makes of them, all heads of each; the gated part's three. What
+    # several experts make is weighed.
+    passed = width * (4 * queries + shape.chosen * 3 * shape.inner + (shape.experts > 1) * shape.chosen * shape.hidden)
+    return norms + passed + 4 * (adapters_read(shape, width) + 7 * rank)
+
+
+def adapters_read(shape: Shape, width: int) -> int:
+    """Numbers of a token that a layer's adapters keep of what they read, in fp32 as the adapters are: of a base that is
+    narrower each makes a copy of its own. Nothing runs under autocast, which would have them read what is narrow."""
+    first, second = (3, 2) if width < 4 else (1, 1)  # q, k and v read the same, and so do gate and up
+    attention = first * shape.hidden + shape.heads * shape.dim
+    return attention + (second * shape.hidden + shape.inner if shape.experts == 1 else 0)
+
+
+def _sampling(shape: Shape, learning: int, batch: Batch, width: int) -> int:
+    """Bytes that sampling takes of a GPU: the weights that an adapter is merged into, and keys and values."""
+    return width * (learning * shape.adapted + 2 * shape.layers * shape.groups * shape.dim * batch.stored)
 
 
 def _copies(shape: Shape, learning: int, width: int, device: str, sampling: bool) -> int:
@@ -173,23 +223,46 @@ def _copies(shape: Shape, learning: int, width: int, device: str, sampling: bool
     if device == "cpu":
         sampler = shape.layers * linear + shape.words if sampling else 0
         learner = 2 * (learning * linear + shape.words) if shape.fused and width == 4 else 0
+    elif shape.fused:
+        sampler = (shape.layers - learning) * shape.qkv
     if shape.fused and not learner:  # q, k and v as one, gate and up as one
-        stacked = shape.hidden * (shape.dim * (shape.heads + 2 * shape.groups) + 2 * shape.inner)
-        learner = learning * stacked
+        learner = learning * (shape.qkv + 2 * shape.hidden * shape.inner)
     return width * (sampler + learner)
 
 
-def memory_there(device: str, alone: bool = False) -> float:
-    """GiB that a process here may take: of the GPU with the least, what is free now (`alone`: all of it, as whoever has
-    the rest will be asleep); else of the machine or its container."""
-    if device == "cuda":
-        import torch
+@dataclass(frozen=True)
+class Memory:
+    """GiB that a process here may take, of so many that there are. Of a GPU other processes have `others`, and the
+    round's own process will hold `own`, which are not free any more."""
 
-        return min(torch.cuda.mem_get_info(i)[alone] for i in range(torch.cuda.device_count())) / GIB
+    free: float
+    total: float
+    others: float = 0.0
+    own: float = 0.0
+
+
+def memory_there(device: str, alone: bool = False, gpus: Sequence[int] = (0,), own: int = 0) -> Memory:
+    """What a process may take: of those of these GPUs with the least, what is free now (`alone`: all of it, as whoever
+    has the rest will be asleep); else of the machine or its container. Of the first GPU the process that asks will hold
+    `own` bytes."""
+    if device == "cuda":
+        return min((_of_gpu(gpu, alone, 0 if gpu else own) for gpu in gpus), key=lambda found: found.free)
     import psutil
 
-    found = [int(psutil.virtual_memory().total)]
+    sizes = [int(psutil.virtual_memory().total)]
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        found.append(int(text))
-    return min(found) / GIB
+        sizes.append(int(text))
+    return Memory(min(sizes) / GIB, min(sizes) / GIB)
+
+
+def _of_gpu(gpu: int, alone: bool, own: int) -> Memory:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(gpu)
+    # What an earlier round has left in torch's hands is taken again by the next.
+    free += torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+    others = total - free - torch.cuda.memory_allocated(gpu)
+    if alone:
+        free, others = total, 0
+    return Memory(max(0, free - own) / GIB, total / GIB, others / GIB, own / GIB)

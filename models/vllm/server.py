@@ -254,6 +254,13 @@ class VllmServer:
             logger.warning("%s is asleep, as a training that was killed leaves it; it is woken", self.url)
             self.wake_up()
 
+    def asleep(self) -> bool:
+        """Whether the server says that it sleeps; False too where it cannot, or does not say."""
+        try:
+            return bool(self._send("GET", "/is_sleeping", None, ()).get("is_sleeping"))
+        except PolicyError:
+            return False
+
     def sleep(self) -> None:
         """Give the GPU's memory back: weights wait in the machine's, what was cached is forgotten."""
         self._send("POST", "/sleep?level=1", None, WAITS[:3])

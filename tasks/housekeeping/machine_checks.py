@@ -23,6 +23,10 @@ CONSTRAINTS = Path(settings_module.__file__).with_name("constraints.txt")
 PYTHONS = ((3, 11), (3, 12))
 # A round writes 0.1 to 0.5 GB (checkpoints of three adapters), its databases grow, and SQLite needs room to end well.
 LEAST_BYTES, FEW_BYTES = 1 << 30, 5 << 30
+# What is said where NVIDIA's tool is not installed, as in many containers with a GPU.
+NO_TOOL = "no GPU is to be seen (no nvidia-smi)"
+# torch's import from a cold disk.
+TORCH_SECONDS = 90.0
 _INSTALL = "pip install -r constraints.txt"
 
 
@@ -80,25 +84,71 @@ def disk(settings: Settings) -> Iterator[Finding]:
 
 
 def gpu(settings: Settings) -> Finding:
-    """Whether the GPU that the profile counts on is there. torch is not imported: it takes seconds."""
+    """Whether rounds train on a GPU where the profile counts on one, or the machine has one. torch takes seconds to
+    import: it is asked, in a process of its own, only where the profile needs a GPU and nothing else says why not."""
+    needs = settings.profile in ON_GPUS and not settings.devices.cpu
+    found, none = _listed_gpus()
+    names, kept = "; ".join(found), _kept_from_torch(len(found))
+    seen = _gpus_of_torch() if needs and kept is None else None
+    if seen == 0 and found:
+        kept = "torch sees none of them", "bring NVIDIA's driver to the version that torch's CUDA needs"
+    if seen or (found and kept is None):
+        return well("gpu", names or f"torch sees {seen}, which nvidia-smi does not list")
+    why, do = kept or ("", "install NVIDIA's driver, or give the container its GPUs")
+    what = ", and ".join(part for part in (names or none, why) if part)
+    if needs:
+        said = f"{what}, and profile {settings.profile} needs {'it' if found else 'one'}"
+        return fault("gpu", said, f"{do}, or take profile laptop")
+    if found and settings.devices.cpu:
+        return well("gpu", f"{what}; devices.cpu = true: rounds train on the processor")
+    if found:
+        said = f"{what}: rounds train on the processor"
+        return warning("gpu", said, f"{do}, or set devices.cpu = true if that is meant")
+    if none != NO_TOOL:
+        return warning("gpu", none, "see to its driver, if this machine has a GPU")
+    return well("gpu", f"{none}; profile {settings.profile} needs none")
+
+
+def _listed_gpus() -> tuple[list[str], str]:
+    """The machine's GPUs as `nvidia-smi` lists them, or why it lists none."""
     tool = shutil.which("nvidia-smi")
-    said = ""
-    if tool:
-        try:
-            done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
-            found = [line.split(" (UUID")[0] for line in done.stdout.splitlines() if line.startswith("GPU ")]
-            if done.returncode == 0 and found:
-                return well("gpu", "; ".join(found))
-            said = (done.stdout + done.stderr).strip().splitlines()[0] if (done.stdout + done.stderr).strip() else ""
-        except (OSError, subprocess.TimeoutExpired) as problem:
-            said = str(problem)
-    what = f"nvidia-smi finds no GPU ({said})" if tool else "there is no GPU (no nvidia-smi)"
-    if settings.profile in ON_GPUS and not settings.devices.cpu:
-        needed = f"{what}, and profile {settings.profile} needs one"
-        return fault("gpu", needed, "install NVIDIA's driver, or take profile laptop")
-    if tool:
-        return warning("gpu", what, "see to its driver, if this machine has a GPU")
-    return well("gpu", f"{what}; profile {settings.profile} needs none")
+    if not tool:
+        return [], NO_TOOL
+    try:
+        done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return [], f"nvidia-smi finds no GPU ({problem})"
+    found = [line.split(" (UUID")[0] for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    if done.returncode == 0 and found:
+        return found, ""
+    said = (done.stdout + done.stderr).strip().splitlines()
+    return [], f"nvidia-smi finds no GPU ({said[0] if said else f'status {done.returncode}'})"
+
+
+def _kept_from_torch(listed: int) -> tuple[str, str] | None:
+    """Why torch can see no GPU, of which so many are listed, and what to do; None where nothing keeps it from them."""
+    version, visible = _installed("torch") or "", os.environ.get("CUDA_VISIBLE_DEVICES")
+    if version.endswith("+cpu"):
+        do = "'pip uninstall torch', then 'pip install -c constraints.txt torch' without an index of CPU wheels"
+        return f"torch {version} is a CPU build", do
+    if visible is None:
+        return None
+    first = visible.split(",")[0].strip()
+    # CUDA shows no GPU from the first name on that it does not know.
+    if first in ("", "-1", "NoDevFiles") or (listed and first.isdigit() and int(first) >= listed):
+        do = "unset it, or name there the GPUs that rounds may use"
+        return f"CUDA_VISIBLE_DEVICES = {visible!r} shows torch none", do
+    return None
+
+
+def _gpus_of_torch() -> int | None:
+    """How many GPUs torch sees; None where it does not say. No memory is taken on them."""
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TORCH_SECONDS)
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
 
 
 def model_files(settings: Settings) -> Finding:

@@ -10,10 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from db import AdapterRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store, open_store
+from db import AdapterRow, ReleaseRow, ReleaseState, Round, RoundState, StageRow, StageState, Store, open_store
 from db.copies import problem_of_sqlite, sqlite_file
 from db.engine import make_engines, parse_url, show
 from db.migrate import known_revisions, stored_revision
+from db.rows import PROCESS
 from db.schema import HEAD
 from db.values.types import utc_now
 from errors import AdapterError, StoreError
@@ -91,19 +92,26 @@ def clock(store: Store, server: bool) -> Finding:
 
 
 def leases(store: Store) -> Iterator[Finding]:
-    """Stages whose process died: their lease ran out, and nobody took them over."""
-    numbers = {r.id: r.number for r in store.rows(Round)}
+    """Stages whose process died, and rounds where it died between two: their lease ran out, and nobody took them
+    over."""
+    rounds = {r.id: r for r in store.rows(Round)}
     now, running = utc_now(), store.rows(StageRow, state=StageState.RUNNING)
-    stale = [s for s in running if s.lease_until is not None and s.lease_until < now]
-    for stage in stale:
+    stages = [row for row in running if not row.name.startswith(PROCESS)]
+    left = [row for row in stages if row.lease_until is not None and row.lease_until < now]
+    # Who left a stage is told with it. A round that has ended is owed nothing.
+    told = {row.round_id for row in left} | {i for i, r in rounds.items() if r.state != RoundState.RUNNING}
+    between = [row for row in running if row.name.startswith(PROCESS) and row.round_id not in told]
+    left += [row for row in between if row.lease_until is not None and row.lease_until < now]
+    for row in left:
+        number = rounds[row.round_id].number
+        what = f"round {number}" if row.name.startswith(PROCESS) else f"stage {row.name} of round {number}"
         yield warning(
             "leases",
-            f"stage {stage.name} of round {numbers[stage.round_id]} was left by {stage.owner} at "
-            f"{stage.heartbeat_at:%Y-%m-%d %H:%M} UTC",
-            "run the same 'trace-agent improve' or deployment: it takes the stage over",
+            f"{what} was left by {row.owner} at {row.heartbeat_at:%Y-%m-%d %H:%M} UTC",
+            "run the same 'trace-agent improve' or deployment: it goes on from there",
         )
-    if not stale:
-        yield well("leases", f"{len(running)} stages at work, none left behind")
+    if not left:
+        yield well("leases", f"{len(stages)} stages at work, none left behind")
 
 
 def releases(settings: Settings, store: Store) -> Iterator[Finding]:

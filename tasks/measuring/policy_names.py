@@ -12,6 +12,7 @@ vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base addr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -139,6 +140,11 @@ def load_policy(
     if name.kind == "local":
         return _load_token_policy(name, options, settings, target)
     if name.kind == "vllm":
+        from models.vllm.server import VllmServer
+        from tasks.round.policies import check_awake
+
+        with closing(VllmServer(name.api_base, name.model, seconds=10)) as server:
+            check_awake(server, settings)
         return served_policy(name, options, client)
     sampling = _chat_sampling(options)
     chat = ChatSettings(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from db import GENERALIST, AdapterRow, StageRow, TrainingStepRow
 from environments.contract import Environment, Message, Observation, Target, TargetTask, content_hash
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
+from environments.synthesized.references import References
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
@@ -58,7 +59,7 @@ class TargetPractice:
     def __init__(
         self, name: str, target: Target, diagnosis: Sequence[TargetTask], validation: Sequence[TargetTask], dense: bool
     ) -> None:
-        self.target, self.diagnosis, self.dense = target, diagnosis, dense
+        self.target, self.diagnosis, self.dense, self._references = target, diagnosis, dense, References(target)
         tasks = [[t.id for t in part] for part in (diagnosis, validation)]
         self.spec = Spec(content_hash([name, target.name, target.data_hash, tasks]), name)
         self.validation = random.Random(f"{self.spec.id}:choosing").sample(list(validation), len(validation))
@@ -78,7 +79,7 @@ class TargetPractice:
     def environment(self) -> Environment:
         if not self.dense:
             return self.target.environment()
-        return DenseEnvironment(self.target.environment(), self.target.environment(), NEAR_MISS)
+        return DenseEnvironment(self.target.environment(), self._references, NEAR_MISS)
 
 
 class Mixture:

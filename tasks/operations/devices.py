@@ -9,6 +9,8 @@ from settings import Settings
 
 # Profiles whose trainings take weeks on a processor.
 ON_GPUS = ("gpu-small", "gpu", "cluster")
+# What CUDA's names of MIG instances, parts of a GPU, begin with.
+MIG = "MIG-"
 
 
 def check_gpu(settings: Settings) -> None:
@@ -20,25 +22,34 @@ def check_gpu(settings: Settings) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            f"profile {settings.profile} trains on a GPU, and this process sees none; see to the driver, a container's "
-            "GPUs or CUDA_VISIBLE_DEVICES ('trace-agent doctor' looks, too), take profile laptop, or set "
-            "devices.cpu = true to train on the processor all the same"
+            f"profile {settings.profile} trains on a GPU, and this process sees none, or torch is a CPU build; see to "
+            "the driver, torch's build, a container's GPUs or CUDA_VISIBLE_DEVICES ('trace-agent doctor' looks, too), "
+            "take profile laptop, or set devices.cpu = true to train on the processor all the same"
         )
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process sees, as `CUDA_VISIBLE_DEVICES` names them."""
+    """The GPUs that this process, and those that it starts, may use, as `CUDA_VISIBLE_DEVICES` names them. Of several
+    MIG instances a process sees the first alone, so they are counted by their names."""
     import torch
 
     count = torch.cuda.device_count()
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if count and named and named[0].startswith(MIG):
+        return [name for name in named if name.startswith(MIG)]
     return named[:count] if named else [str(number) for number in range(count)]
 
 
 def training_processes(settings: Settings) -> int:
     """How many processes make a training together: `devices.processes`, or one for each GPU of its share, at least
-    one."""
-    return settings.devices.processes or max(1, len(visible_gpus()) // settings.devices.trainings)
+    one. On MIG instances it is one: each of several would see the first instance of the share alone."""
+    gpus = visible_gpus()
+    each = 1 if _on_mig(gpus) else len(gpus) // settings.devices.trainings
+    return settings.devices.processes or max(1, each)
+
+
+def _on_mig(gpus: list[str]) -> bool:
+    return bool(gpus) and gpus[0].startswith(MIG)
 
 
 def shares(settings: Settings) -> list[dict[str, str]]:
@@ -76,7 +87,14 @@ def check_processes(settings: Settings) -> None:
 
 def _check_places(settings: Settings) -> None:
     """Raise `ConfigurationError` where a process would be without a GPU, or a core, of its own."""
-    many, gpus, processes = settings.devices.trainings, len(visible_gpus()), training_processes(settings)
+    names, many, processes = visible_gpus(), settings.devices.trainings, training_processes(settings)
+    gpus = len(names)
+    if _on_mig(names) and processes > 1:
+        raise ConfigurationError(
+            f"devices.processes = {processes} and CUDA_VISIBLE_DEVICES names MIG instances: a process sees one of them "
+            "alone, so those of one training cannot have one each; set devices.processes = 1, and devices.trainings to "
+            f"at most {gpus} to use several"
+        )
     if gpus % many:
         raise ConfigurationError(
             f"devices.trainings = {many} cannot share {gpus} visible GPUs evenly; set it to a divisor of {gpus}, or "

@@ -3,6 +3,8 @@
     memory: a training takes at most about 5.4 GiB (weights 0.6, adapter 0.2, activations 3.8) of 23.5 on this machine
 
 Told is the peak with conversations as long as the settings allow. Refused is only what would not fit with the shortest.
+Of a GPU counts what is free before the round has loaded anything, less what the round's own process will hold of it
+while the training is made in another one.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Any
 from environments.contract import Target
 from errors import ConfigurationError
 from models.local.model_files import EMBEDDED
-from models.training.memory import Batch, Peak, Shape, expected_peak, memory_there
+from models.training.memory import Batch, Memory, Peak, Shape, expected_peak, memory_there, resident
 from models.training.records import TrainingSettings
 from settings import Settings
-from tasks.operations.devices import check_processes, training_processes
+from tasks.operations.devices import check_processes, training_processes, visible_gpus
 from tasks.round.preflight import check_trainings
 from tasks.round.target_prompt import first_opening
 
@@ -30,6 +32,8 @@ EMBEDDED_CONFIG: Mapping[str, Any] = {
 }  # fmt: skip
 # Characters of English and JSON in a token, and how many tokens an environment answers a sampled one with, about.
 CHARACTERS, ANSWERED = 3.5, 1.0
+# The share of a GPU from which on it is said that other processes have it.
+MUCH = 0.2
 
 
 def config_of(name: str) -> Mapping[str, Any]:
@@ -52,13 +56,14 @@ def check_training(settings: Settings) -> None:
     turn."""
     check_trainings(settings)
     check_processes(settings)
-    turn = settings.rollout.max_tokens
-    least, there = _peak(settings, turn, 0), _there(settings)
-    if least.gib > there:
+    turn, t = settings.rollout.max_tokens, settings.train
+    least, there = _peak(settings, turn, 0, t.groups * t.group_size), _there(settings)
+    if least.gib > there.free:
         raise ConfigurationError(
             f"{_said(settings, f' of {settings.base_model}')} at least {least.text()}, and {_device()} has "
-            f"{there:.1f} GiB; {'set devices.trainings = 1, ' if _together(settings) > 1 else ''}"
+            f"{_has(there)}; {'set devices.trainings = 1, ' if _together(settings) > 1 else ''}"
             "take a smaller base_model, a smaller train.micro_batch_tokens (or train.micro_batch), "
+            f"{'fewer rollout.rows, ' if least.sampling > least.activations else ''}"
             "devices.recompute = true or fewer train.upper_layers, devices.shard = true on several GPUs, or set "
             "devices.memory_gib to what there is if this is wrong"
         )
@@ -73,16 +78,25 @@ def memory_text(settings: Settings, target: Target) -> str:
     steps = environment.max_steps
     environment.close()
     answers = round(steps * settings.rollout.max_tokens * (1 + ANSWERED))
-    peak, there = _peak(settings, answers, round(len(said) / CHARACTERS)), _there(settings)
-    text = f"{_said(settings)} at most about {peak.text()} of {there:.1f} on {_device()}"
-    if peak.gib > there:
+    opening = round(len(said) / CHARACTERS)
+    peak, there = _peak(settings, answers, opening, settings.rollout.rows), _there(settings)
+    free = f"{there.free:.1f}" if there.free == there.total else f"{there.free:.1f} GiB free of {there.total:.1f}"
+    text = f"{_said(settings)} at most about {peak.text()} of {free} on {_device()}"
+    if peak.gib > there.free:
         text += "; long conversations may not fit: set train.micro_batch_tokens, or devices.recompute"
     return text
 
 
-def _peak(settings: Settings, answers: int, opening: int) -> Peak:
-    """The peak with rows of so many tokens behind an opening, in all processes that share the memory."""
-    from models.local.dtypes import fast_dtype
+def made_apart(settings: Settings) -> bool:
+    """Whether the trainings of a round are made in other processes than its own (`flows/train_apart.py`)."""
+    several = settings.devices.trainings > 1 or training_processes(settings) > 1
+    return several or bool(settings.limits.training_minutes)
+
+
+def _peak(settings: Settings, answers: int, opening: int, playing: int) -> Peak:
+    """The peak with rows of so many tokens behind an opening, in all processes that share the memory. A sampler of the
+    process itself plays so many episodes at once, if it has rows for them."""
+    from models.local.kv_cache import room_for
 
     config, t = config_of(settings.base_model), settings.train
     train = TrainingSettings(rank=t.rank, upper_layers=t.upper_layers, recompute=settings.devices.recompute)
@@ -94,16 +108,21 @@ def _peak(settings: Settings, answers: int, opening: int) -> Peak:
     if t.micro_batch_tokens is not None:
         tokens = max(row, t.micro_batch_tokens)
         rows = max(1, tokens // row)
-    width = (
-        fast_dtype(settings.cache).itemsize
-        if settings.dtype == "auto"
-        else {"float32": 4, "bfloat16": 2}[settings.dtype]
-    )
-    batch, local = Batch(rows, tokens, row, opening), settings.policy.backend == "local"
+    width, local = _width(settings), settings.policy.backend == "local"
+    stored = min(settings.rollout.rows, playing) * room_for(row, context)
     parts = training_processes(settings) if settings.devices.shard else 1
+    batch = Batch(rows, tokens, row, opening, stored)
     peak = expected_peak(Shape.of(config), train, batch, width, _kind(), local, parts)
-    many = _together(settings) * training_processes(settings) if _kind() == "cpu" else 1
-    return Peak(*(many * size for size in (peak.weights, peak.adapter, peak.activations, peak.libraries)))
+    return peak.times(_together(settings) * training_processes(settings) if _kind() == "cpu" else 1)
+
+
+def _width(settings: Settings) -> int:
+    """Bytes of a number of the base."""
+    from models.local.dtypes import fast_dtype
+
+    if settings.dtype == "auto":
+        return fast_dtype(settings.cache).itemsize
+    return {"float32": 4, "bfloat16": 2}[settings.dtype]
 
 
 def _together(settings: Settings) -> int:
@@ -116,8 +135,45 @@ def _said(settings: Settings, of: str = "") -> str:
     return f"a training{of} takes" if many == 1 else f"{many} trainings{of} at once take"
 
 
-def _there(settings: Settings) -> float:
-    return settings.devices.memory_gib or memory_there(_kind(), settings.devices.sleep)
+def _there(settings: Settings) -> Memory:
+    """What a training may take. Made in another process on a GPU, it lies beside what the round's process has loaded by
+    then; a base in parts is in the machine's memory there."""
+    if given := settings.devices.memory_gib:
+        return Memory(given, given)
+    own = 0
+    if _kind() == "cuda" and made_apart(settings) and not settings.devices.shard:
+        own = resident(Shape.of(config_of(settings.base_model)), _width(settings))
+    return memory_there(_kind(), settings.devices.sleep, _gpus(settings), own)
+
+
+def _gpus(settings: Settings) -> list[int]:
+    """The GPUs on which trainings are made, as this process counts them: of each training's share one for each of its
+    processes. To look at one takes some of its memory."""
+    import torch
+
+    many = settings.devices.trainings
+    each = len(visible_gpus()) // many
+    found = [each * share + one for share in range(many) for one in range(training_processes(settings))]
+    return [gpu for gpu in found if gpu < torch.cuda.device_count()] or [0]
+
+
+def _has(there: Memory) -> str:
+    """What there is, and who has the rest."""
+    if there.free == there.total:
+        return f"{there.free:.1f} GiB"
+    notes = []
+    if there.own:
+        notes.append(
+            f"the round's own process will hold {there.own:.1f}, as limits.training_minutes, devices.trainings or "
+            "several processes have the training made beside it"
+        )
+    if there.others > MUCH * there.total:
+        notes.append(
+            f"another process has {there.others:.1f}: give a server a smaller share or a GPU of its own, or let it "
+            "sleep while a training needs the memory (devices.sleep = true)"
+        )
+    text = f"{there.free:.1f} GiB free of {there.total:.1f} GiB"
+    return f"{text} ({'; '.join(notes)})" if notes else text
 
 
 def _kind() -> str:

@@ -314,6 +314,12 @@ class Context:
         kept: C = self._kept[name]
         return kept
 
+    def rest(self) -> None:
+        """Give the memory back that sampling in this process has taken, while others train. It is taken again when
+        needed; the base stays."""
+        if "base" in self.__dict__:  # what is not loaded holds nothing
+            self.base.policy.free_buffers()
+
     def close(self) -> None:
         """Close what the round keeps open; take its adapters from the servers."""
         self._closing.close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from errors import ConfigurationError
 from models.policy import PolicyIdentity, TrainablePolicy
 from settings import Settings, writable_folder
+from tasks.unattended.alive import check_nobody_trains
 
 if TYPE_CHECKING:
     from models.local.base import BaseModel
@@ -55,12 +56,14 @@ def open_servers(settings: Settings, seconds: float | None = None) -> list[VllmS
 
 def check_policy(settings: Settings) -> None:
     """Before any work: the servers are there and awake, have one and the same base, and sample as needed. Nothing for
-    the local backend."""
+    the local backend. Raises `ServersBusy` where they sleep for a training of another process."""
     if settings.policy.backend == "vllm":
         from models.vllm.equality import check_base, probe
         from models.vllm.server import WAITS
 
         writable_folder(settings.lora_folder)
+        if settings.devices.sleep:
+            check_nobody_trains(settings)
         scores = {}
         # That it is there is told soon; the first text that a server scores may take what any turn may: it warms up.
         for server in open_servers(settings):
@@ -68,9 +71,22 @@ def check_policy(settings: Settings) -> None:
                 quick.models(WAITS[:2])
                 if settings.devices.sleep:
                     server.rouse()
+                else:
+                    check_awake(quick, settings)
                 server.check()
                 scores[server.url] = probe(server)
         check_base(scores)
+
+
+def check_awake(server: VllmServer, settings: Settings) -> None:
+    """For who wakes no server. Raises `ServersBusy` where it sleeps for a training, and `ConfigurationError` where it
+    was left asleep: what it is asked then it would not answer."""
+    if server.asleep():
+        check_nobody_trains(settings)
+        raise ConfigurationError(
+            f"{server.url} is asleep: a training of another home needs its memory, or one was killed; if nobody trains "
+            f"there, wake it with 'curl -X POST {server.url}/wake_up', as a new round with devices.sleep does"
+        )
 
 
 def open_remote(settings: Settings, identity: PolicyIdentity, stop_ids: frozenset[int]) -> VllmPolicy:
@@ -91,7 +107,8 @@ def open_remote(settings: Settings, identity: PolicyIdentity, stop_ids: frozense
 def open_backend(settings: Settings, base: BaseModel) -> Backend:
     """What samples in this round. The servers' identity says so: their draws are not those of the local model.
 
-    Raises `ConfigurationError` for a server that holds another base than `base`, before anything is sampled.
+    Raises `ConfigurationError` for a server that holds another base than `base`, before anything is sampled, and
+    `ServersBusy` where they sleep for a training of another process.
     """
     from models.local.base import weights_of
     from models.training.actors import LocalActor, VllmActor
@@ -103,6 +120,8 @@ def open_backend(settings: Settings, base: BaseModel) -> Backend:
     identity = PolicyIdentity(mine.base, mine.revision, f"vllm:{settings.policy.model}", "", mine.renderer)
     for server in open_servers(settings):
         if settings.devices.sleep:  # a killed round's servers sleep until they are told otherwise
+            if server.asleep():  # in a round, whose own training may have a worker play, they are awake
+                check_nobody_trains(settings)
             server.rouse()
         server.check_weights(weights_of(base, settings.cache))
         server.close()

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,9 +22,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from db import ReleaseRow, Round, RoundState, StageRow, StageState, Store, open_store
-from db.engine import database_time
-from db.queries import rows
+from db import ReleaseRow, Round, RoundState, Store, open_store
 from errors import StageHeld, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
@@ -40,14 +36,13 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import mlflow_failures, open_registry
 from tasks.round.results import StageResult
 from tasks.round.stored import StoredRound
+from tasks.unattended.alive import LEASE_SECONDS, other_worker
 from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
 logger = logging.getLogger("trace")
 
-# A stage whose process died is taken over after this long; heartbeats come three times as often.
-LEASE_SECONDS = 15.0
 POLL_SECONDS = 2.0
 
 # The rounds that this process has open, by id. Prefect hands tasks ids alone, so a task has to find the round that the
@@ -79,30 +74,6 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     context = Context(settings, store, opened, left=left)
     (folder / opened.id).mkdir(exist_ok=True)
     return _watched(context)
-
-
-def other_worker(store: Store, round_id: str) -> str | None:
-    """The owner of a stage of the round that another living process works on; None where there is none. One whose
-    process has ended on this machine keeps its lease for a few seconds, and is not alive."""
-    with store.transaction() as connection:
-        now = database_time(connection)
-        stages = rows(connection, StageRow, {"round_id": round_id, "state": StageState.RUNNING})
-    held = [s.owner for s in stages if s.owner and s.lease_until and s.lease_until >= now]
-    return next((owner for owner in held if not _is_own_or_ended(owner)), None)
-
-
-def _is_own_or_ended(owner: str) -> bool:
-    """Whether the owner of a claim (`db.ledger.owner_name`) is this process, or one of this machine that has ended."""
-    machine, pid, *_ = [*owner.split(":"), ""]
-    if machine != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return int(pid) == os.getpid()
 
 
 def _watched(context: Context) -> Context:

@@ -97,14 +97,15 @@ def build_gateway(
 ) -> GatewayApp:
     """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns."""
     preset = preset_of(settings)
-    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache)
-    base.policy.context = min(base.policy.context, CONTEXT)
-    engine = LocalEngine(base.policy)
-    engine.start()
     if serving.servers:
         policy = settings.policy.model_copy(update={"backend": "vllm", "url": ",".join(serving.servers)})
         settings = settings.model_copy(update={"policy": policy})
     remote = settings.policy.backend == "vllm"
+    # Before servers the base only routes: a server on this machine fills the GPU.
+    base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache, host=remote)
+    base.policy.context = min(base.policy.context, CONTEXT)
+    engine = LocalEngine(base.policy)
+    engine.start()
     base_name = settings.policy.model if remote else wanted.base
     wanted = replace(wanted, target=settings.target, base=base_name, pinned=serving.release)
     upstream, hosts = _servers(settings, serving, base) if remote else _this_process(engine, base)

@@ -8,19 +8,23 @@ a password in it travels with a task.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from errors import ConfigurationError
 from settings import Settings
+from tasks.operations.devices import visible_gpus
 from tasks.shards.worker import check_same, code_fingerprint
 
+logger = logging.getLogger("trace")
 CONNECT_SECONDS = 5.0
 PACKAGES = {"dask": "prefect_dask", "ray": "prefect_ray"}
 
@@ -101,6 +105,39 @@ def worker_environment(settings: Settings) -> dict[str, str]:
     return {name: value for name, value in places.items() if value} | passed
 
 
+def dealt_gpus(settings: Settings) -> list[str]:
+    """The GPU of each worker that is started on this machine, by the name that CUDA has for it; none where workers
+    sample on servers, or there is no GPU. Without it all would load the base onto the first one."""
+    many, gpus = settings.runner_workers, visible_gpus() if settings.policy.backend == "local" else []
+    if gpus and many > len(gpus):
+        logger.warning(
+            "runner_workers = %d share %d visible GPUs: each worker loads the base, and keeps keys and values, onto "
+            "one that others have, too; set runner_workers = %d, or policy.backend = 'vllm'",
+            many, len(gpus), len(gpus),
+        )  # fmt: skip
+    elif many < len(gpus):
+        logger.warning(
+            "runner_workers = %d and %d GPUs are visible: a worker samples on one, the others have none; set "
+            "runner_workers = %d",
+            many, len(gpus), len(gpus),
+        )  # fmt: skip
+    return [gpus[worker % len(gpus)] for worker in range(many)] if gpus else []
+
+
+def _starter_on(gpus: list[str]) -> type[Any]:
+    """What starts a worker of a `LocalCluster` so that it sees one of these GPUs: the cluster itself gives all workers
+    the same environment."""
+    from distributed import Nanny
+
+    class OnGpu(Nanny):  # type: ignore[misc]
+        def __init__(self, *given: Any, **options: Any) -> None:
+            gpu = gpus[options["name"] % len(gpus)]  # workers of such a cluster are named by their number
+            options["env"] = {**options["env"], "CUDA_VISIBLE_DEVICES": gpu}
+            super().__init__(*given, **options)
+
+    return OnGpu
+
+
 class DaskCluster:
     """`prefect-dask`: a scheduler by its address, or a `LocalCluster` of one-threaded processes."""
 
@@ -110,12 +147,14 @@ class DaskCluster:
         if settings.runner_address:
             self.runner = DaskTaskRunner(address=settings.runner_address)
         else:
+            gpus = dealt_gpus(settings)
             self.runner = DaskTaskRunner(
                 cluster_kwargs={
                     "n_workers": settings.runner_workers,
                     "threads_per_worker": 1,  # a worker plays many episodes at once by itself
                     "env": worker_environment(settings),
                     "dashboard_address": None,
+                    "worker_class": _starter_on(gpus) if gpus else None,
                 }
             )
         self.runner.__enter__()
@@ -151,6 +190,11 @@ class DaskCluster:
         return None
 
 
+def _place(worker: int) -> str:
+    """Ray's name of what only one task at a time can have."""
+    return f"trace_worker_{worker}"
+
+
 class RayCluster:
     """`prefect-ray`: a head by its address, or a Ray of so many processors on this machine."""
 
@@ -163,11 +207,15 @@ class RayCluster:
         # Workers inherit this: as Ray's own `runtime_env` it would stand in Ray's logs, passwords included.
         places = {} if settings.runner_address else worker_environment(settings)
         self.folder = ""
+        self.gpus: list[str] = [] if settings.runner_address else dealt_gpus(settings)
+        self._next = cycle(range(len(self.gpus)))
         if not settings.runner_address:
             # Ray's own folder of sessions grows by one a round.
             self.folder = tempfile.mkdtemp(prefix="trace-ray-")
             how |= {"num_cpus": settings.runner_workers, "include_dashboard": False, "_temp_dir": self.folder}
             places["RAY_USAGE_STATS_ENABLED"] = "0"
+            if self.gpus:
+                how["resources"] = {_place(worker): 1 for worker in range(len(self.gpus))}
         self.runner = RayTaskRunner(address=settings.runner_address or None, init_kwargs=how)
         try:
             with _environment(places):
@@ -195,7 +243,16 @@ class RayCluster:
         return _told(ask)
 
     def submit(self, task: Any, given: Mapping[str, Any]) -> Any:
-        return self.runner.submit(task, dict(given))
+        from prefect_ray.context import remote_options
+
+        if not self.gpus:
+            return self.runner.submit(task, dict(given))
+        worker = next(self._next)
+        # Ray's own GPUs (`num_gpus`) would end the process, and its base, with every task. A process of one environment
+        # is used again for tasks of the same one alone, and a place keeps two tasks from one GPU at once.
+        seen = {"env_vars": {"CUDA_VISIBLE_DEVICES": self.gpus[worker]}}
+        with remote_options(resources={_place(worker): 1}, runtime_env=seen):
+            return self.runner.submit(task, dict(given))
 
     def done(self, future: Any) -> bool:
         return bool(self.ray.wait([future.wrapped_future], timeout=0)[0])

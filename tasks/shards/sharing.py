@@ -18,6 +18,7 @@ from tasks.round.progress import Meter
 from tasks.shards.runners import Cluster, open_cluster
 from tasks.shards.work import works
 from tasks.shards.worker import code_fingerprint, play_part, shard_task
+from tasks.unattended.stalls import pulse
 
 logger = logging.getLogger("trace")
 
@@ -96,6 +97,7 @@ class SharedPlay:
             done = play_part(self.context, part, engine, what)
             _add(run, done)
             if not done.played and not self.shards.free(part):
+                pulse()  # whoever plays them has a watch of its own
                 engine.options.flushed()
                 time.sleep(POLL_SECONDS)
 

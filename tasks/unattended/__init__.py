@@ -1,1 +1,1 @@
-"""What lets a round run without anybody looking: limits, a watch for hangs, and notices to people."""
+"""What lets a round run without anybody looking: limits, a watch for hangs, who is alive, and notices to people."""

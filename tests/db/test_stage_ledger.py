@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from db import Round, StageRow, StageState, Store, row_id
+from db.rows import PROCESS
 from errors import StoreError, TransitionError
 
 
@@ -152,3 +153,37 @@ def test_wrong_stages_are_refused(store: Store, round_: Round) -> None:
         store.stage(round_.id, "train").claim(lease_seconds=0)
     with pytest.raises(StoreError, match="ledger"):
         store.set_state(StageRow, row_id(round_.id, "train"), StageState.DONE)
+
+
+def test_a_process_that_has_a_round_open_says_so_until_it_leaves_or_dies(store: Store, round_: Round) -> None:
+    def present() -> dict[str, StageRow]:
+        return {row.name.removeprefix(PROCESS): row for row in store.rows(StageRow, round_id=round_.id)}
+
+    waits, dies = store.presence(round_.id, 0.6), store.presence(round_.id, 3600.0)
+    assert waits.owner != dies.owner
+    waits.begin()
+    dies.beat()  # and no other follows
+    assert present().keys() == {waits.owner, dies.owner}
+    began = present()[waits.owner].heartbeat_at
+    assert began is not None
+    until = time.monotonic() + 10
+    while present()[waits.owner].heartbeat_at == began:  # it is prolonged in the background
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    expire(store)
+    while dies.owner in present():  # who lives says so again, and takes the dead one's word away
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    (row,) = present().values()
+    assert (row.state, row.owner, row.started_at, row.seconds) == ("running", waits.owner, None, None)
+    waits.close()
+    assert present() == {}
+    store.presence(round_.id, 1.0).close()  # one that never began
+
+
+def test_a_stage_is_claimed_beside_those_that_have_the_round_open(store: Store, round_: Round) -> None:
+    presence = store.presence(round_.id, 3600.0)
+    presence.beat()
+    assert store.stage(round_.id, "gate").claim("another")
+    presence.beat()
+    assert store.stage(round_.id, "gate").row().owner == "another"

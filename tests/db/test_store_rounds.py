@@ -195,6 +195,26 @@ def test_what_a_database_would_garble_is_cleaned_or_refused(store: Store, round_
     assert store.rows(TrainingStepRow) == []
 
 
+def test_how_a_round_ended_is_stored_whatever_was_said(store: Store, round_: Round) -> None:
+    interrupted = store.finish_round(round_.id, RoundState.INTERRUPTED, "half \ud800 of it")
+    assert interrupted.reason == "half \ufffd of it"
+    assert store.finish_round(round_.id, RoundState.FAILED, "nul \x00").reason == "nul \ufffd"
+    add_adapter(store, round_)
+    store.set_state(AdapterRow, "a1", AdapterState.TRAINED, path="\udcff", config={"said": "\x00"})
+    found = store.row(AdapterRow, id="a1")
+    assert found is not None
+    assert (found.path, found.config) == ("\ufffd", {"said": "\ufffd"})
+    with pytest.raises(StoreError, match="column base_success of adapters is nan"):
+        store.set_state(AdapterRow, "a1", AdapterState.TRAINED, base_success=math.nan)
+
+
+def test_asking_for_what_cannot_be_a_text_is_a_store_error(store: Store) -> None:
+    with pytest.raises(StoreError, match="lone surrogates"):
+        store.rows(AdapterRow, id="a\ud800")
+    with pytest.raises(StoreError, match="lone surrogates"):
+        store.set_state(AdapterRow, "a\ud800", AdapterState.TRAINED)
+
+
 def test_wrong_rows_are_refused_whole(store: Store, round_: Round) -> None:
     with pytest.raises(TypeError, match="colour"):
         SpendRow(id="1", stage="x", model="m", colour=1)

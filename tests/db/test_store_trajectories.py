@@ -14,6 +14,13 @@ from db import CheckRow, Round, StepRow, Store, Written
 from errors import StoreError
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def everything(store: Store) -> str:
     """All rows of the tables that trajectories are written to, as text."""
     return "".join(
@@ -143,12 +150,12 @@ def test_many_trajectories_are_read_in_pages(store: Store, round_: Round) -> Non
 
 def test_what_models_say_can_always_be_stored(store: Store, round_: Round) -> None:
     step = StepRow({"content": "\x00\udcff"}, [{"content": "tab\t\x01 end"}])
-    check = CheckRow("n", "k", True, False, "said \x00")
+    check = CheckRow("n", "k\ud800", True, False, "said \x00")
     store.add_trajectories([trajectory(round_.id, steps=[step], checks=[check], messages=[{"content": "\udc80"}])])
     found = store.trajectory("t1")
     assert found.steps[0].action == {"content": "\ufffd\ufffd"}
     assert found.steps[0].observation == [{"content": "tab\t\x01 end"}]
-    assert found.checks[0].detail == "said \ufffd"
+    assert (found.checks[0].kind, found.checks[0].detail) == ("k\ufffd", "said \ufffd")
     assert found.messages == [{"content": "\ufffd"}]
 
 
@@ -162,6 +169,10 @@ def test_what_models_say_can_always_be_stored(store: Store, round_: Round) -> No
         ({"token_ids": [2**31] * 6}, "int32"),
         ({"token_ids": [0.5] * 6}, "integers"),
         ({"metrics": {"x": object()}}, "not JSON"),
+        ({"metrics": {"x": float("nan")}}, "finite values"),
+        ({"checks": [CheckRow("n", "k", True, True, 5)]}, "name, kind and detail are texts"),  # type: ignore[arg-type]
+        ({"metrics": {"x": nested(2000)}}, "not nested too deeply"),
+        ({"steps": [StepRow({"a": nested(2000)}, [])]}, "not nested too deeply"),
         ({"round_id": "nowhere"}, "rule of the schema"),
     ],
 )

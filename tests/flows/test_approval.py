@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,15 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import StateType
 
 import flows.approval as approval
-from db import ReleaseState
+import flows.improve as improve
+from db import ReleaseState, RoundState
 from errors import ConfigurationError, NotApproved
 from settings import load_settings
+from tasks.operations import told
+from tasks.operations.told import tell_start
 from tasks.round.preflight import check_approval
+from tasks.unattended import alive
+from tasks.unattended.notices import Notice
 
 PROPOSAL = SimpleNamespace(
     candidate=SimpleNamespace(number=7, state=ReleaseState.CANDIDATE),
@@ -93,6 +99,34 @@ def test_only_what_would_be_promoted_is_asked_and_only_once(monkeypatch: pytest.
         monkeypatch.setattr(approval, "proposal_of", lambda context, made=proposal: made)
         approval.ask_approval(context)
         assert context.told == []
+
+
+def test_a_round_that_waits_for_a_person_is_not_said_to_have_died(
+    settings_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"unattended": {"approve": True}, "limits": {"idle_minutes": 0}}
+    settings, said = load_settings(home=settings_folder, profile="smoke", **given), list[str]()
+
+    def notify(settings: Any, notice: Notice) -> None:
+        said.append(notice.kind)
+
+    def pause(**given: Any) -> SimpleNamespace:
+        """Another process opens the round meanwhile, and is stopped by whoever began it."""
+        monkeypatch.setattr(alive, "is_own_or_ended", lambda owner: False)
+        with suppress(KeyboardInterrupt), improve.opened(settings, fresh=False) as other:
+            assert other.round.id == waits.round.id
+            tell_start(other)
+            raise KeyboardInterrupt
+        return SimpleNamespace(promote=True)
+
+    asked(monkeypatch)
+    monkeypatch.setattr(approval, "tell_question", lambda context, number: None)
+    monkeypatch.setattr(told, "notify", notify)
+    monkeypatch.setattr(approval, "pause_flow_run", pause)
+    with improve.opened(settings, fresh=False) as waits:
+        approval.ask_approval(waits)
+        assert said == ["started"]
+        assert waits.store.round(waits.round.id).state == RoundState.RUNNING
 
 
 def test_where_nobody_can_answer_the_round_does_not_start(

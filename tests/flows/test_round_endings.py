@@ -8,10 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import Abort, Pause, TerminationSignal
+from sqlalchemy import text
 
 import flows.improve as flow
 from db import RoundState, Store, open_store
-from errors import AdapterError, BudgetExceeded, EnvironmentFault, ProviderError, SandboxError, StageHeld, TrainingError
+from db.rows import PROCESS
+from errors import (
+    AdapterError,
+    BudgetExceeded,
+    EnvironmentFault,
+    ProviderError,
+    SandboxError,
+    ServersBusy,
+    StageHeld,
+    TrainingError,
+)
 from settings import Settings, load_settings
 from tasks.operations import told
 
@@ -58,6 +70,10 @@ def test_the_very_same_error_twice_closes_the_round(settings: Settings) -> None:
     assert states(settings, OSError("no network")) == [RoundState.FAILED, RoundState.INTERRUPTED]
 
 
+def test_a_round_whose_servers_sleep_for_another_training_waits_for_that_however_often(settings: Settings) -> None:
+    assert states(settings, *[ServersBusy("round 7 on other trains")] * 3) == [RoundState.INTERRUPTED]
+
+
 def test_a_round_that_was_stopped_by_the_user_is_gone_on_with(settings: Settings) -> None:
     assert states(settings, KeyboardInterrupt(), KeyboardInterrupt()) == [RoundState.INTERRUPTED]
 
@@ -96,3 +112,27 @@ def test_a_process_that_has_ended_on_this_machine_works_on_nothing(settings: Set
     with flow.opened(settings, fresh=False) as again:
         assert again.left
     assert states(settings, OSError("disk full")) == [RoundState.INTERRUPTED]
+
+
+@pytest.mark.parametrize("signal", [Pause(), Abort(), TerminationSignal(15)])
+def test_a_run_that_a_person_suspends_or_cancels_has_not_died(settings: Settings, signal: BaseException) -> None:
+    """Prefect ends it by what is no `Exception`."""
+    assert states(settings, signal) == [RoundState.INTERRUPTED]
+    with flow.opened(settings, fresh=False) as again:
+        assert not again.left
+
+
+def test_a_process_that_holds_no_stage_lives_while_it_says_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between two stages, for as long as a person is waited for, or while a training's own process starts."""
+    monkeypatch.setattr("db.store.owner_name", lambda: "elsewhere:1:ab")
+    with flow.opened(settings, fresh=False) as waits:
+        monkeypatch.undo()
+        with flow.opened(settings, fresh=False) as second:
+            assert not second.left
+        assert states(settings, KeyboardInterrupt(), OSError("disk full")) == [RoundState.RUNNING]
+        with waits.store.transaction() as connection:  # it dies, and its lease runs out
+            connection.execute(text(f"UPDATE stages SET lease_until = '2020-01-01' WHERE name LIKE '{PROCESS}%'"))
+        with flow.opened(settings, fresh=False) as next_one:
+            assert next_one.left

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from environments.contract import Action, Message, Observation, Score, TargetTask, Termination
+from environments.contract import DEEPEST, Action, Check, Message, Observation, Score, TargetTask, Termination, ToolCall
 from environments.targets.shop.target import target
-from errors import ContextOverflow, PolicyError, SandboxError
+from errors import ContextOverflow, PolicyError, ProviderError, SandboxError, TargetError
 from models.episodes import Episode, Player, Trajectory, play_all, trajectory_id
 from models.policy import PolicyIdentity, Sampling
 from models.scripted import NoopPolicy, OraclePolicy, RandomPolicy
@@ -63,6 +64,20 @@ def raising(name: str, problem: Callable[..., Any] = boom) -> Change:
     return lambda environment: setattr(environment, name, problem)
 
 
+def scored(metrics: Any = None, success: Any = False, checks: Any = (), **check: Any) -> Change:
+    """A score that is sound but for what is given; `check` are fields of its one check."""
+    if check:
+        checks = (Check(**({"name": "n", "kind": "k", "required": True, "passed": True} | check)),)
+    return giving("score", Score(0.5, success, checks, {} if metrics is None else metrics))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def sandbox_died(*_: Any) -> Any:
     raise SandboxError("the sandbox died; start it again")
 
@@ -91,6 +106,23 @@ FAULTS = {
     "reward is 2": (giving("score", Score(2.0, True)), "reward 2.0"),
     "reward is negative": (giving("score", Score(-0.1, False)), "-0.1"),
     "reward is a text": (giving("score", Score("1", True)), "a reward is a number"),  # type: ignore[arg-type]
+    "step gives no list": (giving("step", Observation(None)), "step raised TypeError"),  # type: ignore[arg-type]
+    "step gives a deep call": (
+        giving("step", Observation((Message("assistant", "", (ToolCall("f", {"a": nested(500)}),)),))),
+        "nested deeper",
+    ),
+    "success is a number": (scored(success=1), "success 1; success is True or False"),
+    "success is missing": (scored(success=None), "success None"),
+    "a metric is NaN": (scored({"ratio": float("nan")}), "metric 'ratio' as nan"),
+    "a metric is infinite": (scored({"ratio": float("-inf")}), "metrics are finite"),
+    "a metric is too large to print": (scored({"ratio": 10**5000}), "raised ValueError"),
+    "a metric is a text": (scored({"ratio": "1"}), "metrics are finite"),
+    "metrics are a list": (scored([1.0]), "a dict of numbers"),
+    "checks are missing": (giving("score", Score(0.5, False, None)), "a tuple of contract.Check"),  # type: ignore[arg-type]
+    "a check is a text": (scored(checks=("n",)), "'n' as a check"),
+    "a check's kind is missing": (scored(kind=None), "kind None; it is a text"),
+    "a check's detail is a number": (scored(detail=5), "detail 5; it is a text"),
+    "a check is passed in part": (scored(passed=0.5), "passed 0.5; it is True or False"),
 }
 
 
@@ -109,6 +141,41 @@ def test_boundary_is_the_errors_own() -> None:
     changed, others = played(raising("step", sandbox_died))
     assert (changed.boundary, changed.score) == ("sandbox", None)
     assert all(t.score for t in others)
+
+
+@pytest.mark.parametrize("problem", [ProviderError("the user's model timed out", transient=True), TargetError("gone")])
+def test_what_scoring_asks_of_others_may_fail_for_its_own_episode(problem: Exception) -> None:
+    def ask(*_: Any) -> Any:
+        raise problem
+
+    changed, others = played(raising("score", ask))
+    assert (changed.boundary, changed.score, changed.error) == (problem.boundary, None, str(problem))  # type: ignore[attr-defined]
+    assert changed.termination is Termination.ERROR
+    assert all(t.score for t in others)
+
+
+def test_numbers_of_numpy_are_as_good_as_pythons() -> None:
+    given = Check("n", "k", np.bool_(True), np.bool_(False))  # type: ignore[arg-type]
+    score = Score(np.float32(0.5), np.bool_(True), (given,), {"n": np.int64(3), "x": np.float32(0.25)})  # type: ignore[arg-type]
+    changed, _ = played(giving("score", score))
+    assert changed.score == Score(0.5, True, (Check("n", "k", True, False),), {"n": 3, "x": 0.25})
+    assert type(changed.score.success) is bool
+    assert {type(value) for value in changed.score.metrics.values()} == {int, float}
+
+
+@pytest.mark.parametrize(("depth", "kept"), [(DEEPEST - 1, True), (DEEPEST, False), (500, False), (100_000, False)])
+def test_calls_nested_too_deeply_are_malformed_whoever_made_them(depth: int, kept: bool) -> None:
+    class Deep(NoopPolicy):
+        def act(self, *_: Any) -> Action:
+            return Action("Now.", (ToolCall("f", {"a": nested(depth)}),))
+
+    trajectory, _ = played(lambda _: None, policy=Deep())
+    assert trajectory.score is not None
+    taken = trajectory.steps[0].action
+    assert (bool(taken.tool_calls), bool(taken.malformed)) == (kept, not kept)
+    assert kept or "f: arguments nested deeper than 64" in trajectory.messages[1].content
+    for message in trajectory.messages:
+        message.as_dict()
 
 
 def test_an_environment_that_cannot_be_made() -> None:

@@ -42,7 +42,7 @@ logger = logging.getLogger("trace.gateway")
 @dataclass
 class RoutedRequest:
     """A request whose route is known. `generation` is what it entered, None once it has left; `held` is the adapter
-    that is acquired for it ("" for none)."""
+    that is acquired for it ("" for none). `charged`: its tokens are counted, which happens once however it ends."""
 
     turn: Turn
     routed: Routed
@@ -50,6 +50,7 @@ class RoutedRequest:
     held: str
     headers: dict[str, str]
     began: float
+    charged: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Gateway:
         async def close() -> None:
             await events.aclose()
             self._release(opened)
+            self._charge(opened, owner)
 
         return Streamed(self._events(opened, events, first, until, owner), opened.headers, close)
 
@@ -292,7 +294,8 @@ class Gateway:
     async def _events(
         self, opened: RoutedRequest, events: AsyncGenerator[bytes], first: bytes, until: float, owner: str
     ) -> AsyncGenerator[bytes]:
-        """The rest of a stream. An error is now sent as an event, because the status has been sent already."""
+        """The rest of a stream. An error is now sent as an event, because the status has been sent already. However it
+        ends, also by a client that leaves, what came of it is charged."""
         whole = False
         try:
             yield first
@@ -308,6 +311,8 @@ class Gateway:
             self._release(opened)
             if whole:
                 self._close(opened, owner)
+            else:
+                self._charge(opened, owner)
 
     def _release(self, opened: RoutedRequest) -> None:
         if opened.generation is not None:
@@ -316,12 +321,19 @@ class Gateway:
 
     def _close(self, opened: RoutedRequest, owner: str) -> None:
         """Count an answer, and have it stored."""
-        turn, heard = opened.turn, opened.turn.heard
-        self.metrics.answered(turn.name, heard.usage.prompt, heard.usage.completion)
-        self.settings.keys.spend(owner, heard.usage.prompt + heard.usage.completion)
+        turn = opened.turn
+        self.metrics.answered(turn.name)
+        self._charge(opened, owner)
         self.metrics.seconds.observe(time.monotonic() - opened.began)
         if self.log is not None and turn.listen:
             self.log.add(LoggedTurn(owner, opened.routed, turn, time.monotonic() - opened.began))
+
+    def _charge(self, opened: RoutedRequest, owner: str) -> None:
+        """Count the tokens that were read and sampled for a request, once."""
+        if not opened.charged:
+            opened.charged, usage = True, opened.turn.heard.usage
+            self.metrics.computed(usage.prompt, usage.completion)
+            self.settings.keys.spend(owner, usage.prompt + usage.completion)
 
 
 def _plain(asked: ChatRequest) -> bool:

@@ -65,12 +65,15 @@ class Metrics:
         self.share: Counts[str] = Counts()
         self.recent: deque[float] = deque(maxlen=RECENT)
 
-    def answered(self, model: str, prompt: int, completion: int) -> None:
-        """One answer by `model`."""
+    def answered(self, model: str) -> None:
+        """One whole answer by `model`."""
         self.answers.labels(model).inc()
+        self.share[model] += 1
+
+    def computed(self, prompt: int, completion: int) -> None:
+        """Tokens of an answer, or of what a client has had of one."""
         self.tokens.labels("prompt").inc(prompt)
         self.tokens.labels("completion").inc(completion)
-        self.share[model] += 1
 
     def routed(self, capability: str, mode: str, milliseconds: float, confidence: float) -> None:
         """One decision of the router."""

@@ -39,7 +39,8 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class ChatRequest:
     """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
-    completion's ("" for chat). `body` is what came, for a server behind the gateway."""
+    completion's ("" for chat). `body` is what came, for a server behind the gateway. `usage_in_stream`: the client asks
+    for the count of a stream's tokens, and with `usage_in_parts` for that up to each part, too."""
 
     model: str
     chat: bool
@@ -49,6 +50,7 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     stream: bool = False
     usage_in_stream: bool = False
+    usage_in_parts: bool = False
     max_tokens: int | None = None
     temperature: float = 1.0
     seed: int | None = None
@@ -243,6 +245,7 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         body=body,
         stream=bool(body.get("stream")),
         usage_in_stream=bool(options.get("include_usage")),
+        usage_in_parts=bool(options.get("continuous_usage_stats")),
         max_tokens=None if longest is None else int(longest),
         temperature=1.0 if temperature is None else float(temperature),
         seed=None if seed is None else int(seed) % (1 << 63),

@@ -24,6 +24,7 @@ from models.policy import Generation, Request
 from models.serving.openai_api.errors import KINDS, ApiError, too_long
 from models.serving.openai_api.requests import ROLES, Usage
 from models.serving.upstreams.contract import AdapterGone, Replica, Turn
+from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
 
 CONNECT_SECONDS = 5.0
@@ -147,33 +148,35 @@ class HttpUpstream:
                 raise _problem(response.status, raw, turn, address)
         body = _json(raw)
         self._check(body, turn)
-        usage = body.get("usage") or {}
         choice = (body.get("choices") or [{}])[0]
         turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
         turn.heard.finish = str(choice.get("finish_reason"))
-        turn.heard.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+        turn.heard.usage = usage_of(body) or Usage()
         return body | {"model": turn.name}
 
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
-        """The server's events as they are, but for its count of tokens where the client did not ask for it. Parsed are
-        the first, those with a count, and all of them when `turn.listen` is set."""
+        """The server's events as they are, but for its counts of tokens where the client did not ask for them. What has
+        come of the answer is counted with every part: a client may leave after any."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             if response.status != 200:
                 raise _problem(response.status, await response.read(), turn, address)
-            first = True
+            first, usage = True, StreamUsage(len(content))
             async for events in _events(response):
                 passed = []
                 for data in events:
-                    if data != b"[DONE]" and (first or turn.listen or b'"usage"' in data):
-                        chunk = _json(data)
-                        if first:
-                            self._check(chunk, turn)
-                        _hear(turn, chunk)
+                    if data == b"[DONE]":
+                        passed.append(data)
+                        continue
+                    chunk = _json(data)
+                    if first:
+                        self._check(chunk, turn)
                         first = False
-                        if chunk.get("usage") and not chunk.get("choices") and not turn.asked.usage_in_stream:
-                            continue
-                    passed.append(data)
+                    turn.heard.usage = usage.add(chunk)
+                    if turn.listen:
+                        _hear(turn, chunk)
+                    if (shown := _shown(data, chunk, turn, usage.running)) is not None:
+                        passed.append(shown)
                 if passed:
                     yield b"".join(b"data: %b\n\n" % data for data in passed)
 
@@ -197,7 +200,8 @@ class HttpUpstream:
             body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
             body["tools"] = list(turn.prompt.tools)
         if turn.asked.stream:  # a server counts the tokens of a stream only when asked, and quotas need the count
-            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+            counts = {"include_usage": True, "continuous_usage_stats": True}
+            body["stream_options"] = {**(body.get("stream_options") or {}), **counts}
         path = "/v1/chat/completions" if turn.asked.chat else "/v1/completions"
         return path, json.dumps(body, ensure_ascii=False).encode(), turn.adapter.replicas if turn.adapter else ()
 
@@ -273,12 +277,22 @@ async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGene
                 yield _json(data)
 
 
+def _shown(data: bytes, chunk: Mapping[str, Any], turn: Turn, running: bool) -> bytes | None:
+    """A part of a streamed answer as the client sees it, None for one that it does not; `data` is the part as it came.
+    Who asked for a count sees the sum, and counts on the way to it (`running`) only if it asked for those, too: a
+    client may add up whatever it sees."""
+    if not chunk.get("usage"):
+        return data
+    asked, only_usage = turn.asked, not chunk.get("choices")
+    on_the_way = running and not only_usage and not asked.usage_in_parts
+    if asked.usage_in_stream and not on_the_way:
+        return data
+    return None if only_usage else json.dumps({k: v for k, v in chunk.items() if k != "usage"}).encode()
+
+
 def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
     """Add a part of a streamed answer to what was heard."""
-    heard, usage = turn.heard, chunk.get("usage")
-    if usage:
-        heard.usage = Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
-    message = heard.message
+    heard, message = turn.heard, turn.heard.message
     message.setdefault("role", "assistant")
     for choice in chunk.get("choices") or ():
         heard.finish = choice.get("finish_reason") or heard.finish

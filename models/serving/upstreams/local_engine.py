@@ -9,6 +9,7 @@ turn is in flight.
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -19,12 +20,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from errors import PolicyError, ProviderError, TraceError
 from models.adapters.deltas import folder_deltas
 from models.local.policy import LocalPolicy
+from models.out_of_memory import let_go, missing
 from models.policy import Generation, Request
 from models.serving.upstreams.contract import Replica
 
+logger = logging.getLogger("trace.models")
 T = TypeVar("T")
 PATIENCE = 2.0
 # Texts whose scores under the base are kept.
@@ -161,9 +166,23 @@ class LocalEngine:
                 if not self._alone:
                     self._admit()
                 if self.policy.busy:
-                    self._deliver(self.policy.step())
+                    self._step()
         finally:
             self._end()
+
+    def _step(self) -> None:
+        """One forward pass. One that the GPU has no memory for costs the turns in flight, and no later one."""
+        try:
+            finished = self.policy.step()
+        except torch.OutOfMemoryError as problem:
+            turns, self._sampling = list(self._sampling.values()), {}
+            self.policy.close()
+            refused = _refused(problem)
+            logger.error("%d turns in flight are refused: %s", len(turns), refused)
+            for turn in turns:
+                turn.tell(refused)
+        else:
+            self._deliver(finished)
 
     def _take(self) -> bool:
         """Everything in the inbox; waits only when there is nothing else to do. False: stop."""
@@ -183,7 +202,7 @@ class LocalEngine:
             elif item.alone:
                 self._alone.append(item)
             else:
-                _do(item)
+                self._do(item)
 
     def _cancel(self, session: str) -> None:
         self._waiting = deque(turn for turn in self._waiting if turn.request.session != session)
@@ -192,7 +211,20 @@ class LocalEngine:
 
     def _calls_alone(self) -> None:
         while self._alone and not self.policy.busy:
-            _do(self._alone.popleft())
+            self._do(self._alone.popleft())
+
+    def _do(self, call: _Call) -> None:
+        """Run a call; what it raises is its caller's."""
+        if not call.future.set_running_or_notify_cancel():
+            return
+        try:
+            call.future.set_result(call.work())
+        except torch.OutOfMemoryError as problem:
+            if not self.policy.busy:
+                self.policy.free_buffers()
+            call.future.set_exception(_refused(problem))
+        except Exception as problem:  # carried to the caller, who is in another thread
+            call.future.set_exception(problem)
 
     def _admit(self) -> None:
         """Hand the turns that may join the batch to the policy."""
@@ -252,14 +284,15 @@ class LocalEngine:
         self._alone.clear()
 
 
-def _do(call: _Call) -> None:
-    """Run a call; what it raises is its caller's."""
-    if not call.future.set_running_or_notify_cancel():
-        return
-    try:
-        call.future.set_result(call.work())
-    except Exception as problem:  # carried to the caller, who is in another thread
-        call.future.set_exception(problem)
+def _refused(problem: torch.OutOfMemoryError) -> ProviderError:
+    """What callers are told of a pass that the GPU had no memory for; what the pass held is free again."""
+    what = missing(problem)
+    let_go(problem)
+    return ProviderError(
+        f"the GPU that the local model runs on has no memory left ({what}); ask again later or with less text, give "
+        "the model a GPU that nothing else fills, or serve it on vLLM (policy.backend = 'vllm')",
+        transient=True,
+    )
 
 
 class EngineHost:

@@ -49,12 +49,17 @@ class RenderedUpstream:
         begun, done = False, None
         async with aclosing(self._told(turn, request, True)) as parts:
             async for part in parts:
+                text = ""
+                if isinstance(part, Generation):
+                    done = part
+                else:
+                    text = reader.feed(part)
+                # With every part: a client may leave after any, and is charged for what was sampled for it.
+                turn.heard.usage = Usage(len(request.prompt), reader.count if done is None else len(done.ids))
                 if chat and not begun:  # not before the turn was accepted
                     begun = True
                     yield event(envelope.chunk({"role": "assistant", "content": ""}))
-                if isinstance(part, Generation):
-                    done = part
-                elif text := reader.feed(part):
+                if text:
                     yield event(envelope.chunk({"content": text} if chat else text))
                 if reader.stopped:
                     break

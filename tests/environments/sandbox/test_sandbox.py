@@ -22,6 +22,7 @@ from environments.sandbox.workers import (
     SandboxLimits,
     Worker,
     WorkerDied,
+    WorkerGone,
     WorkerPool,
     choose_level,
 )
@@ -176,6 +177,34 @@ def test_a_worker_that_misbehaves_is_replaced():
     pool.close()
 
 
+def test_calls_that_wait_for_a_worker_which_is_killed_go_to_the_next():
+    """Two of them kill it, one after another; only these two are lost."""
+    pool = WorkerPool(ECHO, limits=LIMITS)
+    pool.call("echo", [0])
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        bad = [threads.submit(pool.call, "spin") for _ in range(2)]
+        time.sleep(0.2)
+        good = [threads.submit(pool.call, "echo", [n]) for n in range(6)]
+        assert [call.result(20) for call in good] == list(range(6))
+        for call in bad:
+            assert "deadline" in str(call.exception(20))
+    assert 1 <= pool.restarts <= 2
+    pool.close()
+
+
+def test_a_call_that_has_reached_its_worker_is_never_made_twice():
+    pool = WorkerPool(ECHO + "\ndef leave():\n    raise SystemExit(seen.append(1))\n", limits=LIMITS)
+    worker = pool._current()
+    worker._process.kill()
+    worker._process.wait()
+    assert pool.call("remember", [1]) == 1, "it had died before"
+    with pytest.raises(WorkerDied, match="deadline") as caught:
+        pool.call("spin")
+    assert not isinstance(caught.value, WorkerGone)
+    assert pool.restarts == 1
+    pool.close()
+
+
 @pytest.mark.parametrize("argument", [float("nan"), object(), "x" * (2 << 20), {1, 2}])
 def test_requests_that_cannot_be_sent_are_refused_and_leave_the_worker_well(argument):
     worker = Worker(ECHO)
@@ -218,7 +247,24 @@ def test_the_level_is_chosen_refused_and_warned_about(monkeypatch, caplog):
 def test_without_any_sandbox_it_refuses(monkeypatch):
     monkeypatch.delenv("TRACE_SANDBOX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    sandbox._why_not.cache_clear()
+    monkeypatch.setattr(sandbox, "_WORKING", set())
     with pytest.raises(SandboxError, match="Install bubblewrap"):
         Worker(ECHO)
-    sandbox._why_not.cache_clear()
+
+
+def test_a_probe_that_failed_is_made_again_and_one_that_worked_is_not(monkeypatch):
+    made = []
+
+    class Busy(Worker):
+        def __init__(self, *given):
+            made.append(given)
+            if len(made) == 1:
+                raise WorkerDied("the call passed its deadline")
+            super().__init__(*given)
+
+    monkeypatch.setattr(sandbox, "_WORKING", set())
+    monkeypatch.setattr(sandbox, "Worker", Busy)
+    with pytest.raises(SandboxError, match="'bubblewrap' does not work here: the call passed its deadline"):
+        choose_level("bubblewrap")
+    assert [choose_level("bubblewrap") for _ in range(3)] == [SandboxLevel.BUBBLEWRAP] * 3
+    assert len(made) == 2

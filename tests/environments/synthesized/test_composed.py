@@ -16,6 +16,7 @@ from environments.synthesized.composed import (
     DenseEnvironment,
     call_credit,
 )
+from environments.synthesized.references import References
 from environments.targets.shop.target import target
 from environments.validation.checks import Limits, validate_environment
 from errors import ConfigurationError
@@ -166,9 +167,15 @@ class _Answers:
         return None
 
 
+class _Answering:
+    """The target of those answers, as far as a reference needs it."""
+
+    name, environment = "answers", _Answers
+
+
 @pytest.mark.parametrize(("text", "reward"), [("12", 1.0), ("13", 0.4 * NEAR_MISS), ("x", 0.0)])
 def test_a_near_miss_of_an_answer_in_text_is_the_targets_own(text: str, reward: float) -> None:
-    environment = DenseEnvironment(_Answers(), _Answers())
+    environment = DenseEnvironment(_Answers(), References(_Answering()))  # type: ignore[arg-type]
     environment.reset(TargetTask("a", "generated", "", 0))
     environment.step(Action(content=text))
     assert environment.score().reward == pytest.approx(reward)

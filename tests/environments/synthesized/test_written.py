@@ -55,6 +55,24 @@ def test_an_agent_sees_the_targets_prompt_and_plays_the_modules_scenario(module:
     assert {c.kind for c in score.checks} == {"move_order_exactly"}
 
 
+def test_a_success_is_paid_whatever_the_module_says_of_it_and_a_failure_less() -> None:
+    """Modules that were accepted before this was checked, and rewards that no check meets."""
+    opened = SandboxedModule(SOURCE.replace("return (0.05, 0.2, 1.0)[right]", "return (1.0, 0.2, 0.0)[right]"))
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        environment, task = source.environment(), source.scenario(3)
+        goal = task.payload["scenario"]["goal"]["calls"][0]["arguments"]
+        paid = []
+        for arguments in (goal, {**goal, "address": "Atlantis"}, {"order": 1, "address": "Atlantis"}):
+            environment.reset(task)
+            environment.step(Action(tool_calls=(ToolCall("move", arguments),)))
+            score = environment.score()
+            paid.append((score.success, score.reward))
+        assert paid == [(True, 1.0), (False, 0.2), (False, 0.98)]
+    finally:
+        opened.close()
+
+
 def test_training_calibration_and_fresh_scenarios_never_meet(module: SandboxedModule) -> None:
     source = written(shop(), module, retention_share=0.0)
     training = {source.scenario(seed).seed for seed in range(60)}

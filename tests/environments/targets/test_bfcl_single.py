@@ -14,6 +14,7 @@ import pytest
 
 from environments.contract import SPLITS, Action, Generators, TargetTask, ToolCall, content_hash
 from environments.synthesized.composed import DenseEnvironment
+from environments.synthesized.references import References
 from environments.targets.bfcl.package import bfcl_folder
 from environments.targets.bfcl.single import items, verdicts
 from environments.targets.bfcl.single.answers import UnreadableAnswer, read_answer, reference_answer, write_answer
@@ -270,7 +271,7 @@ def test_the_reward_rises_with_every_part_and_a_call_too_many_costs_one(target: 
 
 
 def test_a_training_environment_hands_the_near_miss_on(target: SingleTarget) -> None:
-    dense = DenseEnvironment(target.environment(), target.environment(), near_miss=0.5)
+    dense = DenseEnvironment(target.environment(), References(target), near_miss=0.5)
     near = play(dense, task([WANTED]), lambda _: says('mail.send(to="Ann", copies=3)')).reward
     far = play(dense, task([WANTED]), lambda _: says("mail.send(number=3)")).reward
     assert 0 < far < near < 0.5

@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import re
+from dataclasses import replace
 
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
 from environments.validation.checks import Limits, validate_environment
@@ -145,6 +147,50 @@ def test_a_fault_that_an_agent_can_provoke_is_found():
             return super().step(action)
 
     assert "provoked a fault" in reasons(Fragile)
+
+
+def test_whatever_an_environment_raises_is_a_finding():
+    class Searches(Pricing):
+        def step(self, action):
+            for call in action.tool_calls:
+                re.search(str(call.arguments.get("item")), "item-1 item-2")
+            return super().step(action)
+
+    assert "provoked a fault in 2 of 2: error: " in reasons(Searches)
+
+    class Unmade(Pricing):
+        def __init__(self):
+            raise Exception("no room")
+
+    assert reasons(Unmade) == "play: raised Exception: no room"
+
+    class Unscored(Pricing):
+        def score(self):
+            return None
+
+    assert "score() gave NoneType, not a Score" in reasons(Unscored)
+
+    def drawn(seed):
+        raise re.error("unterminated")
+
+    assert reasons(Pricing, drawn).startswith("scenario: raised error: unterminated")
+
+
+def test_scenarios_that_another_process_draws_otherwise_are_found():
+    def other(seed):
+        task = scenario(seed)
+        return replace(task, payload=task.payload | {"factor": 6}) if seed == 4 else task
+
+    def reordered(seed):
+        task = scenario(seed)
+        return replace(task, payload=dict(reversed(task.payload.items())))
+
+    assert validate_environment(Pricing, scenario, LIMITS, twins=[scenario, scenario]).accepted
+    for twins, seeds in (([scenario, other], "[4]"), ([reordered], "[0, 1, 2, 3, 4]")):
+        verdict = validate_environment(Pricing, scenario, LIMITS, twins=twins)
+        (reason,) = verdict.reasons
+        assert reason.startswith(f"determinism: equal seeds gave different scenarios for seeds {seeds}; draw")
+        assert "sort a set" in reason
 
 
 def test_a_reward_outside_the_contract_is_a_fault():

@@ -14,6 +14,7 @@ import pytest
 from errors import ConfigurationError, LimitReached, ProviderError, StoreError, TraceError, TrainingError, TrainingStuck
 from flows import train_apart as apart
 from flows.train_apart import train_apart
+from models.policy import Request, Sampling
 from settings import load_settings
 from tasks.operations import jobs
 from tasks.operations.devices import check_processes, training_processes
@@ -76,6 +77,19 @@ def test_every_visible_gpu_has_a_process_and_rows_have_to_be_shared_evenly(
     assert apart.command_of(3)[1:6] == ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "3")
     with pytest.raises(ConfigurationError, match=r"= 32 rows cannot be shared by 3 processes; set devices\.processes"):
         check_processes(settings)
+
+
+def test_the_round_s_process_gives_back_what_sampling_took(settings_folder: Path, tiny_model: Any) -> None:
+    """Without loading a base for it."""
+    opened = Context(load_settings(home=settings_folder), None, None)  # type: ignore[arg-type]
+    opened.rest()
+    assert "base" not in vars(opened)
+    policy, _ = tiny_model
+    opened.__dict__["base"] = SimpleNamespace(policy=policy)
+    policy.generate([Request("r", [5, 6, 7], Sampling(0.0, 2))])
+    assert policy._cache.store
+    opened.rest()
+    assert not policy._cache.store
 
 
 def test_what_is_done_starts_no_process(settings_folder: Path) -> None:

@@ -37,12 +37,15 @@ class Begun:
         self.settings = load_settings(
             home=folder, selection={"most": 4}, devices={"trainings": trainings}, policy={"concurrency": 64}
         )
-        self.round, self.budget, self.runs = SimpleNamespace(id="r"), None, 0
+        self.round, self.budget, self.runs, self.rested = SimpleNamespace(id="r"), None, 0, 0
 
     @property
     def run(self) -> str:
         self.runs += 1
         return "run"
+
+    def rest(self) -> None:
+        self.rested += 1
 
     def found(self, kind: Any, capability: str) -> None:
         return None
@@ -80,16 +83,21 @@ def test_as_many_as_asked_for_are_trained_at_once_each_on_its_share(
     settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of four wait for each other; the place of the first that ends is the third's."""
-    meet = threading.Barrier(2)
-    jobs = Jobs(monkeypatch, lambda name: meet.wait(LONG))
-    context: Any = Begun(settings_folder)
-    results = train_together(context, ["a", "b", "c", "d"])
+    meet, context, rested = threading.Barrier(2), Begun(settings_folder), list[int]()
+
+    def do(name: str) -> None:
+        rested.append(context.rested)
+        meet.wait(LONG)
+
+    jobs = Jobs(monkeypatch, do)
+    results = train_together(context, ["a", "b", "c", "d"])  # type: ignore[arg-type]
     assert [(name, result.adapter) for name, result in results.items()] == [(n, n) for n in "abcd"]
     assert jobs.most == 2
     for first in (0, 2):
         assert sorted(share for _, share in jobs.begun[first : first + 2]) == ["0,1", "2,3"]
     assert sorted(jobs.names()[:2]) == ["a", "b"]
     assert context.runs == 1, "begun before the jobs, each of which would begin one"
+    assert rested == [1, 1, 1, 1], "this process has given its memory back before them"
 
 
 def test_one_that_fails_stops_no_other_and_is_told_as_what_it_is(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from environments.contract import Prompt
 from errors import ContextOverflow, PolicyError
 from models.adapters.deltas import lora_deltas
 from models.local import kv_cache
-from models.local.kv_cache import KeyValueCache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
 from models.policy import Generation, Request, Sampling
 from models.training.grpo import TrainingSettings, lora_config
@@ -290,16 +288,3 @@ def test_rows_that_are_attended_to_together_may_be_few(
     assert [g.ids for g in few] == [g.ids for g in together]
     for one, other in zip(few, together, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-def test_growing_keeps_what_the_rows_hold() -> None:
-    like = torch.empty(0)
-    cache = KeyValueCache(SimpleNamespace(num_attention_heads=2, hidden_size=8, num_hidden_layers=1), 3, like)
-    cache.reserve(10)
-    cache.store[0, 0, 0, :, :7] = 3.0
-    cache.store[1, 0, 1, :, :2] = 4.0
-    cache.reserve(500, [7, 2])
-    assert cache.room >= 500
-    assert cache.store[0, 0, 0, :, :7].eq(3.0).all()
-    assert cache.store[1, 0, 1, :, :2].eq(4.0).all()
-    assert not cache.store[0, 0, 0, :, 7:].any()

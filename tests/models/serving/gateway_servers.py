@@ -50,11 +50,13 @@ def serving(app: Any) -> Iterator[str]:
 @dataclass
 class Stub:
     """An OpenAI-like server that echoes. What it does is told by the last message: "stall" never answers, "fail" is a
-    500 that tells of a path, "long" a context error, "call" a tool call. `gone` are adapters that it does not know."""
+    500 that tells of a path, "long" a context error, "call" a tool call, "drip" a stream that stops after its first
+    word. `gone` are adapters that it does not know; `counts_on`: asked to, it counts a stream's tokens as it goes."""
 
     delay: float = 0.0
     models: tuple[str, ...] = ("stub-base", "refund@v1-aaaaaaaa")
     gone: set[str] = field(default_factory=set)
+    counts_on: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
@@ -98,8 +100,7 @@ class Stub:
         await asyncio.sleep(self.delay)
         head = {"id": "1", "created": 1, "model": body["model"]}
         if body.get("stream"):
-            counted = bool((body.get("stream_options") or {}).get("include_usage"))
-            events = self.events(head, text, bool(body.get("tools")), counted)
+            events = self.events(head, text, bool(body.get("tools")), body.get("stream_options") or {})
             return StreamingResponse(events, media_type="text/event-stream")
         message: dict[str, Any] = {"role": "assistant", "content": f"you said {text}"}
         if text == "call":
@@ -112,7 +113,9 @@ class Stub:
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if text == "call" else "stop"}
         return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": USAGE})
 
-    async def events(self, head: dict[str, Any], text: str, tools: bool, counted: bool) -> AsyncIterator[bytes]:
+    async def events(
+        self, head: dict[str, Any], text: str, tools: bool, options: dict[str, Any]
+    ) -> AsyncIterator[bytes]:
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
         if tools and text == "call":
             begun = {"index": 0, "id": "c1", "type": "function", "function": {"name": "refund", "arguments": ""}}
@@ -121,13 +124,16 @@ class Stub:
         else:
             deltas += [{"content": word} for word in ("you ", "said ", text)]
         finish = "tool_calls" if text == "call" else "stop"
+        running, sampled = self.counts_on and options.get("continuous_usage_stats"), 0
         try:
             for delta in [*deltas, {}]:
                 choice = {"index": 0, "delta": delta, "finish_reason": None if delta else finish}
                 chunk = head | {"object": "chat.completion.chunk", "choices": [choice]}
+                sampled += bool(delta.get("content"))
+                chunk |= {"usage": {**USAGE, "completion_tokens": sampled}} if running else {}
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
                 await asyncio.sleep(3600 if text == "drip" and delta.get("content") else 0)
-            if counted:
+            if options.get("include_usage"):
                 chunk = head | {"object": "chat.completion.chunk", "choices": [], "usage": USAGE}
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
             yield b"data: [DONE]\n\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,52 @@ def test_errors_reach_their_caller_and_nobody_waits_for_ever(tiny_model: Tiny) -
     asyncio.run(stopped())
     with pytest.raises(ProviderError):
         engine.call(lambda: None)
+
+
+def test_a_pass_that_the_gpu_has_no_memory_for_costs_the_turns_in_flight_alone(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, _ = tiny_model
+    wanted = policy.generate([request("x")])[0].ids
+    step, held, emptied = policy.step, list[Any](), list[bool]()
+
+    def runs_out() -> Any:
+        hidden = torch.zeros(3)
+        held.append(weakref.ref(hidden))
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+
+    def second_step() -> Any:
+        step()
+        policy.step = runs_out
+        return []
+
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(held[-1]() is None))
+
+    async def ask() -> None:
+        policy.step = second_step
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        turns = [whole(engine, request(f"s{i}", None, 400), True) for i in range(3)]
+        problems = await asyncio.gather(*turns, return_exceptions=True)
+        for problem in problems:
+            assert isinstance(problem, ProviderError)
+            assert problem.transient
+            assert "no memory left (1.50 GiB more were asked for)" in str(problem)
+        assert (policy.busy, policy.sampled(), policy._cache.room, engine.load) == (False, {}, 0, 0)
+        assert emptied[0], "what the pass held is free before the GPU is given its memory back"
+        policy.step = step
+        assert engine.alive
+        assert (await whole(engine, request("next")))[1].ids == wanted
+        # So it is with work on the policy, a router's for one.
+        with pytest.raises(ProviderError, match="no memory left"):
+            await asyncio.wrap_future(engine.call(runs_out))
+        assert emptied[-1]
+        assert policy._cache.room == 0
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert (await whole(engine, request("last")))[1].ids == wanted
+
+    with LocalEngine(policy) as engine:
+        asyncio.run(ask())
+    assert "3 turns in flight are refused" in caplog.text
 
 
 def test_routed_requests_are_refused_once_the_engine_has_ended(tiny_model: Tiny) -> None:

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from errors import ConfigurationError, PolicyError
+from errors import ConfigurationError, PolicyError, TrainingError
 from models.policy import PolicyIdentity
 from models.training import actors
 from models.training.actors import VllmActor
 from models.training.grpo import train_adapter
 from models.training.learner import FusedLearner
+from models.training.trl_trainer import EpisodeGRPO
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer
 from settings import load_settings
 from tasks.round.policies import check_policy
 from tests.models.training.test_grpo import SMALL, Source
+from tests.models.training.test_out_of_memory import held, runs_out
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 SLEEPING = ("/sleep?level=1", "/wake_up")
@@ -74,6 +76,55 @@ def test_they_are_awake_after_a_training_that_failed(
     assert not stub.asleep
     actor.retire()
     assert [c for c in stub.calls if c in SLEEPING] == list(SLEEPING)
+    policy.close()
+
+
+def test_a_server_that_does_not_wake_is_told_and_is_woken_at_the_next_try(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, _ = tiny_model
+    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), frozenset({7}), 8)
+    actor = VllmActor(policy, local.model, tmp_path, [5, 6, 7], "toy", True)
+    actor.rest()
+
+    def silent(server: VllmServer) -> None:
+        raise vllm_server.ServerAway("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VllmServer, "wake_up", silent)
+        with pytest.raises(vllm_server.ServerAway):
+            actor.retire()
+    assert stub.asleep
+    actor.retire()
+    assert not stub.asleep
+    policy.close()
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_they_wake_when_what_a_failed_step_holds_is_free(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wakes: bool
+) -> None:
+    """They share its GPU. One that cannot wake all the same does not hide what went wrong."""
+    local, renderer = tiny_model
+    waking: list[list[bool]] = []
+    wake_up = VllmServer.wake_up
+
+    def watched(server: VllmServer) -> None:
+        waking.append(held())
+        if not wakes:
+            raise vllm_server.ServerAway("it does not answer")
+        wake_up(server)
+
+    monkeypatch.setattr(VllmServer, "wake_up", watched)
+    monkeypatch.setattr(EpisodeGRPO, "_compute_loss", runs_out)
+    monkeypatch.setattr("models.training.rollouts.Rollouts.decoder", local.decoder)
+    servers = [VllmServer(stub.url, "base"), VllmServer(stub.url, "base")]
+    policy = VllmPolicy(servers, PolicyIdentity("small", "r1", "v", "", "renderer"), renderer.stop_ids, 8)
+    actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy", True)
+    with pytest.raises(TrainingError, match="ran out of the GPU's memory"):
+        train_adapter(Source(), actor, renderer, SMALL, tmp_path / "training", lambda _: None)
+    assert waking == [[False, False]] * 2, "both are asked, the first one's failure or not"
+    assert stub.asleep is not wakes
     policy.close()
 
 

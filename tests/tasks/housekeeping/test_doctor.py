@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from db import AdapterRow, open_store
+from db import AdapterRow, RoundState, open_store
 from db.schema import HEAD
 from db.values.types import utc_now
 from flows.cli.main import app
@@ -205,6 +205,15 @@ def stale_lease(p: Patient) -> None:
         assert home.store.stage(round_.id, "train:refund").claim("a-machine:1", lease_seconds=1e-6)
 
 
+def dead_between_stages(p: Patient) -> None:
+    with opened(p.folder) as home, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("db.store.owner_name", lambda: "a-machine:1")
+        for target in ("shop", "other"):  # the second came to its end all the same, and is owed nothing
+            round_ = home.store.start_round(target, "d", 1, "laptop", {})
+            home.store.presence(round_.id, 1e-6).beat()
+        home.store.finish_round(round_.id, RoundState.DONE)
+
+
 def moved_by_hand(p: Patient) -> None:
     p.folder = p.folder.rename(p.folder.with_name("elsewhere"))
 
@@ -270,6 +279,7 @@ FAULTS: list[tuple[Callable[[Patient], None], str, str, str]] = [
     (damaged_store, "database", "fault", "trace.db is damaged"),
     (slow_clock, "clock", "fault", "s from now"),
     (stale_lease, "leases", "warning", "stage train:refund of round 4 was left by a-machine:1"),
+    (dead_between_stages, "leases", "warning", "round 4 was left by a-machine:1"),
     (moved_by_hand, "artifacts", "fault", "the home was moved by hand"),
     (champion_moved, "aliases", "warning", "champion of trace-shop-refund is 1, not 2"),
     (live_taken, "aliases", "warning", "live is none, not"),

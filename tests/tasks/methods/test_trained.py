@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from environments.contract import Action, TargetTask
+from environments.targets.shop.target import target as shop
+from environments.wrapping import WrappedEnvironment
 from tasks.methods.trained import TargetPractice
 from tasks.synthesis.calibration import CHOOSING_SEED
 from tasks.synthesis.choosing import fresh_scenarios
@@ -22,3 +25,24 @@ def test_a_checkpoint_is_chosen_on_tasks_of_several_families_where_the_target_li
     assert sorted(everything) == sorted(task.id for task in listed), "none is left out"
     again = TargetPractice("grpo-target", target, target.tasks("diagnosis"), listed, dense=True)
     assert [again.own_scenario(CHOOSING_SEED + i).id for i in range(len(listed))] == everything, "a resumed one, too"
+
+
+def test_the_reference_of_a_task_is_replayed_once_for_all_of_its_episodes() -> None:
+    resets: list[str] = []
+
+    class Noting(WrappedEnvironment):
+        def reset(self, task: TargetTask):  # type: ignore[no-untyped-def]
+            resets.append(task.id)
+            return super().reset(task)
+
+    given = shop()
+    make = given.environment
+    given.environment = lambda: Noting(make())  # type: ignore[method-assign, assignment, return-value]
+    task = given.tasks("diagnosis")[0]
+    practice = TargetPractice("grpo-target", given, [task], [task], dense=True)
+    for _ in range(4):
+        environment = practice.environment()
+        environment.reset(task)
+        environment.step(Action(content="Bye."))
+        assert environment.score().reward < 1
+    assert len(resets) == 4 + 1

@@ -9,7 +9,15 @@ import pytest
 
 from errors import ConfigurationError
 from settings import load_settings
-from tasks.operations.devices import check_processes, shares, training_processes, visible_gpus
+from tasks.operations.devices import (
+    check_at_once,
+    check_gpu,
+    check_processes,
+    parts_of_machine,
+    shares,
+    training_processes,
+    visible_gpus,
+)
 from tasks.operations.training_memory import check_training
 from tasks.round.preflight import check_trainings
 
@@ -44,6 +52,32 @@ def test_gpus_are_dealt_out_by_the_names_that_they_have(
     assert training_processes(settings) == 2, "one for each GPU of a share"
     assert shares(load_settings()) == [{}], "a training that is alone has everything"
     assert training_processes(load_settings()) == 4
+
+
+def test_mig_instances_are_counted_by_name_as_a_process_sees_one_alone(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(gpus=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-ab, MIG-cd")
+    settings = load_settings(devices={"trainings": 2})
+    check_processes(settings)
+    assert shares(settings) == [{"CUDA_VISIBLE_DEVICES": "MIG-ab"}, {"CUDA_VISIBLE_DEVICES": "MIG-cd"}]
+    check_at_once(2)
+    assert parts_of_machine(2) == shares(settings)
+    for trainings in (1, 2):
+        assert training_processes(load_settings(devices={"trainings": trainings})) == 1, "the first sees one instance"
+    with pytest.raises(ConfigurationError, match=r"processes = 2 .* MIG instances: .* at most 2 to use several"):
+        check_processes(load_settings(devices={"processes": 2}))
+    machine(gpus=0)  # none of them is there
+    assert visible_gpus() == []
+
+
+def test_a_cpu_build_of_torch_is_named_where_no_gpu_is_seen(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(
+        ConfigurationError, match=r"sees none, or torch is a CPU build; see to the driver, torch's build"
+    ):
+        check_gpu(load_settings(profile="gpu"))
 
 
 def test_without_gpus_threads_are_dealt_out(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

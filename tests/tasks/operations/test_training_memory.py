@@ -102,10 +102,93 @@ def test_a_gpu_too_small_is_refused_before_anything_is_played(
     assert config_of(str(folder))["hidden_size"] == 2560
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (6 * 2**30, 8 * 2**30))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (6 * 2**30, 7 * 2**30))
     monkeypatch.setattr(flow, "preflight", lambda settings: None)
     monkeypatch.setattr(flow, "opened", lambda *_: pytest.fail("a round was opened"))
     given = ImproveParameters(base_model=str(folder), home=settings_folder / "home")
-    with pytest.raises(ConfigurationError, match=r"a training of .*4b takes at least .* the GPU has 6\.0 GiB"):
+    said = r"a training of .*4b takes at least .* the GPU has 6\.0 GiB free of 7\.0 GiB; take a smaller"
+    with pytest.raises(ConfigurationError, match=said):
         flow.improve.fn(given)
-    assert training_memory.memory_there("cuda", alone=True) == 8.0
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`gpus((6, 80), (70, 80))` are the GPUs that are seen, and how many GiB of each are free; those that were looked
+    at."""
+    looked = list[int]()
+
+    def seen(*found: tuple[int, int]) -> list[int]:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: len(found))
+        monkeypatch.setattr("torch.cuda.mem_get_info", look)
+        sizes[:] = found
+        return looked
+
+    def look(gpu: int) -> tuple[int, ...]:
+        looked.append(gpu)
+        return tuple(size * 2**30 for size in sizes[gpu])
+
+    sizes: list[tuple[int, int]] = []
+    return seen
+
+
+ALONE = {"carry": False, "demonstrations": 0}
+
+
+def test_a_gpu_that_is_mostly_taken_is_said_to_be(settings_folder: Path, gpus: Any) -> None:
+    gpus((1, 80))
+    taken = r"has 1\.0 GiB free of 80\.0 GiB \(another process has 79\.0: .*devices\.sleep = true\)\); take"
+    with pytest.raises(ConfigurationError, match=taken):
+        check_training(load_settings(train={"micro_batch_tokens": 100_000}))
+    assert " of 1.0 GiB free of 80.0 on the GPU" in memory_text(load_settings(), target())
+
+
+def test_only_the_gpus_of_the_trainings_are_looked_at(settings_folder: Path, gpus: Any) -> None:
+    """The third is another user's."""
+    looked = gpus((70, 80), (70, 80), (0, 80), (70, 80))
+    check_training(load_settings(devices={"processes": 2}))
+    assert looked == [0, 1]
+    looked.clear()
+    check_training(load_settings(devices={"processes": 1}))
+    assert looked == [0]
+    looked.clear()
+    with pytest.raises(ConfigurationError, match=r"has 0\.0 GiB free"):
+        check_training(load_settings(train=ALONE, devices={"trainings": 2, "processes": 1}))
+    assert looked == [0, 2]
+
+
+def test_a_training_apart_lies_beside_what_the_round_s_process_holds(settings_folder: Path, gpus: Any) -> None:
+    """The base is loaded twice on the first GPU; the other has it once, and in parts it is not there at all."""
+    folder = settings_folder / "4b"
+    folder.mkdir()
+    shape = {"model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+    (folder / "config.json").write_text(json.dumps(shape | {"tie_word_embeddings": True}))
+    served = {"backend": "vllm", "url": "http://127.0.0.1:1"}
+    given: dict[str, Any] = {"base_model": str(folder), "dtype": "bfloat16", "policy": served, "train": ALONE}
+    apart = {"limits": {"training_minutes": 30}, "devices": {"processes": 1}}
+    gpus((14, 16))
+    check_training(load_settings(**given))
+    with pytest.raises(ConfigurationError, match=r"own process will hold 8\.1, as limits\.training_minutes"):
+        check_training(load_settings(**given, **apart))
+    gpus((14, 16), (14, 16))
+    for devices, free in (({"processes": 2}, 14 - 8.1), ({"processes": 2, "shard": True}, 14.0)):
+        there = training_memory._there(load_settings(**given, devices=devices))
+        assert there.free == pytest.approx(free, abs=0.05)
+    check_training(load_settings(**given, limits=apart["limits"], devices={"processes": 1, "memory_gib": 14}))
+
+
+def test_a_gpu_s_store_of_keys_and_values_is_counted(settings_folder: Path, gpus: Any) -> None:
+    """Rows that sample at once, each with room for the longest conversation, which has at most the context."""
+    gpus((70, 80))
+    sizes = []
+    for rows in (1, 64):
+        settings = load_settings(dtype="bfloat16", rollout={"rows": rows, "max_tokens": 500}, train={"micro_batch": 1})
+        sizes.append(training_memory._peak(settings, 7000, 1000, rows).sampling)
+    assert sizes[1] - sizes[0] == 63 * 8192 * 2 * 30 * 3 * 64 * 2
+    gpus((3, 80))
+    with pytest.raises(ConfigurationError, match=r"sampling 5\.\d\).*fewer rollout\.rows"):
+        check_training(
+            load_settings(rollout={"max_tokens": 8000}, train={"micro_batch": 1}, devices={"recompute": True})
+        )

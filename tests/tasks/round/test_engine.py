@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from db import Store, open_store
-from environments.contract import Action, Environment, Message, Observation, TargetTask
+from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, ToolCall
 from errors import BudgetExceeded, ConfigurationError, EnvironmentFault, ProviderError
 from models.episodes import Episode
 from models.policy import PolicyIdentity
@@ -129,6 +129,33 @@ def test_threads_play_at_once_and_store_the_same(store: Store) -> None:
     assert run.ids == engine(store).ids(GROUND, EPISODES)
     assert store.stored_ids(run.ids) == set(run.ids)
     assert {t.policy_id for t in store.trajectories(None)} == {PolicyIdentity("oracle", "1").id}
+
+
+def test_one_faulty_score_costs_no_other_episode(store: Store) -> None:
+    class Faulty(Counting):
+        def score(self) -> Score:
+            return Score(0.0, False, (), {"ratio": float("nan") if self.n == 3 else 1.0})
+
+    ground = Playground(Faulty, "counting", "diagnosis", 0.7, 16)
+    run = engine(store).play(ground, EPISODES)
+    assert len(store.stored_ids(run.ids)) == 7
+    lost = store.trajectory(run.ids[3])
+    assert lost.error_boundary == "environment"
+    assert "metric 'ratio' as nan" in str(lost.error)
+    assert engine(store).play(ground, EPISODES).played == 1, "and it alone is owed"
+
+
+def test_a_call_nested_too_deeply_is_stored_as_a_malformed_turn(store: Store) -> None:
+    class Deep(OraclePolicy):
+        def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+            value: Any = 1
+            for _ in range(500):
+                value = [value]
+            return Action(tool_calls=(ToolCall("count", {"n": value}),))
+
+    run = engine(store, Deep()).play(GROUND, EPISODES[:2])
+    assert store.stored_ids(run.ids) == set(run.ids)
+    assert "nested deeper" in store.trajectory(run.ids[0]).steps[0].action["content"]
 
 
 def test_a_rounds_engine_counts_the_seconds_also_of_what_a_cap_broke_off() -> None:

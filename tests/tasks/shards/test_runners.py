@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from errors import ConfigurationError
 from settings import load_settings
 from tasks.shards import runners
-from tasks.shards.runners import check_runner, open_cluster, worker_environment
+from tasks.shards.runners import check_runner, dealt_gpus, open_cluster, worker_environment
 
 
 def test_the_process_needs_nothing(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +99,52 @@ def test_workers_on_this_machine_find_the_round_and_inherit_no_more(
     assert (there.folder, there.policy, there.database_url) == (settings.folder, settings.policy, settings.database_url)
     assert there.files == "s3://bucket/prefix"
     assert "TRACE_HOME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("workers", "dealt", "told"),
+    [
+        (2, ["0", "MIG-a"], ""),
+        (3, ["0", "MIG-a", "0"], "runner_workers = 3 share 2 visible GPUs: .* set runner_workers = 2, or policy.back"),
+        (1, ["0"], "runner_workers = 1 and 2 GPUs are visible: .* set runner_workers = 2"),
+    ],
+)
+def test_workers_that_sample_here_have_a_gpu_each(
+    settings_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    workers: int,
+    dealt: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setattr(runners, "visible_gpus", lambda: ["0", "MIG-a"])
+    with caplog.at_level(logging.WARNING, "trace"):
+        assert dealt_gpus(load_settings(runner="dask", runner_workers=workers)) == dealt
+    assert len(caplog.messages) == bool(told)
+    assert not told or re.search(told, caplog.text)
+
+
+def test_workers_that_sample_on_servers_or_without_a_gpu_are_given_none(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runners, "visible_gpus", list)
+    assert dealt_gpus(load_settings(runner="dask")) == []
+    monkeypatch.setattr(runners, "visible_gpus", lambda: pytest.fail("they were counted"))
+    assert dealt_gpus(load_settings(runner="ray", policy={"backend": "vllm", "url": "http://a:1"})) == []
+    assert caplog.messages == []
+
+
+def test_each_worker_of_dask_is_shown_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number that a `LocalCluster` names it by, also when it is started again."""
+    started: list[dict[str, Any]] = []
+
+    class Nanny:
+        def __init__(self, scheduler: str, **options: Any) -> None:
+            started.append({"scheduler": scheduler, **options})
+
+    monkeypatch.setattr("distributed.Nanny", Nanny)
+    starter = runners._starter_on(["0", "3"])
+    for name in (0, 1, 1):
+        starter("tcp://a:1", name=name, env={"TRACE_HOME": "h"}, nthreads=1)
+    assert [s["env"] for s in started] == [{"TRACE_HOME": "h", "CUDA_VISIBLE_DEVICES": gpu} for gpu in ("0", "3", "3")]
+    assert {(s["scheduler"], s["nthreads"]) for s in started} == {("tcp://a:1", 1)}

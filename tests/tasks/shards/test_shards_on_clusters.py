@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from db import ShardRow
+from settings import load_settings
 from tasks.round.context import Context
 from tasks.round.stage import forget
-from tasks.shards.runners import check_runner
+from tasks.shards import runners
+from tasks.shards.runners import DaskCluster, RayCluster, check_runner
 from tasks.shards.sharing import SharedPlay
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 from tests.tasks.shards.shared_rounds import drawn, opened, ordered, saved_base
@@ -77,3 +81,28 @@ def test_a_killed_worker_loses_and_doubles_nothing(
     for opened_round in (alone, context):
         forget(opened_round.round.id)
     assert not list(Path(tempfile.gettempdir()).glob("trace-ray-*"))  # the cluster is gone, and what it wrote
+
+
+@task(cache_policy=NO_CACHE)
+def shown() -> tuple[int, str]:
+    """The process and the GPUs that it is shown, once the others have begun theirs."""
+    time.sleep(1)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_every_worker_that_samples_here_keeps_a_gpu_of_its_own(
+    runner: str, settings_folder: Path, monkeypatch: pytest.MonkeyPatch, prefect: None
+) -> None:
+    """GPUs that are said to be there: what they are called is all that this looks at."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(runners, "visible_gpus", lambda: ["5", "MIG-a"])
+    settings = load_settings(runner=runner, home=settings_folder / "home")
+    cluster = (DaskCluster if runner == "dask" else RayCluster)(settings)
+    try:
+        futures = [cluster.submit(shown, {}) for _ in range(6)]
+        seen = [cluster.result(future) for future in futures]
+    finally:
+        cluster.close()
+    assert {gpu for _, gpu in seen} == {"5", "MIG-a"}
+    assert len(set(seen)) == 2, "a process keeps its GPU, and is not started anew for every task"

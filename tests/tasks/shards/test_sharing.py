@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,6 +332,19 @@ def test_a_limit_holds_while_others_play(staged: Callable[..., tuple[Context, St
     with pytest.raises(LimitReached):
         SharedPlay(context).play(engine, *ordered(context), "it")
     assert context.store.shards(context.round.id).open() == []
+
+
+def test_who_waits_for_what_another_process_plays_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes: the other one has a watch of its own, and its lease runs out when it dies."""
+    left, pulses = [["shard"]] * 5, list[int]()
+    shards = SimpleNamespace(open=lambda part: left.pop() if left else [], free=lambda part: [])
+    monkeypatch.setattr(sharing, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(sharing, "play_part", lambda *given: PlayRun([], 0))
+    monkeypatch.setattr(sharing, "pulse", lambda: pulses.append(len(left)))
+    waits: Any = SimpleNamespace(shards=shards, context=None)
+    engine: Any = SimpleNamespace(options=SimpleNamespace(flushed=lambda: None))
+    SharedPlay._alone(waits, engine, "part", "it", PlayRun([], 0))
+    assert pulses == [4, 3, 2, 1, 0]
 
 
 def test_the_fingerprint_is_of_the_code_that_plays() -> None:

@@ -1,0 +1,60 @@
+"""The tokens of a stream that a server sends, part by part: a client may leave before the server has told their sum.
+
+A server is asked to count as it goes (vLLM's `stream_options.continuous_usage_stats`), so that each part says what
+was read and sampled up to it. One that counts only at the end, or never, is counted here as well as it can be: each
+part with anything in it is a token, and the prompt has one for every four bytes of the request. Its own sum, where it
+comes, replaces that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from models.serving.openai_api.requests import Usage
+
+# What tokenizers of today make of English, and of a request's JSON around it.
+BYTES_A_TOKEN = 4
+
+
+def usage_of(body: Mapping[str, Any]) -> Usage | None:
+    """What a server says of the tokens of an answer, or of a part of one; None where it says nothing."""
+    usage = body.get("usage")
+    return Usage(int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)) if usage else None
+
+
+class StreamUsage:
+    """One stream. `size` is the request's, in bytes. `running`: the server counts as it goes."""
+
+    def __init__(self, size: int) -> None:
+        self.running = False
+        self._prompt = size // BYTES_A_TOKEN
+        self._sum: Usage | None = None
+        # By choice: parts that came with something in them, and tokens that the server has told.
+        self._parts, self._told = Counter[int](), dict[int, int]()
+
+    def add(self, chunk: Mapping[str, Any]) -> Usage:
+        """The tokens up to and with this part."""
+        choices = list(chunk.get("choices") or ())
+        for choice in choices:
+            self._parts[_index(choice)] += _says_something(choice)
+        told = usage_of(chunk)
+        if told is not None:
+            self._prompt = told.prompt
+            if len(choices) == 1:  # a count of this choice alone: a client may have asked for several
+                self._told[_index(choices[0])] = told.completion
+                self.running = self.running or not choices[0].get("finish_reason")
+            else:
+                self._sum = told
+        return self._sum or Usage(self._prompt, sum({**self._parts, **self._told}.values()))
+
+
+def _index(choice: Mapping[str, Any]) -> int:
+    return int(choice.get("index") or 0)
+
+
+def _says_something(choice: Mapping[str, Any]) -> bool:
+    """Whether a part holds text, thoughts or some of a call: the first says a role alone, the last a reason alone."""
+    delta = choice.get("delta") or {"text": choice.get("text")}
+    return any(value for name, value in delta.items() if name != "role")

@@ -1,0 +1,171 @@
+"""A stream that does not come to its end is charged for what came of it, as exactly as the server behind it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from environments.contract import Message, Prompt
+from models.policy import Generation, Request
+from models.renderer import Renderer
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.keys import Key, Keys
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import Usage, parse_chat
+from models.serving.upstreams.contract import Replica
+from models.serving.upstreams.rendered import RenderedUpstream
+from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage
+from tests.models.serving.gateway_running import KEY, Running, error, run
+from tests.models.serving.gateway_servers import HandMadeFleet
+
+BODY = {"model": "refund", "messages": [{"role": "user", "content": "drip"}], "stream": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold"
+        time.sleep(0.02)
+
+
+def leave(running: Running) -> None:
+    """Ask for a stream, and hang up after its first word."""
+    headers, address = {"authorization": f"Bearer {KEY}"}, f"{running.url}/v1/chat/completions"
+    with httpx.stream("POST", address, json=BODY, headers=headers, trust_env=False, timeout=60) as answer:
+        assert answer.status_code == 200
+        next(line for line in answer.iter_lines() if "you " in line)
+    until(lambda: running.gateway.in_flight == 0)
+
+
+def tokens(running: Running) -> tuple[float, float]:
+    """What the gateway has counted: read, and sampled."""
+    read, sampled = (running.figure(f'trace_gateway_tokens_total{{kind="{k}"}}') for k in ("prompt", "completion"))
+    return read, sampled
+
+
+@pytest.mark.parametrize("counts_on", [True, False])
+def test_a_client_that_leaves_a_stream_has_used_its_quota(tmp_path: Path, counts_on: bool) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{KEY}"\ntokens_per_day = 6\n')
+    with run(keys=Keys(file=file)) as running:
+        running.stub.counts_on = counts_on
+        leave(running)
+        sent = len(json.dumps(running.stub.seen[0]))
+        assert tokens(running) == ((5, 1) if counts_on else (sent // BYTES_A_TOKEN, 1))
+        assert running.figure("trace_gateway_answers_total") == 0, "half an answer is none"
+        refused = running.chat("x")
+        assert (refused.status_code, error(refused)["code"]) == (429, "quota_exceeded")
+
+
+def test_a_stream_that_a_deadline_ends_is_charged_once() -> None:
+    with run(deadline=0.5) as running:
+        running.stub.counts_on = True
+        assert running.chat("drip", stream=True).status_code == 200
+        until(lambda: running.gateway.in_flight == 0)
+        assert tokens(running) == (5, 1)
+
+
+@pytest.mark.parametrize("counts_on", [True, False])
+@pytest.mark.parametrize(
+    ("asked", "sums", "on_the_way"),
+    [
+        ({}, 0, False),
+        ({"include_usage": True}, 1, False),
+        ({"include_usage": True, "continuous_usage_stats": True}, 1, True),
+    ],
+)
+def test_a_client_sees_the_counts_that_it_asked_for(
+    counts_on: bool, asked: dict[str, bool], sums: int, on_the_way: bool
+) -> None:
+    with run() as running:
+        running.stub.counts_on = counts_on
+        answer = running.chat("x", stream=True, stream_options=asked).text
+        chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+        assert sum("usage" in c for c in chunks if not c["choices"]) == sums
+        assert {"usage" in c for c in chunks if c["choices"]} == {counts_on and on_the_way}
+        assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"]) == "you said x"
+        assert tokens(running) == (5, 3), "the sum counts, whatever was told on the way"
+
+
+class Engine:
+    """A token engine that samples the same id for ever."""
+
+    context = 1000
+
+    async def generate(
+        self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
+    ) -> AsyncGenerator[list[int] | Generation]:
+        while True:
+            yield [7, 7]
+
+    async def replicas(self) -> list[Replica]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("events", [0, 1, 4])
+def test_ids_that_the_gateway_renders_itself_are_charged_exactly(tiny_tokenizer: Any, events: int) -> None:
+    """Also where the client was gone before the first event was read: what was sampled for it was sampled."""
+    anna, renderer = Key("anna", (), tokens_per_day=10_000), Renderer(tiny_tokenizer)
+    asked = parse_chat({"model": "base", "messages": [{"role": "user", "content": "Go on."}], "stream": True})
+
+    async def left() -> Gateway:
+        upstream = RenderedUpstream(Engine(), renderer)
+        gateway = Gateway(GatewaySettings("shop", keys=Keys([anna])), upstream, HandMadeFleet())
+        streamed = await gateway.stream(asked, "anna")
+        for _ in range(events):
+            await anext(streamed.events)
+        await streamed.events.aclose()
+        await streamed.close()
+        return gateway
+
+    gateway = asyncio.run(left())
+    counted = {kind: gateway.metrics.tokens.labels(kind)._value.get() for kind in ("prompt", "completion")}
+    read = len(renderer.start(Prompt(), [Message("user", "Go on.")]).ids)
+    # The first event gives a role; it and the first text come of the same two ids.
+    assert counted == {"prompt": read, "completion": max(2, 2 * (events - 1))}
+    used = gateway.settings.keys
+    used.admit(anna)
+    used.spend("anna", 10_000 - read - int(counted["completion"]))
+    with pytest.raises(ApiError, match="10000 tokens a day"):
+        used.admit(anna)
+
+
+def part(text: str, index: int = 0, told: int | None = None, **more: Any) -> dict[str, Any]:
+    usage = {} if told is None else {"usage": {"prompt_tokens": 9, "completion_tokens": told}}
+    return {"choices": [{"index": index, "delta": {"content": text}, **more}], **usage}
+
+
+def test_a_count_that_the_server_tells_replaces_one_made_here() -> None:
+    usage = StreamUsage(400)
+    assert usage.add({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}) == Usage(100, 0)
+    assert usage.add(part("a")) == Usage(100, 1)
+    assert usage.add({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}) == Usage(100, 2)
+    assert usage.add({"choices": [{"index": 0, "text": "b"}]}) == Usage(100, 3)
+    assert usage.add(part("c d", told=5)) == Usage(9, 5)
+    assert usage.running
+    assert usage.add({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 6}}) == Usage(9, 6)
+
+
+def test_a_count_of_one_choice_is_not_that_of_the_others() -> None:
+    """vLLM tells on the way what each of several choices has by itself."""
+    usage = StreamUsage(0)
+    assert usage.add(part("a", told=3)) == Usage(9, 3)
+    assert usage.add(part("b", 1, told=2)) == Usage(9, 5)
+    assert usage.add(part("c", told=4)) == Usage(9, 6)
+
+
+def test_a_sum_that_comes_with_the_last_part_is_no_count_on_the_way() -> None:
+    usage = StreamUsage(0)
+    usage.add(part("a"))
+    assert usage.add(part("", told=4, finish_reason="stop")) == Usage(9, 4)
+    assert not usage.running

@@ -1,0 +1,39 @@
+"""Where the gateway's own base lies: on the GPU where it answers, in the machine's memory where servers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.serving.gateway.settings import GatewaySettings
+from settings import load_settings
+from tasks.serving import gateway
+from tasks.serving.gateway import Serving, build_gateway
+
+
+class Loaded(Exception):
+    """The base would be loaded now."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "servers", "host"),
+    [("local", (), False), ("local", ("http://127.0.0.1:8000",), True), ("vllm", (), True)],
+)
+def test_a_base_that_only_routes_stays_off_the_gpu_that_a_server_fills(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, backend: str, servers: tuple[str, ...], host: bool
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    def load(*_: Any, **named: Any) -> Any:
+        given.append(named)
+        raise Loaded
+
+    monkeypatch.setattr(gateway, "load_base", load)
+    policy = {"backend": backend} | ({"url": "http://127.0.0.1:8001"} if backend == "vllm" else {})
+    settings = load_settings(home=settings_folder, policy=policy)
+    store: Any = None  # it is not reached
+    with pytest.raises(Loaded):
+        build_gateway(settings, store, Serving(servers=servers), GatewaySettings())
+    assert given == [{"host": host}]
