@@ -21,7 +21,6 @@ from environments.validation.need import Need
 from environments.validation.playing import (
     ENOUGH_FAULTS,
     FAULTS,
-    Played,
     SimplePolicy,
     oracle_policy,
     play_all,
