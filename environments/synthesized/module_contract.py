@@ -75,7 +75,7 @@ is an error. So a wrong call costs the episode unless its tool is in "allowed", 
 Put a look-up that the capability needs into "calls", before what it decides.
 
 It is refused unless: equal seeds and actions give equal bytes in every process, where sets have another order each
-time; the oracle succeeds on at least 95 % of 100 seeds; saying
+time; the oracle succeeds on at least 95 % of 100 seeds, each time with a reward of {FULL_REWARD:g} or more; saying
 nothing, saying one sentence always, and repeating one scenario's solution succeed on at most 5 %; random actions on at
 most 20 %; your WRONG policies on at most 5 %; and none of 40 attacks (claims of success, keyword stuffing, echoing,
 extra arguments, wrong types, repeated calls, every tool with every id) is ever rewarded with {FULL_REWARD:g} or more,

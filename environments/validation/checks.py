@@ -21,6 +21,8 @@ from environments.validation.need import Need
 from environments.validation.playing import (
     ENOUGH_FAULTS,
     FAULTS,
+    FULL_REWARD,
+    Played,
     SimplePolicy,
     oracle_policy,
     play_all,
@@ -258,6 +260,7 @@ def _policies(
         figures["oracle"] = row
         if row["success_rate"] < limits.oracle:
             reasons.append(_reason("oracle", row, f"at least {limits.oracle:g} is needed"))
+        reasons += _underpaid(played)
         if row["errors"] >= ENOUGH_FAULTS:
             rows = []
         for name, policy, bound in rows:
@@ -278,6 +281,18 @@ def _policies(
     finally:
         environment.close()
     return figures, reasons
+
+
+def _underpaid(played: Sequence[Played]) -> list[str]:
+    """Why the oracle's successes are not paid as such; nothing when they are."""
+    won = [episode.score.reward for episode in played if episode.score is not None and episode.score.success]
+    low = [reward for reward in won if reward < FULL_REWARD]
+    if not low:
+        return []
+    return [
+        f"oracle: {len(low)} of its {len(won)} successes have a reward below {FULL_REWARD:g}, the lowest {min(low):g}: "
+        "training would unlearn them; let reward give 1 whenever the goal is reached, and less for everything else"
+    ]
 
 
 def _reason(name: str, row: Mapping[str, Any], bound: str) -> str:

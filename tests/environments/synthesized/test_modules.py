@@ -59,6 +59,13 @@ def test_scenarios_that_follow_the_order_of_a_set_are_refused():
     assert "determinism: equal seeds gave different scenarios" in verdict.reasons[0]
 
 
+def test_a_module_that_pays_nothing_for_success_is_refused():
+    source = EXAMPLE.read_text().replace("return 1.0 if told else 0.2\n", "return 0.0 if told else 0.2\n")
+    assert source != EXAMPLE.read_text()
+    (reason,) = validate_module(source, FEW).reasons
+    assert reason.startswith("level 0: oracle: 12 of its 12 successes have a reward below 0.95, the lowest 0: ")
+
+
 def test_there_are_five_of_each():
     assert len(SOUND) == len(FLAWED) == len(list(MODULES.glob("flawed_*.py"))) == 5
 

@@ -176,6 +176,18 @@ def test_whatever_an_environment_raises_is_a_finding():
     assert reasons(Pricing, drawn).startswith("scenario: raised error: unterminated")
 
 
+def test_a_success_that_is_paid_less_than_one_is_found():
+    class Stingy(Pricing):
+        def score(self):
+            score = super().score()
+            return replace(score, reward=0.0 if score.success else 0.2)
+
+    assert reasons(Stingy) == (
+        "oracle: 40 of its 40 successes have a reward below 0.95, the lowest 0: training would unlearn them; "
+        "let reward give 1 whenever the goal is reached, and less for everything else"
+    )
+
+
 def test_scenarios_that_another_process_draws_otherwise_are_found():
     def other(seed):
         task = scenario(seed)

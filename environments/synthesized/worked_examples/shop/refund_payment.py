@@ -116,8 +116,8 @@ def reward(scenario, state, log):
     said = [e["say"] for e in log if "say" in e]
     last = said[-1] if said else ""
     if made == goal["calls"]:
-        told = len(last.split()) <= 60 and all(word in last.replace(".", " ").split() for word in goal.get("says", []))
-        return 1.0 if told else 0.2
+        words = last.replace(".", " ").replace(",", " ").split()
+        return 1.0 if len(words) <= 60 and all(word in words for word in goal.get("says", [])) else 0.2
     if not made or made[0]["name"] != "refund" or len(made) > len(goal["calls"]):
         return 0.0
     if made[0] == goal["calls"][0]:
