@@ -11,6 +11,7 @@ not run by a process that a signal kills.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import socket
 import subprocess
@@ -18,7 +19,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from errors import StoreError
 
@@ -52,10 +54,12 @@ class EarlyServer:
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
         self._processes: list[subprocess.Popen[Any]] = []
+        self._first: FirstStart | None = None
         self.url = ""
 
-    def begin(self, seconds: float) -> None:
-        """Launch it; a thread asks it for `seconds` at most whether it answers."""
+    def begin(self, seconds: float, first: FirstStart | None = None) -> None:
+        """Launch it; a thread asks it for `seconds` at most whether it answers, and ends `first` then."""
+        self._first = first
         # The socket is made here and handed on: no other process can take the port in between, and a question waits
         # in it until the server is there to answer.
         with socket.create_server(("127.0.0.1", 0)) as given:
@@ -103,6 +107,39 @@ class EarlyServer:
                 pass
         except (OSError, urllib.error.URLError) as problem:  # carried to the thread that waits
             self._problem = problem
+        finally:
+            if self._first is not None:
+                self._first.end(done=self._problem is None)
+
+
+class FirstStart:
+    """The start that makes Prefect's tables in `home`; rounds that begin meanwhile wait for it.
+
+    Prefect's migrations do not expect a second process: of several servers that first start together, all but one
+    fail on an index or a table that another has just made or dropped.
+    """
+
+    def __init__(self, home: Path, version: str) -> None:
+        self._done = home / f".tables-{version}"
+        self._lock: IO[bytes] | None = None
+        if self._done.exists():
+            return
+        self._lock = open(home / ".first-start.lock", "wb")  # noqa: SIM115 (held until the server answers)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks, where only this protection is missing
+            self.end(done=False)
+        else:
+            if self._done.exists():
+                self.end(done=False)
+
+    def end(self, *, done: bool) -> None:
+        """Let the others start; `done` says that the tables are there. A second call does nothing."""
+        if self._lock is not None:
+            if done:
+                self._done.touch()
+            self._lock.close()
+            self._lock = None
 
 
 def start_early() -> EarlyServer:
@@ -111,6 +148,7 @@ def start_early() -> EarlyServer:
     With `PREFECT_API_URL` set, or temporary servers forbidden, nothing is started. An error of the server is raised
     by `wait`, not here.
     """
+    import prefect
     from prefect.context import refresh_global_settings_context
     from prefect.settings import get_current_settings
 
@@ -119,12 +157,13 @@ def start_early() -> EarlyServer:
     if not settings.api.url and settings.server.ephemeral.enabled:
         try:
             settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it in the flow; the server needs it now
+            first = FirstStart(settings.home, prefect.__version__)
         except OSError as problem:
             raise StoreError(
-                f"Prefect's home {str(settings.home)!r} cannot be made ({problem.strerror}); "
+                f"Prefect's home {str(settings.home)!r} cannot be written ({problem.strerror}); "
                 "name a folder that you may write to with PREFECT_HOME"
             ) from problem
-        server.begin(float(settings.server.ephemeral.startup_timeout_seconds))
+        server.begin(float(settings.server.ephemeral.startup_timeout_seconds), first)
         os.environ["PREFECT_API_URL"] = server.url
         refresh_global_settings_context()
     return server

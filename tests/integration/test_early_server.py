@@ -6,12 +6,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from flows.cli.early_server import FirstStart
 from tests.integration.servers import clean_environment
 from tests.integration.test_command_line import ROOT
 
@@ -130,3 +132,20 @@ def test_a_server_that_ends_while_it_starts_is_one_clear_error(tmp_path: Path) -
     done = run(tmp_path, WAIT, PREFECT_SERVER_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{tmp_path}/none/x.db")
     assert done.returncode == 1
     assert "StoreError: Prefect's temporary server ended with code 3 while it started" in done.stderr
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_who_starts_first_on_a_home_makes_its_tables_and_others_wait(tmp_path: Path, done: bool) -> None:
+    first = FirstStart(tmp_path, "1")
+    others: list[FirstStart] = []
+    waiting = threading.Thread(target=lambda: others.append(FirstStart(tmp_path, "1")), daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert not others
+    first.end(done=done)
+    waiting.join(10)
+    # Where the first one failed, the next makes them, and a third still waits.
+    assert (others[0]._lock is None) is done
+    others[0].end(done=True)
+    assert FirstStart(tmp_path, "1")._lock is None
+    assert FirstStart(tmp_path, "2")._lock is not None
