@@ -120,6 +120,10 @@ class TrainingError(TraceError, ArithmeticError):
     boundary = "training"
 
 
+class TrainingMemoryError(TrainingError):
+    """A training does not fit the GPU's memory: it says nothing of what there is to learn."""
+
+
 class AdapterError(TraceError, ValueError):
     """An adapter that is damaged, not the one registered, or does not change the model."""
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from errors import TrainingError
+from errors import TrainingMemoryError
 
 # What torch's allocator says of an allocation that failed.
 ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
@@ -58,7 +58,7 @@ def missing(problem: torch.OutOfMemoryError) -> str:
 
 @contextmanager
 def out_of_memory_told(settings: Passes, processes: int) -> Iterator[None]:
-    """Within, a GPU without memory is a `TrainingError` that says what was missing and what to do.
+    """Within, a GPU without memory is a `TrainingMemoryError` that says what was missing and what to do.
 
     Of several processes the others wait for this one's gradients, so it can tell them nothing any more. It says the
     problem on standard output, in the line that `raise_failure` in `tasks/operations/jobs.py` reads, and ends by the
@@ -69,8 +69,8 @@ def out_of_memory_told(settings: Passes, processes: int) -> Iterator[None]:
     except torch.OutOfMemoryError as problem:
         message = f"a training ran out of the GPU's memory ({missing(problem)}); {_help(settings)}"
         if processes == 1:
-            raise TrainingError(message) from problem
-        print(json.dumps({"error": TrainingError.__name__, "message": message, "transient": False}), flush=True)
+            raise TrainingMemoryError(message) from problem
+        print(json.dumps({"error": TrainingMemoryError.__name__, "message": message, "transient": False}), flush=True)
         raise
 
 

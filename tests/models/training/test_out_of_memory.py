@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from errors import ProviderError, TrainingError
+from errors import ProviderError, TrainingMemoryError
 from flows.improve import _ends
 from models.out_of_memory import let_go, missing, out_of_memory_told
 from models.training.actors import LocalActor, retired_after
@@ -55,7 +55,7 @@ def test_it_is_an_error_that_says_what_to_do_and_is_not_tried_again(
     policy, renderer = tiny_model
     before = weights(policy)
     monkeypatch.setattr(EpisodeGRPO, "_compute_loss", runs_out)
-    with pytest.raises(TrainingError) as raised:
+    with pytest.raises(TrainingMemoryError) as raised:
         train_adapter(Source(), LocalActor(policy), renderer, SMALL, tmp_path, lambda _: None)
     assert str(raised.value) == (
         "a training ran out of the GPU's memory (2.25 GiB more were asked for, of 79.19 GiB 1.06 GiB were free); lower "
@@ -77,7 +77,7 @@ def test_it_is_an_error_that_says_what_to_do_and_is_not_tried_again(
 def test_only_what_is_not_done_yet_is_advised() -> None:
     settings = replace(SMALL, micro_batch_tokens=4096, recompute=True)
     with (
-        pytest.raises(TrainingError, match=r"\(CUDA is full\); lower train\.micro_batch_tokens \(now 4096\), or, "),
+        pytest.raises(TrainingMemoryError, match=r"\(CUDA is full\); lower train\.micro_batch_tokens \(now 4096\), or, "),
         out_of_memory_told(settings, 1),
     ):
         raise torch.OutOfMemoryError("CUDA is full\nof a kind that says no more")
@@ -88,7 +88,7 @@ def test_one_of_several_processes_says_it_and_dies_of_it(capsys: pytest.CaptureF
     """The others wait for it in a pass: one that went on would wait for them, and the job for ever."""
     with pytest.raises(torch.OutOfMemoryError), out_of_memory_told(SMALL, 2):
         raise torch.OutOfMemoryError(SAID)
-    with pytest.raises(TrainingError, match=r"ran out of the GPU's memory \(2\.25 GiB more") as raised:
+    with pytest.raises(TrainingMemoryError, match=r"ran out of the GPU's memory \(2\.25 GiB more") as raised:
         raise_failure((1, capsys.readouterr().out + "what the launcher says\n"), "the process")
     assert not raised.value.transient
 
@@ -103,7 +103,7 @@ def test_memory_is_free_before_the_sampler_is_given_back_and_the_first_problem_s
         raise ProviderError("no server answers", transient=True)
 
     actor: Any = SimpleNamespace(retire=retire)
-    with pytest.raises(TrainingError, match="ran out"), retired_after(actor), out_of_memory_told(SMALL, 1):
+    with pytest.raises(TrainingMemoryError, match="ran out"), retired_after(actor), out_of_memory_told(SMALL, 1):
         runs_out(Block())
     assert seen == [[False, False]]
     assert "could not be given back: no server answers" in caplog.text

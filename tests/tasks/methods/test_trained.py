@@ -1,14 +1,22 @@
-"""Trainings on the target itself: what their checkpoints are chosen on."""
+"""Trainings on the target itself: what their checkpoints are chosen on, and what no result is booked for."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
 
 from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
-from tasks.methods.trained import TargetPractice
+from errors import TrainingError, TrainingMemoryError
+from tasks.methods.seed.seed_run import close_round, pay
+from tasks.methods.trained import TargetPractice, grpo_target
 from tasks.synthesis.calibration import CHOOSING_SEED
 from tasks.synthesis.choosing import fresh_scenarios
 from tests.tasks.methods.letters_target import made, target
+from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 
 def test_a_checkpoint_is_chosen_on_tasks_of_several_families_where_the_target_lists_them_one_by_one() -> None:
@@ -46,3 +54,33 @@ def test_the_reference_of_a_task_is_replayed_once_for_all_of_its_episodes() -> N
         environment.step(Action(content="Bye."))
         assert environment.score().reward < 1
     assert len(resets) == 4 + 1
+
+
+def test_an_outage_and_a_small_gpu_are_no_result_of_a_method(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_prefect(monkeypatch)
+    run = seed_run(settings_folder, tiny_model)
+    outage = TrainingError("every group lost an episode to the infrastructure")
+    outage.transient = True
+    try:
+        account = pay(run.context, "grpo-target", run.episodes, ())
+        for problem in (TrainingMemoryError("a training ran out of the GPU's memory"), outage):
+            raising(monkeypatch, problem)
+            with pytest.raises(type(problem)):
+                grpo_target(run, run.context, account)
+        raising(monkeypatch, TrainingError("the loss of step 3 is not finite"))
+        assert grpo_target(run, run.context, account).notes == (
+            "nothing was learnt, so the bare base answers: the loss of step 3 is not finite",
+        )
+    finally:
+        close_round(run.context)
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
+    """Every training ends with the problem."""
+
+    def train_on(*given: Any) -> NoReturn:
+        raise problem
+
+    monkeypatch.setattr("tasks.methods.trained.train_on", train_on)
