@@ -13,8 +13,7 @@ from functools import cached_property
 
 from environments.contract import Action, Observation, Target, TargetTask, ToolCall, content_hash
 from environments.playing import take_turns
-from environments.targets.catalogue import builtin_names, load_target
-from environments.targets.third_party.adapter import model_of_user
+from environments.targets.catalogue import with_scripted_user
 
 # Tasks whose calls are kept: more than a step of training plays, and a home's diagnosis tasks all together.
 KEPT = 4096
@@ -34,11 +33,7 @@ class References:
 
     @cached_property
     def _target(self) -> Target:
-        """The target, with its scripted user where a model would play it."""
-        user = str(getattr(self._given, "user", ""))
-        if model_of_user(user) and self._given.name in builtin_names():
-            return load_target(self._given.name)
-        return self._given
+        return with_scripted_user(self._given)
 
     def calls(self, task: TargetTask) -> tuple[ToolCall, ...]:
         """The tool calls of the reference solution of a task, in their order."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +19,7 @@ from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
 from environments.targets.bfcl.single import target as bfcl_single
 from environments.targets.reasoning_gym import target as reasoning_gym
-from environments.targets.third_party.adapter import TargetInfo, user_name
+from environments.targets.third_party.adapter import TargetInfo, model_of_user, user_name
 from environments.targets.third_party.simulated_user import UserModel
 from errors import TargetError
 
@@ -135,18 +137,38 @@ def load_target(name: str, user: str | None = None, user_model: UserModel | None
     return _checked(name, _from_path(name))
 
 
+def with_scripted_user(target: Target) -> Target:
+    """The target itself, or with its scripted user where a model plays the user: a model would be paid for what
+    depends on no user, as prompts and reference solutions do."""
+    if model_of_user(str(getattr(target, "user", ""))) and target.name in builtin_names():
+        return load_target(target.name)
+    return target
+
+
 def check_target_name(name: str) -> None:
     """Raise `TargetError` for a name that no target can have, listing what exists and what is close; nothing is
     loaded, so the target behind a good name may still lack something."""
     builders = _builders()
     known = [*builders, *_entry_points()]
     module, colon, attribute = name.partition(":")
-    ours = {builtin.partition(":")[0] for builtin in builders}
-    if name in known or reasoning_gym.families_of(name) or (colon and attribute and module not in ours):
+    package = module.partition(".")[0]
+    dotted = bool(colon and attribute) and module not in {builtin.partition(":")[0] for builtin in builders}
+    if name in known or reasoning_gym.families_of(name) or (dotted and _is_found(package)):
         return
+    why = f" (there is no module {package!r} here)" if dotted else ""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    raise TargetError(f"target {name!r} does not exist{hint} There are: {', '.join(known)}; or package.module:object")
+    raise TargetError(
+        f"target {name!r} does not exist{why}{hint} There are: {', '.join(known)}; or package.module:object"
+    )
+
+
+def _is_found(package: str) -> bool:
+    """Whether Python finds a package of this name; nothing of it is imported."""
+    try:
+        return package in sys.modules or importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # no name that a package can have
+        return False
 
 
 def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:

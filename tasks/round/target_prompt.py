@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from environments.contract import SPLITS, Message, Prompt, Target
-from environments.targets.catalogue import builtin_names, load_target
-from environments.targets.third_party.adapter import model_of_user
+from environments.targets.catalogue import with_scripted_user
 
 # What a target without any task is asked, where something has to be asked.
 NEUTRAL = "Please help me with my request."
@@ -17,7 +16,7 @@ NEUTRAL = "Please help me with my request."
 def target_prompt(target: Target) -> Prompt:
     """The prompt of a target as its diagnosis tasks show it: instructions and examples of the first task that has some,
     and the union of all tasks' tools, for those that differ by task."""
-    target = scripted(target)
+    target = with_scripted_user(target)
     environment = target.environment()
     shown = Prompt()
     tools: dict[str, Mapping[str, Any]] = {}
@@ -37,7 +36,7 @@ def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
     The task is the first one of diagnosis, or of the next split that has any. A target without a task gives an empty
     prompt and a neutral sentence. Conversations of users (`TrafficTarget`) cannot be reset: they raise `TargetError`.
     """
-    target = scripted(target)
+    target = with_scripted_user(target)
     task = next((task for split in SPLITS for task in target.tasks(split)), None)
     if task is None:
         return Prompt(), (Message("user", NEUTRAL),)
@@ -47,13 +46,6 @@ def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
         return Prompt.of(environment), first
     finally:
         environment.close()
-
-
-def scripted(target: Target) -> Target:
-    """The target with its scripted user: a model would be paid to open a conversation, and changes no prompt."""
-    if model_of_user(str(getattr(target, "user", ""))) and target.name in builtin_names():
-        return load_target(target.name)
-    return target
 
 
 def context_text(target: Target) -> str:

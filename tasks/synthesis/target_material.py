@@ -17,12 +17,12 @@ from typing import Any
 from db import CheckRow, TrajectoryRow
 from environments.contract import Action, Check, Environment, Message, Target, TargetTask, ToolCall, canonical_json
 from environments.picking import spread
+from environments.targets.catalogue import with_scripted_user
 from environments.validation.checks import constant_policy
 from environments.validation.lazy import values_told
 from environments.validation.playing import SimplePolicy, oracle_policy, play
 from environments.validation.repeats import Source
 from tasks.mining.transcripts import reports_error
-from tasks.round.target_prompt import scripted
 
 # Characters of a call and of an answer that are shown.
 _CALL, _ANSWER = 200, 400
@@ -78,7 +78,7 @@ def tool_answers(
     """
     found = answers_in(conversations)
     names = [str(tool["function"]["name"]) for tool in tools]
-    target = scripted(target)
+    target = with_scripted_user(target)
     environment = target.environment()
     # Whose calls show which side of an answer; each plays until every tool has that side.
     ways: list[tuple[str, Callable[[Sequence[str]], SimplePolicy]]] = [
@@ -105,7 +105,7 @@ def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, T
     found: dict[str, ToolAnswers] = {}
     for row in rows:
         _judge(found, row.messages, row.checks)
-    target = scripted(target)
+    target = with_scripted_user(target)
     environment = target.environment()
     try:
         for policy in (oracle_policy, constant_policy("I do not know.")):
@@ -120,7 +120,7 @@ def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, T
 
 def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Source, ...]:
     """What each held-out task is about: what its user says and what the reference solution fills in."""
-    environment = scripted(target).environment()
+    environment = with_scripted_user(target).environment()
     sources = []
     try:
         for task in tasks:

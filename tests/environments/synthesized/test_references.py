@@ -13,7 +13,7 @@ from environments.contract import Action, Message, Observation, Score, Target, T
 from environments.synthesized import references
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec, DenseEnvironment
 from environments.synthesized.references import References
-from environments.targets import tau2
+from environments.targets import catalogue, tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop.target import target as shop
 from errors import ProviderError
@@ -121,8 +121,8 @@ def test_a_provider_that_fails_in_the_replay_costs_one_episode_and_is_asked_agai
 
 def test_a_reference_needs_no_model_to_play_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = Asked("scripted")
-    monkeypatch.setattr(references, "builtin_names", lambda: ["asked"])
-    monkeypatch.setattr(references, "load_target", lambda name: {"asked": cheap}[name])
+    monkeypatch.setattr(catalogue, "builtin_names", lambda: ["asked"])
+    monkeypatch.setattr(catalogue, "load_target", lambda name: {"asked": cheap}[name])
     paid = Asked()
     assert References(paid).calls(paid.tasks("test")[0])
     assert (paid.resets, cheap.resets) == ([], ["t0"])

@@ -62,13 +62,18 @@ def test_they_sleep_while_gradients_are_computed(
     assert sum(path == "/v1/load_lora_adapter" for path in stub.calls) == settings.steps
 
 
+def at_rest(stub: Stub, tiny_model: Any, folder: Path) -> tuple[VllmPolicy, VllmActor]:
+    """An actor whose one server sleeps, as it does while a step's gradient is computed."""
+    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), frozenset({7}), 8)
+    actor = VllmActor(policy, tiny_model[0].model, folder, [5, 6, 7], "toy", True)
+    actor.rest()
+    return policy, actor
+
+
 def test_they_are_awake_after_a_training_that_failed(
     stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local, _ = tiny_model
-    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), frozenset({7}), 8)
-    actor = VllmActor(policy, local.model, tmp_path, [5, 6, 7], "toy", True)
-    actor.rest()
+    policy, actor = at_rest(stub, tiny_model, tmp_path)
     assert stub.asleep
     with pytest.raises(PolicyError):
         policy.servers[0].complete({"model": "base", "prompt": [1], "max_tokens": 1})
@@ -82,10 +87,7 @@ def test_they_are_awake_after_a_training_that_failed(
 def test_a_server_that_does_not_wake_is_told_and_is_woken_at_the_next_try(
     stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local, _ = tiny_model
-    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), frozenset({7}), 8)
-    actor = VllmActor(policy, local.model, tmp_path, [5, 6, 7], "toy", True)
-    actor.rest()
+    policy, actor = at_rest(stub, tiny_model, tmp_path)
 
     def silent(server: VllmServer) -> None:
         raise vllm_server.ServerAway("it does not answer")

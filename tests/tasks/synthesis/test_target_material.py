@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from environments.targets.catalogue import load_target
+from environments.targets.catalogue import load_target, with_scripted_user
 from environments.targets.shop.target import ShopTarget
 from environments.targets.tau2 import describe
 from environments.validation.repeats import repeated
-from tasks.round.target_prompt import scripted, target_prompt
+from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, author_messages
 from tasks.synthesis.target_material import answers_in, held_out_sources, tool_answers
 
@@ -85,7 +85,7 @@ def test_the_rendered_request_has_real_answers_and_no_text_of_a_held_out_task(na
     # No reference solution calls retail's modify_pending_order_payment or airline's get_flight_status: they get what
     # other calls have or were told.
     assert all(shown.good and shown.failing for shown in answers.values())
-    environment = scripted(target).environment()
+    environment = with_scripted_user(target).environment()
     for split in ("validation", "test"):
         for task in target.tasks(split):
             assert environment.reset(task).messages[0].content not in text
