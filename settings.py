@@ -1,18 +1,22 @@
 """All settings in one object, read from `trace.toml`, then the environment (`TRACE_...`), then what the caller gives.
 
-A profile (`profiles/NAME.toml`) gives the defaults of a kind of machine; later sources override it. One dial, `budget`
-(rollouts of a round), derives how much is trained. `docs/1-running.md` lists the few variables that are not settings.
+A profile (`profiles/NAME.toml`) gives the defaults of a kind of machine; later sources override it. One dial, `budget`,
+derives how many steps a training makes; it does not limit a round. A name that is no setting's is refused, in a file
+and in the environment; `NOT_SETTINGS` has the few variables that others read.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -38,8 +42,23 @@ from settings_parts import (
 )
 
 SCRIPTED_USER = "scripted"
+BUDGET = "36 % of it are rollouts of a round's trainings, which gives their steps; it does not limit a round"
 PROFILES = Path(__file__).parent / "profiles"
+FILE = Path("trace.toml")
+PREFIX = "TRACE_"
+# Variables with the settings' prefix that are none, and who reads each.
+NOT_SETTINGS = {
+    "TRACE_COMMIT": "flows/code_version.py",
+    "TRACE_LOG_JSON": "models/telemetry/logs.py",
+    "TRACE_POOL": "prefect.yaml",
+    "TRACE_PROJECT": "prefect.yaml",
+    "TRACE_CANARY": "tests/environments/sandbox/test_sandbox.py",
+    "TRACE_SCREENSHOTS": "tests/integration/test_mlflow_pages.py",
+    "TRACE_TEST_STEP": "tests/tasks/shards/many_target.py",
+    "TRACE_VLLM_PYTHON": "tests/integration/vllm_servers.py",
+}
 Read = TypeVar("Read", bound=BaseSettings)
+_ALIKE = 0.7  # difflib's ratio, from which one name may be meant by another
 
 
 # How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
@@ -71,7 +90,7 @@ class MachineSettings(BaseSettings):
     `machine_settings()`, which reads the same variables and the same `trace.toml`.
     """
 
-    model_config = SettingsConfigDict(env_prefix="TRACE_", env_nested_delimiter="__", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="ignore", frozen=True)
 
     sandbox: Literal["", "container", "bubblewrap", "process"] = Field(
         "", description="level that confines generated code; empty: the strongest that works here"
@@ -92,7 +111,7 @@ class MachineSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path("trace.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, FILE)
 
 
 class Settings(MachineSettings):
@@ -104,7 +123,7 @@ class Settings(MachineSettings):
     target_user: str = Field(SCRIPTED_USER, description="who plays the simulated user: scripted, or litellm:MODEL")
     profile: str = "laptop"
     seed: int = Field(0, ge=0)
-    budget: int = Field(2400, ge=1, description="rollouts of one round")
+    budget: int = Field(2400, ge=1, description=BUDGET)
     base_model: str = Field("smollm2-135m", description="the embedded model, a folder, or a Hugging Face id")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     calls: Literal["compact", "json"] = "compact"
@@ -145,7 +164,7 @@ class Settings(MachineSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = TomlConfigSettingsSource(settings_cls, Path("trace.toml"))
+        file = TomlConfigSettingsSource(settings_cls, FILE)
         name = str(init_settings().get("profile") or env_settings().get("profile") or file().get("profile") or "laptop")
         path = PROFILES / f"{name}.toml"
         if not path.is_file():
@@ -258,18 +277,104 @@ def machine_settings() -> MachineSettings:
 def _read(kind: type[Read], **given: Any) -> Read:
     """Settings of a kind; one `ConfigurationError` for what is wrong, which shows no key."""
     try:
+        _check_variables()
         return kind(**given)
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
+        where, value = ".".join(str(p) for p in first["loc"]), first.get("input")
+        unknown = first["type"] == "extra_forbidden"
         # What has a wrong name may be anything, a password as well.
-        hidden = "key" in where.lower() or first["type"] == "extra_forbidden"
-        value = "(not shown)" if hidden else repr(first.get("input"))
-        raise ConfigurationError(f"setting {where} = {value}: {first['msg']}; correct it and start again") from None
+        hidden = "key" in where.lower() or (unknown and not isinstance(value, int | float))
+        said = f"setting {where} = {'(not shown)' if hidden else repr(value)}"
+        if unknown:
+            mend = _mend(closest_setting(where), "take it out")
+            raise ConfigurationError(f"{said}{_holder(where)} does not exist; {mend}") from None
+        raise ConfigurationError(f"{said}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None
     except tomllib.TOMLDecodeError as problem:
         raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
+
+
+@functools.cache
+def setting_names() -> tuple[str, ...]:
+    """Every setting, with a dot behind its part, and the parts themselves."""
+
+    def names(kind: type[BaseModel], before: str) -> Iterator[str]:
+        for name, field in kind.model_fields.items():
+            yield before + name
+            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+                yield from names(field.annotation, f"{before}{name}.")
+
+    return tuple(names(Settings, ""))
+
+
+def variable_of(setting: str) -> str:
+    """The environment variable of a setting: `train.steps` is `TRACE_TRAIN__STEPS`."""
+    return PREFIX + setting.replace(".", "__").upper()
+
+
+def closest_setting(name: str) -> str:
+    """The setting that a misspelt one most likely means: the most alike of its part, the one so called in another part,
+    or the most alike of all; "" where none is like it."""
+    part, _, last = name.rpartition(".")
+    split = [(known, *known.rpartition(".")[::2]) for known in setting_names()]
+    own = difflib.get_close_matches(last, [tail for _, head, tail in split if head == part], n=1, cutoff=_ALIKE)
+    if own:
+        return f"{part}.{own[0]}" if part else own[0]
+    moved = [known for known, _, tail in split if tail == last]
+    # In a part that is right its name makes everything look alike.
+    others = moved or [known for known, _, _ in split if part not in setting_names()]
+    return "".join(difflib.get_close_matches(name, others, n=1, cutoff=0 if moved else _ALIKE))
+
+
+def _mend(meant: str, away: str) -> str:
+    hint = f"did you mean {meant}? Correct it" if meant else "correct its name (docs/1-running.md, settings.py)"
+    return f"{hint}, or {away}"
+
+
+def _holder(name: str) -> str:
+    """Which file has this setting, as words; "" where it was given otherwise."""
+    for file in (FILE, *sorted(PROFILES.glob("*.toml"))):
+        held: Any = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        for part in name.split("."):
+            held = held.get(part) if isinstance(held, dict) else None
+        if held is not None:
+            return f" in {file.name}"
+    return ""
+
+
+def _check_variables() -> None:
+    """Raise `ConfigurationError` for a variable with the settings' prefix that nothing reads: it is misspelt."""
+    known = {*map(variable_of, setting_names()), *NOT_SETTINGS}
+    unknown = [name for name in sorted(os.environ) if name.upper().startswith(PREFIX) and name.upper() not in known]
+    for name in unknown:
+        if name in _named_by_settings() or _of_kubernetes(name):  # it holds a key, or tells of a service
+            continue
+        meant = "".join(difflib.get_close_matches(name.upper(), NOT_SETTINGS, n=1, cutoff=0.9))
+        close = closest_setting(name[len(PREFIX) :].lower().replace("__", "."))
+        mend = _mend(meant or (variable_of(close) if close else ""), "unset it")
+        raise ConfigurationError(f"environment variable {name} = (not shown) is no setting; {mend}")
+
+
+def _named_by_settings() -> set[str]:
+    """What variables and `trace.toml` name: among it the variables that hold keys, whatever they are called."""
+
+    def texts(held: object) -> Iterator[str]:
+        if isinstance(held, dict):
+            for value in held.values():
+                yield from texts(value)
+        elif isinstance(held, str):
+            yield held
+
+    file = tomllib.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+    return {value for name, value in os.environ.items() if name.startswith(PREFIX)} | set(texts(file))
+
+
+def _of_kubernetes(name: str) -> bool:
+    """Whether Kubernetes made the variable, for a service that is called trace or trace-something."""
+    ends = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
+    return any(f"{name.rpartition(end)[0]}_SERVICE_HOST" in os.environ for end in ends)
 
 
 def writable_folder(folder: Path) -> Path:

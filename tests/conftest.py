@@ -20,8 +20,6 @@ for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# A flow that a test plays sets Prefect's logging up; what later tests log outside of flows is not missing from its API.
-os.environ.setdefault("PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW", "ignore")
 
 
 # Files that take ten seconds or more: they train, attack modules, kill processes or wait for leases.

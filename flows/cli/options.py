@@ -13,6 +13,9 @@ TargetName = Annotated[str | None, typer.Option(help="What to improve on, such a
 Profile = Annotated[str | None, typer.Option(help="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry.")]
 Seed = Annotated[int | None, typer.Option(help="Another seed gives other draws.")]
 Budget = Annotated[
-    int | None, typer.Option(help="The length of a training follows from it; the round has no limit by it.")
+    int | None,
+    typer.Option(
+        help="36 % of it are rollouts of a round's trainings, which gives their steps; it does not limit a round"
+    ),
 ]
 Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or a Hugging Face id.")]

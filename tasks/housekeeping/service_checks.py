@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-
-import httpx
 
 from db.copies import problem_of_sqlite, sqlite_file, sqlite_revision
 from errors import TraceError
@@ -16,8 +13,7 @@ from models.vllm.server import VllmServer
 from settings import Settings
 from tasks.housekeeping.findings import Finding, fault, of_error, refused, well
 from tasks.round.policies import open_servers
-
-_SECONDS = 5.0
+from tasks.unattended.servers import SECONDS, NamedServer, ask, mlflow_server, prefect_server
 
 
 def service_findings(settings: Settings) -> Iterator[Finding]:
@@ -32,11 +28,10 @@ def service_findings(settings: Settings) -> Iterator[Finding]:
 
 def prefect() -> Finding:
     """The Prefect server, where one is named; else it runs inside each command."""
-    url = os.environ.get("PREFECT_API_URL", "")
-    if not url:
+    server = prefect_server()
+    if server is None:
         return well("prefect", "runs inside each command (PREFECT_API_URL is not set)")
-    do = "start it ('python -m flows.prefect_server'), or unset PREFECT_API_URL"
-    return _answers("prefect", f"{url.rstrip('/')}/health", do)
+    return _answers("prefect", server)
 
 
 def storage(settings: Settings) -> Finding:
@@ -46,10 +41,9 @@ def storage(settings: Settings) -> Finding:
 
 def mlflow(settings: Settings) -> Finding:
     """MLflow's server, or its SQLite file: there, whole, and of a schema that the installed MLflow opens."""
-    uri = settings.tracking_uri
-    if not uri.startswith("sqlite:"):
-        do = "start it (docs/1-running.md), or correct TRACE_TRACKING"
-        return _answers("mlflow", f"{uri.rstrip('/')}/health", do)
+    server, uri = mlflow_server(settings), settings.tracking_uri
+    if server is not None:
+        return _answers("mlflow", server)
     file = sqlite_file(uri)
     assert file is not None
     if not file.is_file():
@@ -72,7 +66,7 @@ def mlflow(settings: Settings) -> Finding:
 def vllm(settings: Settings) -> Iterator[Finding]:
     """Each vLLM server answers under the name of the base."""
     try:
-        servers = open_servers(settings, seconds=_SECONDS)
+        servers = open_servers(settings, seconds=SECONDS)
     except TraceError as problem:
         yield of_error("vllm", problem)
         return
@@ -92,12 +86,7 @@ def _serves(server: VllmServer, model: str) -> Finding:
     return fault("vllm", said, "set policy.model, or start the server with --served-model-name")
 
 
-def _answers(check: str, address: str, do: str) -> Finding:
-    """Whether an address answers with 200. A proxy of the environment is for the outside, and is not used."""
-    shown = without_password(address)
-    try:
-        with httpx.Client(timeout=_SECONDS, trust_env=False) as client:
-            status = client.get(address).status_code
-    except (httpx.HTTPError, httpx.InvalidURL) as problem:
-        return fault(check, f"{shown} does not answer ({problem or type(problem).__name__})", do)
-    return well(check, f"{shown} answers") if status == 200 else fault(check, f"{shown} answers {status}", do)
+def _answers(check: str, server: NamedServer) -> Finding:
+    """Whether a server answers with 200."""
+    answer, shown = ask(server), without_password(server.health)
+    return well(check, f"{shown} answers") if answer.well else fault(check, f"{shown} {answer.text()}", server.do)

@@ -27,6 +27,7 @@ from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
 from tasks.unattended.notices import check_webhook
+from tasks.unattended.servers import check_servers
 
 # No tokenizer packs more characters of such text into a token: what a prompt costs at the very least.
 CHARACTERS_PER_TOKEN = 8
@@ -155,8 +156,8 @@ def check_without_loading(settings: Settings) -> None:
     """The first part of `preflight`: what needs no heavy library. A usual mistake is refused within a second or two.
 
     The target's name is known, trainings at once are not in each other's way, the home can be written, the store
-    answers, the base model's files are whole, vLLM servers are as needed, and a language model is configured where one
-    is asked.
+    answers, the servers of Prefect and MLflow that are named are there, the base model's files are whole, vLLM servers
+    are as needed, and a language model is configured where one is asked.
     """
     if settings.target != TRAFFIC:
         check_target_name(settings.target)
@@ -165,6 +166,7 @@ def check_without_loading(settings: Settings) -> None:
     files_of(settings).check()
     with open_store(settings.database_url):
         pass
+    check_servers(settings)
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)
     check_webhook(settings)

@@ -7,11 +7,12 @@ import logging
 import os
 import socket
 import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
-from db import StageRow, StageState, Store, open_store
+from db import Round, RoundState, StageRow, StageState, Store, open_store
 from db.copies import sqlite_file
-from db.engine import database_time
-from db.queries import rows
 from errors import ServersBusy
 from settings import Settings
 
@@ -26,16 +27,32 @@ def other_worker(store: Store, round_id: str) -> str | None:
     """The owner of a stage of the round that another living process works on, or of the round itself, which it has
     open; None where there is none. One whose process has ended on this machine keeps its lease for a few seconds, and
     is not alive."""
-    held = running(store, round_id=round_id)
+    held = store.held(round_id=round_id)
     return next((row.owner for row in held if row.owner and not is_own_or_ended(row.owner)), None)
 
 
-def running(store: Store, **equals: object) -> list[StageRow]:
-    """Rows of `stages` whose lease holds, those of processes that have a round open among them."""
-    with store.transaction() as connection:
-        now = database_time(connection)
-        found = rows(connection, StageRow, {**equals, "state": StageState.RUNNING})
-    return [row for row in found if row.lease_until and row.lease_until >= now]
+def as_told(store: Store, rounds: Sequence[Round]) -> list[Round]:
+    """The rounds as people are told of them. One that is stored as running, and whose process left a lease that holds
+    no more, was cut off: it is told as interrupted, with that as its reason. One that runs is told without the reason
+    why it was stopped before."""
+    running = [row.id for row in rounds if row.state == RoundState.RUNNING]
+    if not running:
+        return list(rounds)
+    held = {row.id for row in store.held(round_id=running) if not _has_ended(row.owner or "")}
+    signs = defaultdict[str, list[StageRow]](list)
+    for sign in store.rows(StageRow, round_id=running, state=StageState.RUNNING) + store.presences(round_id=running):
+        signs[sign.round_id].append(sign)
+    return [_as_told(row, signs[row.id], held) if row.state == RoundState.RUNNING else row for row in rounds]
+
+
+def _as_told(row: Round, signs: Sequence[StageRow], held: set[str]) -> Round:
+    """A round that is stored as running, by the stages and processes that hold or held a lease of it."""
+    if not signs or any(sign.id in held for sign in signs):
+        return replace(row, reason="")
+    last = max((sign.heartbeat_at for sign in signs if sign.heartbeat_at), default=None)
+    seen = f", last seen {last:%Y-%m-%d %H:%M} UTC" if last else ""
+    reason = f"cut off: its process died{seen}; the same 'trace-agent improve' goes on with it"
+    return replace(row, state=RoundState.INTERRUPTED, reason=reason)
 
 
 def check_nobody_trains(settings: Settings) -> None:
@@ -60,7 +77,7 @@ def check_nobody_trains(settings: Settings) -> None:
 
 def _training(store: Store) -> StageRow | None:
     """The stage of a training on vLLM servers that another process holds."""
-    held = (row for row in running(store) if row.name.startswith("train:") and not is_own_or_ended(row.owner or ""))
+    held = (row for row in store.held() if row.name.startswith("train:") and not is_own_or_ended(row.owner or ""))
     return next((r for r in held if store.round(r.round_id).config.get("policy", {}).get("backend") == "vllm"), None)
 
 
@@ -75,13 +92,24 @@ def _busy(store: Store, row: StageRow) -> ServersBusy:
 
 def is_own_or_ended(owner: str) -> bool:
     """Whether the owner of a claim (`db.ledger.owner_name`) is this process, or one of this machine that has ended."""
-    machine, pid, *_ = [*owner.split(":"), ""]
-    if machine != socket.gethostname() or not pid.isdecimal():
+    return _here(owner) == os.getpid() or _has_ended(owner)
+
+
+def _has_ended(owner: str) -> bool:
+    """Whether the owner of a claim is a process of this machine that has ended."""
+    pid = _here(owner)
+    if pid is None:
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except PermissionError:  # it lives, and is somebody else's
         return False
-    return int(pid) == os.getpid()
+    return False
+
+
+def _here(owner: str) -> int | None:
+    """The number of the process that owns a claim, where it is of this machine."""
+    machine, pid, *_ = [*owner.split(":"), ""]
+    return int(pid) if machine == socket.gethostname() and pid.isdecimal() else None

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from typer.testing import CliRunner
 
 from errors import ConfigurationError
 from flows import deploy as deploy_file
 from flows import schedule as schedule_file
+from flows.cli.main import app
 from flows.deploy import SILENT, TAG, deploy
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,21 @@ def test_what_cannot_be_deployed_is_one_error(
     monkeypatch.setattr(deploy_file, "_deploy_all", lambda *given: pytest.fail("it goes on"))
     with temporary_settings({PREFECT_API_URL: api}), pytest.raises(ConfigurationError, match=said):
         deploy("trace", kind, project)
+
+
+@pytest.mark.parametrize(
+    ("api", "said"),
+    [
+        (None, r"a schedule needs a Prefect server that lasts.*set PREFECT_API_URL=http://127\.0\.0\.1:4200/api"),
+        ("http://127.0.0.1:1/api", r"PREFECT_API_URL = 'http://127\.0\.0\.1:1/api', which does not answer"),
+    ],
+)
+def test_a_schedule_that_could_never_run_a_round_is_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, api: str | None, said: str
+) -> None:
+    monkeypatch.setattr(schedule_file, "serve", lambda *given, **how: pytest.fail("it is served"))
+    with temporary_settings({PREFECT_API_URL: api}), pytest.raises(ConfigurationError, match=said):
+        CliRunner().invoke(app, ["schedule"], catch_exceptions=False, env={"PREFECT_API_URL": api})
 
 
 def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: pytest.MonkeyPatch) -> None:

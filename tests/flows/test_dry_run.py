@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.logging.handlers import APILogHandler
 from typer.testing import CliRunner
 
 from errors import ConfigurationError
@@ -75,6 +77,11 @@ def test_a_run_is_named_by_its_settings_alone(monkeypatch: pytest.MonkeyPatch) -
     params = {"params": {"profile": "smoke", "seed": 3, "dry_run": True, "fresh": True}}
     monkeypatch.setattr("flows.improve.flow_run", type("Run", (), {"parameters": params}))
     assert run_name() == "improve shop, profile smoke, seed 3"
+
+
+def test_lines_outside_of_a_flow_are_no_warnings_of_prefect(recwarn: pytest.WarningsRecorder) -> None:
+    APILogHandler().emit(logging.makeLogRecord({"name": "trace", "levelno": logging.WARNING, "msg": "no GPU"}))
+    assert [str(warned.message) for warned in recwarn] == []
 
 
 def test_prefect_s_bulk_inserts_pass_over_what_is_no_column() -> None:

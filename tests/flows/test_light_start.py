@@ -43,6 +43,10 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
         (("improve", "--base-model", "/no/such/folder"), {}, "'/no/such/folder' cannot be loaded"),
         (("improve", "--home", "file/home"), {}, "cannot be written"),
         (("improve",), {"TRACE_DATABASE": "postgresql+psycopg://127.0.0.1:1/x"}, "error (store)"),
+        (("improve",), {"PREFECT_API_URL": "http://127.0.0.1:1/api"}, "; start it ('python -m flows.prefect_server')"),
+        (("improve", "--dry-run"), {"TRACE_TRACKING": "http://127.0.0.1:1"}, "; start it (docs/1-running.md), or corr"),
+        (("improve", "--target", "nosuch:target"), {}, "no module 'nosuch' here). There are: shop,"),
+        (("improve",), {"TRACE_ROLOUT__TASKS": "9"}, "did you mean TRACE_ROLLOUT__TASKS?"),
         (("improve",), {"TRACE_ANALYST__KIND": "llm"}, "no model is configured"),
         (
             ("improve", "--profile", "night"),

@@ -12,7 +12,7 @@ import pytest
 
 from environments.contract import Target
 from environments.targets import catalogue
-from environments.targets.catalogue import describe_targets, load_target
+from environments.targets.catalogue import check_target_name, describe_targets, load_target
 from errors import TargetError
 
 
@@ -44,8 +44,8 @@ def test_dotted_path_gives_a_target_or_calls_a_function(own_package: str) -> Non
         load_target(f"{own_package}:wrong")
     with pytest.raises(TargetError, match="absent"):
         load_target(f"{own_package}:absent")
-    with pytest.raises(TargetError, match="does not import"):
-        load_target("no_such.package:target")
+    with pytest.raises(TargetError, match=r"module 'json\.absent' does not import"):
+        load_target("json.absent:target")
 
 
 def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +67,13 @@ def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPa
 def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
     with pytest.raises(TargetError, match=r"did you mean tau2:retail.*There are: shop, shop:shift, tau2:airline"):
         load_target("tau2:retial")
+    with pytest.raises(
+        TargetError, match=r"no module 'nosuch' here.*There are: shop, shop:shift, .*or package\.module"
+    ):
+        check_target_name("nosuch:target")
+    with pytest.raises(TargetError, match=r"no module 'tau3' here\); did you mean tau2:retail"):
+        check_target_name("tau3:retail")
+    check_target_name("json.absent:target")
     with pytest.raises(TargetError, match="There are"):
         load_target("")
 
