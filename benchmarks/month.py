@@ -162,7 +162,8 @@ class Month:
                 night.open = newest.number
             row = self.store.query(
                 "SELECT (SELECT count(*) FROM trajectories) AS a, (SELECT count(*) FROM training_steps) AS b, "
-                "(SELECT coalesce(sum(attempt), 0) FROM stages) AS c, (SELECT count(*) FROM stages) AS d"
+                "(SELECT coalesce(sum(attempt), 0) FROM stages) AS c, "
+                "(SELECT count(*) FROM stages WHERE name NOT LIKE 'process:%') AS d"
             )
         except StoreError:
             return ""

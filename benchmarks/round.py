@@ -160,7 +160,7 @@ def main() -> None:
             router = "" if right is None else f", router right on {100 * right:.0f} % of what was kept out of its fit"
             print(f"seed {seed}: base {100 * base:.1f} %, routed {100 * routed:.1f} %{router}")
             for c in figures["capabilities"]:
-                if c["verdict"] not in ("not-selected", "over-budget"):
+                if c["verdict"] not in ("not-selected", "postponed"):
                     print(f"  {c['name']:<20} {c['base_success']} -> {c['adapter_success']}  {c['verdict']}")
             lines, multiple = where(figures["wall"], figures["clocks"], fp32_floor())
             print("\n".join(lines))

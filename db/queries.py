@@ -6,12 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Select, Table, func, select, text
+from sqlalchemy import Connection, Select, func, not_, select, text
 
-from db.rows import AdapterRow, CapabilityRow, EnvironmentRow, EvaluationRow, ReleaseRow, Round, TrajectoryRow, row_from
+from db.engine import database_time
+from db.rows import (
+    PROCESS,
+    AdapterRow,
+    CapabilityRow,
+    EnvironmentRow,
+    EvaluationRow,
+    ReleaseRow,
+    Round,
+    StageRow,
+    TrajectoryRow,
+    row_from,
+)
 from db.rows.contract import AnyRow
 from db.rows.trajectories import BLOBS, trajectory_from
 from db.schema import TABLES
+from db.values.states import StageState
 from db.writes import CHUNK, chunks, table_of, where
 from errors import StoreError
 
@@ -21,6 +34,11 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 _ROWS = 50_000  # of a frame, while it is read
+# What a number of a round may have of digits, as the column holds them.
+_DIGITS = 9
+_STAGES = TABLES[StageRow.TABLE]
+# Rows of `stages` that are no stage's: processes that have a round open (`db.ledger.Presence`).
+_PRESENCE = _STAGES.c.name.startswith(PROCESS)
 # The tables whose rows a person looks up by id, in this order.
 _BY_ID = (
     Round.TABLE,
@@ -34,18 +52,42 @@ _BY_ID = (
 
 
 def rows(connection: Connection, kind: type[AnyRow], equals: Mapping[str, Any]) -> list[AnyRow]:
-    """All rows of a small table with these values, ordered by key."""
-    return [row_from(kind, values) for values in stored_values(connection, table_of(kind), equals)]
+    """All rows of a small table with these values, ordered by key. Of `stages` these are stages alone: processes that
+    have a round open are told by `presences`, and all that holds a lease by `held`."""
+    return _rows(connection, kind, equals, *([not_(_PRESENCE)] if kind is StageRow else []))
 
 
-def stored_values(connection: Connection, table: Table, equals: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The columns of all rows of a table with these values, ordered by key."""
-    query = select(table).where(where(table, equals)).order_by(*table.primary_key)
-    return [dict(found) for found in connection.execute(query).mappings()]
+def presences(connection: Connection, equals: Mapping[str, Any]) -> list[StageRow]:
+    """The processes that have a round open, and those that had it open when they died, as rows of `stages`."""
+    return _rows(connection, StageRow, equals, _PRESENCE)
+
+
+def held(connection: Connection, equals: Mapping[str, Any]) -> list[StageRow]:
+    """Rows of `stages` whose lease holds: stages that are worked on, and processes that have a round open."""
+    now = database_time(connection)
+    return _rows(connection, StageRow, {**equals, "state": StageState.RUNNING}, _STAGES.c.lease_until >= now)
+
+
+def worked(connection: Connection) -> dict[str, float]:
+    """Seconds of all stages of each round, by its id. Results hold thousands of ids: they are not read for a sum."""
+    query = select(_STAGES.c.round_id, func.sum(_STAGES.c.seconds)).where(not_(_PRESENCE)).group_by(_STAGES.c.round_id)
+    return {round_id: float(seconds or 0.0) for round_id, seconds in connection.execute(query)}
+
+
+def _rows(connection: Connection, kind: type[AnyRow], equals: Mapping[str, Any], *conditions: Any) -> list[AnyRow]:
+    table = table_of(kind)
+    query = select(table).where(where(table, equals), *conditions).order_by(*table.primary_key)
+    return [row_from(kind, dict(found)) for found in connection.execute(query).mappings()]
 
 
 def row_beginning(connection: Connection, key: str) -> tuple[str, dict[str, Any]] | None:
-    """Table and columns, without blobs, of the row whose id begins with `key`, if a table has only one such row."""
+    """Table and columns, without blobs, of the round that has the number `key`, else of the row whose id begins with
+    it, if a table has only one such row."""
+    if key.isascii() and key.isdecimal() and len(key) <= _DIGITS:
+        rounds = TABLES[Round.TABLE]
+        numbered = connection.execute(select(rounds).where(rounds.c.number == int(key))).mappings().one_or_none()
+        if numbered is not None:
+            return rounds.name, dict(numbered)
     for name in _BY_ID:
         table = TABLES[name]
         # What begins with `key` follows it in the order of the key's index, which LIKE would not use: it looks at

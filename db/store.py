@@ -244,9 +244,24 @@ class Store:
 
     def rows(self, kind: type[AnyRow], /, **equals: Any) -> list[AnyRow]:
         """Rows of a table, ordered by key. `equals` are columns: None means IS NULL; a list, tuple or set means IN
-        (at most 30,000 values)."""
+        (at most 30,000 values). Of `stages` these are stages alone, without the processes of `presences`."""
         with self._read() as connection:
             return queries.rows(connection, kind, equals)
+
+    def presences(self, **equals: Any) -> list[StageRow]:
+        """Processes that have a round open, and those that had it open when they died, as rows of `stages`."""
+        with self._read() as connection:
+            return queries.presences(connection, equals)
+
+    def held(self, **equals: Any) -> list[StageRow]:
+        """Rows of `stages` whose lease holds now: stages that are worked on, and processes that have a round open."""
+        with self._read() as connection:
+            return queries.held(connection, equals)
+
+    def worked(self) -> dict[str, float]:
+        """Seconds of all stages of each round, by its id."""
+        with self._read() as connection:
+            return queries.worked(connection)
 
     def row(self, kind: type[AnyRow], /, **equals: Any) -> AnyRow | None:
         """The one row with these values, or None; `StoreError` when there are several."""
@@ -271,8 +286,9 @@ class Store:
             writes.move_row(connection, kind, row_id, parse_state(kind.TABLE, state), values)
 
     def row_beginning(self, key: str) -> tuple[str, dict[str, Any]] | None:
-        """Table and columns of the round, trajectory, adapter, environment, capability or evaluation whose id begins
-        with `key`; None when there is none, or several in each of these tables."""
+        """Table and columns of the round with the number `key`, else of the round, trajectory, adapter, environment,
+        capability, evaluation or release whose id begins with `key`; None when there is none, or several in each of
+        these tables."""
         with self._read() as connection:
             return queries.row_beginning(connection, key)
 

@@ -81,11 +81,11 @@ def clean(
     """Remove what no release, report or label needs, in the home and in `files`: checkpoints of finished rounds, copies
     that are fetched again."""
     from settings import load_settings
-    from tasks.housekeeping.retention import removals, remove
+    from tasks.housekeeping.retention import removals, remove, told
 
     settings = load_settings(home=home)
     chosen = removals(settings, older_than, keep)
     for removal in chosen:
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)
-    typer.echo(f"{len(chosen)} of them, {freed / 1e9:.3f} GB {'would be freed' if dry_run else 'freed'}")
+    typer.echo(told(settings, len(chosen), freed, dry_run))

@@ -31,6 +31,7 @@ QUIET = {
     # What fails is said once, by main(); Prefect would print the whole traceback as well.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "trace",  # the round's own lines stand in Prefect's UI, too
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # and those of what is no flow, a dry run, are not missing
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -107,11 +108,12 @@ def improve(
 
     check_stage(settings.target, "a whole round")
     if dry_run:
-        from tasks.operations.plan import rehearse
         from tasks.round.preflight import preflight
-        from tasks.shards.runners import check_runner
 
         preflight(settings)
+        from tasks.operations.plan import rehearse
+        from tasks.shards.runners import check_runner
+
         check_runner(settings)
         typer.echo("\n".join(rehearse(settings)))
         return
@@ -173,14 +175,18 @@ def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = N
 @app.command()
 def rounds(home: Home = None, as_json: AsJson = False) -> None:
     """All rounds."""
+    from textwrap import shorten
+
     from db import Round
+    from tasks.unattended.alive import as_told
 
     _, store = _store(home)
-    rows = sorted(store.rows(Round), key=lambda r: r.number)
+    rows = as_told(store, sorted(store.rows(Round), key=lambda r: r.number))
     keep = ("number", "id", "target", "seed", "profile", "state", "seconds", "reason")
     table = [{name: getattr(r, name) for name in keep} for r in rows]
     lines = [
-        f"{r.number:>4}  {r.id[:12]}  {r.target:<14} seed {r.seed:<5} {r.profile:<8} {r.state:<12} {r.reason[:60]}"
+        f"{r.number:>4}  {r.id[:12]}  {r.target:<14} seed {r.seed:<5} {r.profile:<8} {r.state:<12} "
+        f"{shorten(r.reason, 60, placeholder=' …')}".rstrip()
         for r in rows
     ]
     _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
@@ -188,18 +194,21 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    key: Annotated[str, typer.Argument(help="Id (or its beginning) of a trajectory, adapter, environment or round.")],
+    key: Annotated[str, typer.Argument(help="A round's number, or the id of anything stored, or its beginning.")],
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
-    """The row that has this id."""
+    """The round that has this number, or the row that has this id."""
     from errors import StoreError
     from tasks.reporting.lookup import find_row
 
     _, store = _store(home)
     found = find_row(store, key)
     if found is None:
-        raise StoreError(f"nothing has the id {key!r}; ids are in 'trace-agent rounds' and in the report")
+        raise StoreError(
+            f"{key!r} is no round's number, and not exactly one id begins with it; rounds are in 'trace-agent rounds', "
+            "and other ids in a round's report"
+        )
     table, row = found
     _print({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
 
@@ -229,6 +238,14 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
 @app.command()
 def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
+    from settings import load_settings
+    from tasks.round.traffic import check_stage
+    from tasks.unattended.servers import check_lasting_prefect, check_servers
+
+    settings = load_settings(target=target, profile=profile)
+    check_stage(settings.target, "a whole round")
+    check_lasting_prefect()
+    check_servers(settings)
     from flows.schedule import serve_schedule
 
     serve_schedule(cron, target, profile)

@@ -55,7 +55,8 @@ def history(target: TargetName = None, home: Home = None, as_json: AsJson = Fals
     if not rows:
         typer.echo(f"no round of {name} yet; run 'trace-agent improve --target {name}'")
         return
-    Console().print(history_table(rows))
+    console = Console()
+    console.print(history_table(rows, console.width))
     typer.echo(
         f"release {live.number} of {name} is live: {', '.join(version_name(*m) for m in live.members.items())}"
         if live

@@ -81,6 +81,20 @@ def remove(settings: Settings, chosen: list[Removal]) -> int:
     return freed
 
 
+def told(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
+    """What was removed, or would be, and how much is there; and what to do for more of it to go."""
+    there, gb = f"{settings.folder} takes {_size(settings.folder) / 1e9:.3f} GB", f"{freed / 1e9:.3f} GB"
+    if not count:
+        return (
+            f"nothing to remove: {there}, and all of it is needed, younger than --older-than, or within --keep; a "
+            "smaller --older-than or --keep takes more"
+        )
+    what = f"{count} {'entry' if count == 1 else 'entries'}"
+    if dry_run:
+        return f"{what}, {gb} would be freed; {there}; the same command without --dry-run removes them"
+    return f"{what} removed, {gb} freed; {there} now"
+
+
 def _remove(path: Path, freed: int) -> None:
     try:
         if path.is_dir():

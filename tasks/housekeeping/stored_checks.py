@@ -82,6 +82,7 @@ def clock(store: Store, server: bool) -> Finding:
     now = utc_now()
     there = store.query("SELECT clock_timestamp() AS now")["now"][0].to_pydatetime() if server else now
     moments = [r.started_at for r in store.rows(Round)] + [s.heartbeat_at for s in store.rows(StageRow)]
+    moments += [process.heartbeat_at for process in store.presences()]
     newest = max((m for m in moments if m is not None), default=now)
     do = "set this machine's clock (chrony or systemd-timesyncd): leases and schedules go by it"
     if abs(now - there) > CLOCK:
@@ -95,12 +96,11 @@ def leases(store: Store) -> Iterator[Finding]:
     """Stages whose process died, and rounds where it died between two: their lease ran out, and nobody took them
     over."""
     rounds = {r.id: r for r in store.rows(Round)}
-    now, running = utc_now(), store.rows(StageRow, state=StageState.RUNNING)
-    stages = [row for row in running if not row.name.startswith(PROCESS)]
+    now, stages = utc_now(), store.rows(StageRow, state=StageState.RUNNING)
     left = [row for row in stages if row.lease_until is not None and row.lease_until < now]
     # Who left a stage is told with it. A round that has ended is owed nothing.
     told = {row.round_id for row in left} | {i for i, r in rounds.items() if r.state != RoundState.RUNNING}
-    between = [row for row in running if row.name.startswith(PROCESS) and row.round_id not in told]
+    between = [row for row in store.presences() if row.round_id not in told]
     left += [row for row in between if row.lease_until is not None and row.lease_until < now]
     for row in left:
         number = rounds[row.round_id].number

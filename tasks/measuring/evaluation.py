@@ -33,6 +33,9 @@ EVALUATION = PlayOptions(
     lost_in_a_row=8,
 )
 
+# What the user of a target is called that has no simulated one.
+NOBODY = "none"
+
 
 @dataclass(frozen=True)
 class EvaluationSpec:
@@ -48,8 +51,8 @@ class EvaluationSpec:
 
     @property
     def user(self) -> str:
-        """Who plays the user."""
-        return str(getattr(self.target, "user", None) or "none")
+        """Who plays the user; `NOBODY` where there is no choice."""
+        return str(getattr(self.target, "user", None) or NOBODY)
 
     @property
     def tasks(self) -> list[TargetTask]:

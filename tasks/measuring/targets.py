@@ -19,7 +19,15 @@ from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
 from models.providers.spending import Limits, SpendingCap, Spent
 from settings import load_settings, writable_folder
-from tasks.measuring.evaluation import EvaluationSpec, check_context, check_user, latest, run_evaluation, spent_before
+from tasks.measuring.evaluation import (
+    NOBODY,
+    EvaluationSpec,
+    check_context,
+    check_user,
+    latest,
+    run_evaluation,
+    spent_before,
+)
 from tasks.measuring.figures import EvaluationRow, figures_of, overall
 from tasks.measuring.policy_names import LoadedPolicy, PolicyOptions, load_policy, parse_policy
 
@@ -119,4 +127,9 @@ def _spec(target: Target, request: EvaluateRequest) -> EvaluationSpec:
     spec = EvaluationSpec(target, request.split, request.trials, request.seed, request.limit)
     if not spec.tasks:
         raise ConfigurationError(f"{target.name} has no task in the split {request.split}; take another split")
+    if request.user and spec.user == NOBODY:
+        raise ConfigurationError(
+            f"--user {request.user!r} is given, and {target.name} has no simulated user to choose (what its users say "
+            "is built in); leave --user out"
+        )
     return spec

@@ -229,7 +229,7 @@ def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple
         return "not-trainable", [selected.unfit[name]]
     made, measured = stored.found(SynthesizeResult, name), stored.found(CalibrateResult, name)
     if made is None and stored.found(GateResult) is not None:
-        return "over-budget", [
+        return "postponed", [
             "Selected, but the round trains fewer capabilities (selection.most); another round may take it."
         ]
     if made and not made.accepted:

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-# What `stopped` says of a round that some process has in hand, or had when it died.
+# What `stopped` says of a round that some process has in hand.
 AT_WORK = "the round is not over: its figures come with its report"
+# How figures that an earlier version stored name a verdict, and what it is called now.
+RENAMED = {"over-budget": "postponed"}
 
 
 class _Figures(BaseModel):
@@ -140,7 +142,8 @@ class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
     was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`,
     `does-not-transfer`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
-    `not-trainable` (no environment could teach it), or `not-selected`; `reasons` are sentences.
+    `not-trainable` (no environment could teach it), `postponed` (selected, and left to another round, as this one
+    trained as many as it may), or `not-selected`; `reasons` are sentences.
 
     `mean_cov` and `mean_delta` are None of the generalist, which no rule selects. `alone` is the gate's verdict on the
     adapter alone, with `points` and `adjusted_p` on its own families. `ending`
@@ -176,6 +179,11 @@ class CapabilityFigures(_Figures):
     transfer: Transfer | None = None
     begun: str = ""
     passed_over: dict[str, str] = {}
+
+    @field_validator("verdict")
+    @classmethod
+    def _of_today(cls, verdict: str) -> str:
+        return RENAMED.get(verdict, verdict)
 
 
 class ReleaseFigures(_Figures):

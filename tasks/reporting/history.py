@@ -17,6 +17,7 @@ from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
 from tasks.round.results import GateResult
 from tasks.round.stored import StoredRound
+from tasks.unattended.alive import as_told
 
 # The subject of the gate's verdict on a release as a whole.
 WHOLE = "release"
@@ -28,7 +29,7 @@ def history_of(store: Store, target: str) -> list[HistoryRow]:
     """One row a round, and one for each release that no round made, oldest first. Dry rounds play nothing and are left
     out."""
     releases = releases_of(store, target)
-    rounds = [r for r in store.rows(Round, target=target) if r.profile != "dry"]
+    rounds = as_told(store, [r for r in store.rows(Round, target=target) if r.profile != "dry"])
     parts = _Parts(store, rounds, releases)
     rows = [(r.started_at, r.number, _of_round(r, parts)) for r in rounds]
     rows += [(r.created_at, 0, _of_release(r, parts)) for r in releases if r.round_id is None]
@@ -52,9 +53,7 @@ class _Parts:
             for row in store.rows(EvaluationRow, round_id=ids, split="test")
             if row.success is not None
         }
-        # Other results hold thousands of ids: they are not read for a sum.
-        frame = store.query("SELECT round_id, SUM(seconds) AS spent FROM stages GROUP BY round_id")
-        self.seconds = dict(zip(frame["round_id"], frame["spent"].fillna(0.0), strict=True))
+        self.seconds = store.worked()
         self.gates = {
             stage.round_id: GateResult.model_validate(stage.result) if stage.state == StageState.DONE else None
             for stage in store.rows(StageRow, round_id=ids, name=GateResult.stage)

@@ -9,6 +9,7 @@ from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
+from tasks.unattended.alive import as_told
 
 # In a round's folder: the report's page, and the folder of its episodes' pages.
 REPORT, EPISODES = "report.html", "episodes"
@@ -20,6 +21,7 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
     if path.is_file():
         return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
     stages = store.rows(StageRow, round_id=row.id)
+    (row,) = as_told(store, [row])
     return RoundFigures(
         round=row.id,
         target=row.target,
@@ -33,22 +35,33 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
 
 
 def figures_by_key(settings: Settings, store: Store, key: str | None = None) -> RoundFigures:
-    """Figures of the round that `key` names: an id, the beginning of one, or a number; the latest when None.
+    """Figures of the round that `key` names: a number, else an id or the beginning of one; the latest when None.
 
     Raises `StoreError` when no round, or more than one, is meant.
     """
     rounds = store.rows(Round)
     if not rounds:
         raise StoreError(f"there is no round in {store.url}; run 'trace-agent improve' first")
+    rounds.sort(key=lambda r: r.number)
     if key:
-        chosen = [r for r in rounds if key == str(r.number) or r.id.startswith(key)]
+        chosen = [r for r in rounds if key == str(r.number)] or [r for r in rounds if r.id.startswith(key)]
     else:
-        chosen = [max(rounds, key=lambda r: r.number)]
-    if len(chosen) != 1:
-        raise StoreError(f"round {key!r} names {len(chosen)} rounds; give an id or number from 'trace-agent rounds'")
+        chosen = rounds[-1:]
+    if not chosen:
+        there = "only round 1" if len(rounds) == 1 else f"rounds {rounds[0].number} to {rounds[-1].number}"
+        raise StoreError(
+            f"there is no round {key!r}: {store.url} has {there}; give one of these numbers, or an id or its beginning "
+            "from 'trace-agent rounds'"
+        )
+    if len(chosen) > 1:
+        which = ", ".join(f"{r.number} ({r.id})" for r in chosen)
+        raise StoreError(
+            f"{len(chosen)} rounds have ids that begin with {key!r}: {which}; give a number, or more of an id"
+        )
     return stored_figures(store, store.round(chosen[0].id), files_of(settings))
 
 
 def find_row(store: Store, key: str) -> tuple[str, dict[str, Any]] | None:
-    """Table and row whose id is `key` or, if only one does, begins with it. Blobs are left out."""
+    """Table and row of the round whose number is `key`, else of what has this id or, if only one does, begins with it.
+    Blobs are left out."""
     return store.row_beginning(key)

@@ -13,6 +13,8 @@ from tasks.reporting.headline import headline
 
 # Rounds of the history that are printed with a round.
 LAST = 10
+# Columns of a terminal below which the history is told in narrow columns.
+NARROW = 100
 
 
 def print_summary(figures: RoundFigures, console: Console | None = None) -> None:
@@ -30,6 +32,7 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
         console.print(
             history_table(
                 figures.history[-LAST:],
+                console.width,
                 f"The last {LAST} rounds" if len(figures.history) > LAST else "The rounds so far",
             )
         )
@@ -67,26 +70,28 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
         console.print(f"Cost: {', '.join(cost)}.")
 
 
-def history_table(rows: Sequence[HistoryRow], title: str = "") -> Table:
-    """Rounds and releases (named r and their number), one a row: what is live after it, when and what it changed,
-    success on test with its interval, verdict and cost."""
+def history_table(rows: Sequence[HistoryRow], width: int, title: str = "") -> Table:
+    """Rounds and releases (named r and their number), one a row: the release that is live after it, when and what it
+    changed, success on test with its interval, verdict and cost. It fits a `width` of 80 columns: where it is narrow,
+    intervals and dollars stand on lines of their own, and long texts are wrapped."""
     table = Table(title=title or None, title_justify="left")
-    for name, narrow in (("round", True), ("live after", True), ("what changed", False), ("success on test", True)):
-        table.add_column(name, no_wrap=narrow, overflow="fold", min_width=None if narrow else 20)
+    # No least width: where those of all columns together are more than there is, the last columns are cut off.
+    for name, narrow in (("round", True), ("live\nafter", True), ("what changed", False), ("success\non test", True)):
+        table.add_column(name, no_wrap=narrow, overflow="fold")
     for name in ("verdict", "cost"):
         table.add_column(name, overflow="fold")
-    found = lineages(rows)
+    found, then = lineages(rows), "\n" if width < NARROW else " "
     for i, (row, lineage) in enumerate(zip(rows, found, strict=True)):
         if i and lineage != found[i - 1]:
             table.add_section()
         table.add_row(
             row.name,
-            "–" if row.after is None else release_name(row.after),
+            "–" if row.after is None else str(row.after) if row.after else "base",
             escape(_short(f"{row.when[:10]}, {row.told}", 110)),
-            _rate(row.test) if row.test else "–",
+            _rate(row.test, then) if row.test else "–",
             escape(row.verdict),
             (duration(row.seconds) if row.seconds is not None else "")
-            + (f", {row.dollars:.2f} dollars" if row.dollars else ""),
+            + (f",{then}{row.dollars:.2f} dollars" if row.dollars else ""),
         )
     return table
 
@@ -101,8 +106,8 @@ def _standing(figures: RoundFigures) -> list[str]:
     return [f"{name} {_rate(rate)}" for name, rate in sides if rate is not None]
 
 
-def _rate(rate: Rate) -> str:
-    return f"{percent(rate.success)} ({100 * rate.low:.0f}–{100 * rate.high:.0f})"
+def _rate(rate: Rate, then: str = " ") -> str:
+    return f"{percent(rate.success)}{then}({100 * rate.low:.0f}–{100 * rate.high:.0f})"
 
 
 def _family_table(figures: RoundFigures) -> Table:

@@ -215,7 +215,7 @@ class Stage(Generic[P, R]):
     def _claimed(self, context: Context, ledger_name: str, place: Place, work: Callable[[], R]) -> R | None:
         """Claim the stage, work, and store the result; None when it is done already."""
         row = context.store.stage(context.round.id, ledger_name)
-        waited = 0.0
+        waited, told = 0.0, ""
         while not row.finished:
             if row.claim(lease_seconds=LEASE_SECONDS):
                 pulse()
@@ -248,12 +248,14 @@ class Stage(Generic[P, R]):
             if context.sharing is not None and context.sharing.help():
                 waited = 0.0
                 continue
+            owner = row.row().owner
             if waited > 2 * LEASE_SECONDS:
-                owner = row.row().owner
                 raise StageHeld(
                     f"stage {ledger_name!r} is held by {owner}, which is alive; wait for it or stop that process"
                 )
-            logger.info("stage %s is claimed by another process; waiting for it, or for its lease", ledger_name)
+            if owner and owner != told:  # once for each that holds it, not at every look
+                logger.info("stage %s is held by %s; waiting for it, or for its lease", ledger_name, owner)
+                told = owner
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         return None

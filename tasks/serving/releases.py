@@ -35,6 +35,11 @@ class Routing:
             raise ConfigurationError(f"router mode {self.mode!r} does not exist; choose from auto, {', '.join(MODES)}")
         if self.mode == "fixed" and not self.fixed:
             raise ConfigurationError("mode fixed needs a capability; give --fixed CAPABILITY")
+        if self.fixed and self.mode != "fixed":
+            raise ConfigurationError(
+                f"--fixed {self.fixed!r} is given, and mode {self.mode!r} does not use it; add --mode fixed, or leave "
+                "--fixed out"
+            )
 
     def of(self, router: Router | None) -> Router | None:
         """The router that decides where a release has `router`."""

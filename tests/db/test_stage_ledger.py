@@ -157,7 +157,7 @@ def test_wrong_stages_are_refused(store: Store, round_: Round) -> None:
 
 def test_a_process_that_has_a_round_open_says_so_until_it_leaves_or_dies(store: Store, round_: Round) -> None:
     def present() -> dict[str, StageRow]:
-        return {row.name.removeprefix(PROCESS): row for row in store.rows(StageRow, round_id=round_.id)}
+        return {row.name.removeprefix(PROCESS): row for row in store.presences(round_id=round_.id)}
 
     waits, dies = store.presence(round_.id, 0.6), store.presence(round_.id, 3600.0)
     assert waits.owner != dies.owner
@@ -187,3 +187,19 @@ def test_a_stage_is_claimed_beside_those_that_have_the_round_open(store: Store, 
     assert store.stage(round_.id, "gate").claim("another")
     presence.beat()
     assert store.stage(round_.id, "gate").row().owner == "another"
+
+
+def test_a_process_that_has_a_round_open_is_no_stage_to_who_reads_stages(store: Store, round_: Round) -> None:
+    presence, gate = store.presence(round_.id, 3600.0), store.stage(round_.id, "gate")
+    presence.beat()
+    assert gate.claim("another")
+    of_round = {"round_id": round_.id}
+    for equals in ({}, of_round, {"state": StageState.RUNNING}, {"round_id": [round_.id]}):
+        assert [row.name for row in store.rows(StageRow, **equals)] == ["gate"]
+    assert [row.owner for row in store.presences(**of_round)] == [presence.owner]
+    assert {row.owner for row in store.held(**of_round)} == {"another", presence.owner}
+    gate.finish()
+    assert store.worked() == {round_.id: gate.row().seconds}
+    expire(store)
+    assert store.held() == []
+    assert [row.owner for row in store.presences()] == [presence.owner], "who died is known by it"

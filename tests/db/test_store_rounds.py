@@ -254,6 +254,18 @@ def test_a_row_is_looked_up_by_the_beginning_of_its_id(store: Store, round_: Rou
     assert store.row_beginning("_1") is None, "no pattern"
 
 
+def test_a_number_is_first_of_all_that_of_a_round(store: Store, round_: Round) -> None:
+    add_adapter(store, round_)
+    store.put([CapabilityRow(id=key, round_id=round_.id, name=key, analyst="checks") for key in ("1ab", "2ab")])
+    second = store.start_round("shop", "data2", 1, "gpu", {})
+    found = [(table, row["id"]) for key in ("1", "2") for table, row in [store.row_beginning(key) or ("", {})]]
+    assert found == [("rounds", round_.id), ("rounds", second.id)]
+    store.put([CapabilityRow(id="30", round_id=round_.id, name="three", analyst="checks")])
+    assert (store.row_beginning("3") or ("", {}))[0] == "capabilities", "there is no round 3"
+    assert store.row_beginning("9" * 30) is None
+    assert store.row_beginning("²") is None
+
+
 def test_queries_of_the_user_cannot_write(store: Store, round_: Round) -> None:
     assert store.query("SELECT number FROM rounds WHERE target = :target", target="shop")["number"].tolist() == [1]
     for statement in ("DELETE FROM rounds", "DELETE FROM rounds RETURNING id", "SELEC 1"):

@@ -26,8 +26,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         yield Home(store, Registry(settings.tracking_uri, "shop", folder / "mlartifacts"), folder)
 
 
-def run(home: Home, *words: str) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+def run(home: Home, *words: str, columns: int = 200) -> str:
+    done = CliRunner(env={"COLUMNS": str(columns)}).invoke(
         app, [*words, "--home", str(home.folder), "--target", "shop"], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
@@ -91,6 +91,9 @@ def test_looking_going_back_and_going_on(
     for word in ("release 2: new: exchange", "62.5 % (55–70)", "promoted", "0.25 dollars"):
         assert word in line
     assert lines[-1].startswith("release 2 of shop is live: exchange@v1-")
+    narrow = run(home, "history", columns=80)
+    assert max(map(len, narrow.splitlines()[:-1])) <= 80
+    assert {"cost", "dollars", "promoted"} <= set(narrow.split())
 
     said = run(home, "rollback")
     assert said.splitlines()[0] == "release 1 of shop is live again"

@@ -77,7 +77,7 @@ def test_it_is_an_error_that_says_what_to_do_and_is_not_tried_again(
 def test_only_what_is_not_done_yet_is_advised() -> None:
     settings = replace(SMALL, micro_batch_tokens=4096, recompute=True)
     with (
-        pytest.raises(TrainingMemoryError, match=r"\(CUDA is full\); lower train\.micro_batch_tokens \(now 4096\), or, "),
+        pytest.raises(TrainingMemoryError, match=r"\(CUDA is full\); lower train\.micro_batch_tokens \(now 4096\), "),
         out_of_memory_told(settings, 1),
     ):
         raise torch.OutOfMemoryError("CUDA is full\nof a kind that says no more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta
@@ -157,8 +158,13 @@ def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:
     before = {name: left(folder) for name, folder in kept["folders"].items()}
     said = run("--dry-run").splitlines()
     assert {name: left(folder) for name, folder in kept["folders"].items()} == before
-    assert said[-1] == "11 of them, 0.000 GB would be freed"
+    takes = re.escape(str(kept["home"].folder)) + r" takes \d\.\d{3} GB"
+    command = "the same command without --dry-run removes them"
+    assert re.fullmatch(f"11 entries, 0.000 GB would be freed; {takes}; {command}", said[-1])
     assert any(f"{kept['folders']['none']}/final  (round 4: trained copy" in line for line in said)
-    assert run().splitlines() == [*said[:-1], "11 of them, 0.000 GB freed"]
-    assert run() == "0 of them, 0.000 GB freed\n"
+    *removed, last = run().splitlines()
+    assert removed == said[:-1]
+    assert re.fullmatch(f"11 entries removed, 0.000 GB freed; {takes} now", last)
+    nothing = f"nothing to remove: {takes}, and all of it is needed, younger than --older-than, or within --keep"
+    assert re.match(nothing, run())
     assert CliRunner().invoke(app, ["clean", "--older-than", "0"]).exit_code == 2

@@ -66,6 +66,13 @@ def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
     assert text.index("oracle ") < text.index("noop ")
 
 
+@pytest.mark.parametrize("user", ["scripted", "litellm:some/model"])
+@pytest.mark.parametrize("target", ["shop", TARGET])
+def test_a_simulated_user_for_a_target_that_has_none_is_refused(target: str, user: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--user '{user}' is given.*no simulated user.*leave --user out"):
+        evaluate("noop", target=target, user=user)
+
+
 def test_an_api_model_is_measured_stored_and_not_asked_again(tmp_path: Path) -> None:
     with agent(counts) as server:
         row, _noop = evaluate("my-model", at(server))

@@ -30,7 +30,7 @@ from settings import Settings, load_settings
 from tasks.reporting.analyst import analyst_figures
 from tasks.reporting.before_after import release_figures
 from tasks.reporting.collect import figures_of
-from tasks.reporting.figures import Ending, RoundFigures
+from tasks.reporting.figures import CapabilityFigures, Ending, RoundFigures
 from tasks.reporting.headline import headline
 from tasks.reporting.history import history_of
 from tasks.reporting.nothing_trained import Ended
@@ -357,3 +357,23 @@ def test_a_round_from_before_there_were_releases_is_compared_with_the_base(shop:
     assert found.difference.points == 50.0
     assert found.families["refund"].live is None
     assert found.data_hash == DATA
+
+
+def test_what_the_round_had_no_place_for_is_postponed_by_whatever_name_it_was_stored(
+    shop: Shop, settings: Settings
+) -> None:
+    row, capability = shop.round(), "c1"
+    shop.store.put(
+        [
+            CapabilityRow(id=capability, round_id=row.id, name="set_address", analyst="checks"),
+            SelectionRow(round_id=row.id, capability_id=capability, selected=True, mean_cov=0.4, mean_delta=0.6),
+        ]
+    )
+    shop.stage(row, SelectResult(selected=["set_address"]))
+    shop.stage(row, GateResult(promoted=[]))
+    (told,) = figures(shop, row, settings).capabilities
+    assert told.verdict == "postponed"
+    assert "another round may take it" in told.reasons[0]
+    stored = told.model_dump(mode="json")
+    assert CapabilityFigures.model_validate(stored) == told
+    assert CapabilityFigures.model_validate(stored | {"verdict": "over-budget"}) == told, "of an earlier version"

@@ -308,6 +308,9 @@ def test_router_modes_and_homes_that_cannot_be_served(home: Home, tmp_path: Path
         Routing("fixed")
     with pytest.raises(ConfigurationError, match="does not exist"):
         Routing("guess")
+    for mode in ("auto", "off", "both"):
+        with pytest.raises(ConfigurationError, match=f"--fixed 'swap' is given, and mode '{mode}'.*add --mode fixed"):
+            Routing(mode, "swap")
     with pytest.raises(ConfigurationError, match="there is no round"):
         serving_settings(tmp_path / "empty", None)
 

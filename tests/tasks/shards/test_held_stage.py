@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,28 @@ def test_where_there_is_nothing_to_share_it_says_who_holds_the_stage(
     monkeypatch.setattr(stages, "POLL_SECONDS", 0.01)
     with pytest.raises(StageHeld, match="held by someone, which is alive"):
         selected.do(context)
+
+
+def test_who_holds_the_stage_is_said_once_and_again_when_it_is_another(
+    context: Context, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Looking(Helping):
+        """Has nothing to share, and lets the stage go from one to another, who does it in the end."""
+
+        def help(self) -> bool:
+            self.left -= 1
+            if self.left == 5:
+                self.holder.fail("stopped")
+                assert self.holder.claim("another", lease_seconds=600)
+            elif self.left == 0:
+                self.holder.finish(SelectResult(selected=["refund"]).model_dump(mode="json"))
+            return False
+
+    caplog.set_level(logging.INFO, "trace")
+    holder = context.store.stage(context.round.id, "select")
+    assert holder.claim("someone", lease_seconds=600)
+    context.sharing = Looking(10, holder)
+    assert selected.do(context).selected == ["refund"]
+    waits = "stage select is held by {}; waiting for it, or for its lease"
+    said = [line for line in caplog.messages if "waiting" in line]
+    assert said == [waits.format("someone"), waits.format("another")]

@@ -1,0 +1,142 @@
+"""What `trace-agent rounds`, `status`, `show` and `history` say of rounds, and of those whose process was killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from db import CapabilityRow, Round, RoundState, Store, open_store
+from errors import StoreError
+from flows.cli.main import app
+from settings import Settings, load_settings
+from tasks.reporting.figures import HistoryRow, Rate
+from tasks.reporting.history import history_of
+from tasks.reporting.lookup import figures_by_key
+from tasks.reporting.summary import history_table
+from tasks.unattended.alive import as_told
+
+OLD = "stopped by the user"
+CUT_OFF = re.compile(r"cut off: its process died, last seen \d{4}-\d\d-\d\d \d\d:\d\d UTC")
+
+
+@pytest.fixture
+def settings(settings_folder: Path) -> Settings:
+    return load_settings(home=settings_folder / "home", target="shop")
+
+
+def run(settings: Settings, *words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "--home", str(settings.folder)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def again(store: Store, seed: int = 0) -> Round:
+    """A round that was stopped once and runs again."""
+    store.finish_round(store.start_round("shop", "d", seed, "laptop", {}).id, RoundState.INTERRUPTED, OLD)
+    resumed = store.open_round("shop", seed, "laptop", {})
+    assert resumed is not None
+    return resumed
+
+
+def told(store: Store) -> list[tuple[str, str]]:
+    rounds = sorted(store.rows(Round), key=lambda r: r.number)
+    return [(str(row.state), row.reason) for row in as_told(store, rounds)]
+
+
+def test_a_round_whose_process_was_killed_is_told_as_cut_off(settings: Settings) -> None:
+    with open_store(settings.database_url) as store:
+        row = again(store)
+        assert (row.state, row.reason) == (RoundState.RUNNING, OLD)
+        assert told(store) == [("running", "")], "nobody has left a word: nothing is known against it"
+        store.presence(row.id, 3600.0).beat()
+        assert told(store) == [("running", "")], "this process lives"
+        (line,) = run(settings, "rounds").splitlines()
+        assert "running" in line
+        assert OLD not in line
+        with store.transaction() as connection:
+            connection.execute(text("UPDATE stages SET lease_until = '2020-01-01 00:00:00.000000'"))
+        ((state, reason),) = told(store)
+        assert state == "interrupted"
+        assert CUT_OFF.match(reason)
+        assert reason.endswith("; the same 'trace-agent improve' goes on with it")
+        assert store.round(row.id).state == RoundState.RUNNING, "looking changes nothing"
+        (line,) = run(settings, "rounds").splitlines()
+        assert "interrupted" in line
+        assert CUT_OFF.search(line)
+        assert len(line) <= 130
+        (found,) = json.loads(run(settings, "rounds", "--json"))
+        assert (found["state"], found["reason"]) == (state, reason)
+        (history,) = history_of(store, "shop")
+        assert (history.verdict, CUT_OFF.match(history.reason) is not None) == ("interrupted", True)
+        assert CUT_OFF.match(figures_by_key(settings, store).stopped or "")
+        store.presence(row.id, 3600.0).beat()  # another process goes on with it
+        assert told(store) == [("running", "")]
+
+
+def test_a_process_of_this_machine_that_has_ended_keeps_no_round_running(settings: Settings) -> None:
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    with open_store(settings.database_url) as store:
+        killed, lives, done = again(store), again(store, 1), again(store, 2)
+        owner = f"{socket.gethostname()}:{int(ended.stdout)}:ab"
+        assert store.stage(killed.id, "train:pay").claim(owner, lease_seconds=3600)
+        assert store.stage(lives.id, "train:pay").claim("elsewhere:1:ab", lease_seconds=3600)
+        assert store.stage(done.id, "train:pay").claim(owner, lease_seconds=3600)
+        store.finish_round(done.id, RoundState.DONE, "promoted 1")
+        first, *others = told(store)
+        assert first[0] == "interrupted"
+        assert CUT_OFF.match(first[1])
+        assert others == [("running", ""), ("done", "promoted 1")]
+
+
+def test_a_number_is_a_rounds_before_it_is_the_beginning_of_an_id(settings: Settings) -> None:
+    with open_store(settings.database_url) as store:
+        rows = [store.start_round("shop", "d", seed, "laptop", {}) for seed in range(40)]
+        # Of so many rounds some ids begin with the number of another.
+        number = next(r.number for r in rows for o in rows if o.id.startswith(str(r.number)) and o != r)
+        assert figures_by_key(settings, store, str(number)).number == number
+        store.put([CapabilityRow(id=f"{number}abc", round_id=rows[0].id, name="n", analyst="checks")])
+        assert json.loads(run(settings, "show", str(number), "--json"))["number"] == number
+        with pytest.raises(StoreError, match=r"no round '99'.* has rounds 1 to 40; give one of these numbers"):
+            figures_by_key(settings, store, "99")
+        letter = next(x for x in "abcdef" if sum(r.id.startswith(x) for r in rows) > 1)
+        with pytest.raises(StoreError, match=rf"\d+ rounds have ids that begin with '{letter}': \d+ \({letter}"):
+            figures_by_key(settings, store, letter)
+
+
+def test_the_history_fits_a_terminal_of_80_columns() -> None:
+    rate = Rate(success=0.625, low=0.55, high=0.7, n=144, tasks=72)
+    rows = [
+        HistoryRow(
+            round=number, candidate=number, after=after, when="2026-11-26T09:00:00", data_hash="d", state="refused",
+            new=["ask_for_missing_detail", "refund_payment"], renewed=["check_before_cancel"], test=rate,
+            verdict=verdict, seconds=seconds, dollars=12.34,
+        )
+        for number, after, verdict, seconds in ((1, 0, "promoted", 245.0), (12, 11, "rejected-regression", 7620.0))
+    ]  # fmt: skip
+    console = Console(width=80)
+    with console.capture() as shown:
+        console.print(history_table(rows, console.width))
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert cells_of(lines[1:3]) == ["round", "live after", "what changed", "success on test", "verdict", "cost"]
+    split = next(i for i, line in enumerate(lines) if "│ 12 " in line)
+    first, second = (cells_of(part) for part in (lines[4:split], lines[split:-1]))
+    assert (first[1], second[1]) == ("base", "11")
+    assert (first[3], second[3]) == ("62.5 % (55–70)",) * 2
+    assert (first[4], second[4].replace(" ", "")) == ("promoted", "rejected-regression")
+    assert (first[5], second[5]) == ("4 min 05 s, 12.34 dollars", "2 h 07 min, 12.34 dollars")
+
+
+def cells_of(lines: list[str]) -> list[str]:
+    """The cells of one row of a table, each with its lines joined."""
+    cells = [re.split("[│┃]", line)[1:-1] for line in lines]
+    return [" ".join(" ".join(parts).split()) for parts in zip(*cells, strict=True)]
