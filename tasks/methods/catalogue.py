@@ -32,6 +32,7 @@ from tasks.methods.trained import DEMONSTRATIONS_GRPO, grpo_cloned, grpo_target,
 from tasks.round.context import Context
 
 Changes = Callable[[Settings], dict[str, Any]]
+PLACEBO_REWARDS = "placebo-rewards"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Method:
     """One way to answer the target's users better. `make` may play what the account pays for.
 
     `inherits` are accounts that count as the method's own; `needs` are methods whose work it takes, which are run
-    before it. One with a home of its own says by `changes` which of the settings are others there. `trains` is whether
-    it needs a budget that fills a group; `package` is a library that it cannot do without.
+    before it. One with a home of its own says by `changes` which of the settings are others there; `home` is the method
+    in whose home it works, if that is not its own. `trains` is whether it needs a budget that fills a group; `package`
+    is a library that it cannot do without.
     """
 
     about: str
@@ -48,6 +50,7 @@ class Method:
     inherits: tuple[str, ...] = (DIAGNOSIS,)
     needs: tuple[str, ...] = ()
     changes: Changes | None = None
+    home: str = ""
     trains: bool = False
     package: str = ""
 
@@ -117,7 +120,7 @@ METHODS: Mapping[str, Method] = {
         changes=_unchanged,
         trains=True,
     ),
-    "placebo-rewards": Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
+    PLACEBO_REWARDS: Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
 }
 # TRACE with one thing changed, to see what each part is worth: a whole round from the seed's diagnosis, in a home of
 # its own. What is changed, and where in the settings: by part and field, or by field alone.
@@ -140,13 +143,22 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge-linear", "merge-ties"),
-    "placebo": ("placebo-capabilities", "placebo-rewards"),
+    "placebo": ("placebo-capabilities", PLACEBO_REWARDS),
     "ablations": ("trace", *(f"ablation-{name}" for name in ABLATIONS)),
 }
 ABLATED = {f"ablation-{name}": _ablation(about, changes) for name, (about, changes) in ABLATIONS.items()}
 # What is measured only where it is asked for by name: a part of TRACE that not every profile has, and TRACE changed.
 BY_NAME: Mapping[str, Method] = {
     GENERALIST: Method("TRACE's adapter of all successes, alone", generalist, ("trace",), ("trace",)),
+    # A release gains from any adapter that is different; what rewards are worth is seen where one adapter answers all.
+    "placebo-single": Method(
+        "the best adapter of placebo-rewards alone",
+        single,
+        (PLACEBO_REWARDS,),
+        (PLACEBO_REWARDS,),
+        changes=_shuffled,
+        home=PLACEBO_REWARDS,
+    ),
     **ABLATED,
 }
 EVERY: Mapping[str, Method] = {**METHODS, **BY_NAME}

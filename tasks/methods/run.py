@@ -83,7 +83,9 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
     method = EVERY[name]
     if method.inherits:
         diagnose(run)
-    context = run.context if method.changes is None else own_home(run, name, **method.changes(run.context.settings))
+    context = run.context
+    if method.changes is not None:
+        context = own_home(run, method.home or name, **method.changes(run.context.settings))
     account = pay(context, name, run.episodes, method.inherits)
     if context is not run.context:
         account.lender = Lender(run.context.store, context.round.id)

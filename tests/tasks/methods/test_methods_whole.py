@@ -35,7 +35,7 @@ from tests.tasks.methods.letters_target import FAMILIES, SHIFTED, SIZE, solved
 from tests.tasks.methods.seeds_made import BUDGET, TRAIN, charged_and_stored, seed_run, without_prefect
 
 THERE = [name for name, method in METHODS.items() if not method.package or importlib.util.find_spec(method.package)]
-ALL = [*THERE, GENERALIST]  # in the order of their runs
+ALL = [*THERE, GENERALIST, "placebo-single"]  # in the order of their runs
 OWN_HOMES = [name for name, method in METHODS.items() if method.changes is not None]
 KILLED = ["base", "examples", "grpo-target", "trace", "placebo-rewards"]
 
@@ -125,6 +125,10 @@ def test_every_method_of_a_seed(settings_folder: Path, tiny_model: Any, monkeypa
         assert result.methods[name].episodes == result.methods["trace"].episodes, "the adapters are TRACE's"
         assert result.methods[name].outcomes != result.methods["base"].outcomes
         assert result.methods[name].seconds >= result.methods["trace"].seconds
+    placebo, alone = result.methods["placebo-rewards"], result.methods["placebo-single"]
+    assert alone.episodes == placebo.episodes, "the adapters are the placebo's"
+    assert alone.seconds >= placebo.seconds
+    assert alone.outcomes not in (result.methods["base"].outcomes, result.methods["single"].outcomes)
     assert result.methods["mixed"].purposes["calibration"] == result.methods["trace"].purposes["calibration"]
     for name in ("grpo-target", "grpo-target-own", "mixed"):
         figures = result.methods[name]
