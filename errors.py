@@ -120,8 +120,10 @@ class TrainingError(TraceError, ArithmeticError):
     boundary = "training"
 
 
-class TrainingMemoryError(TrainingError):
-    """A training does not fit the GPU's memory: it says nothing of what there is to learn."""
+class TrainingMemoryError(TraceError, MemoryError):
+    """A training does not fit the GPU's memory. No `TrainingError`: it says nothing of what there is to learn."""
+
+    boundary = "training"
 
 
 class AdapterError(TraceError, ValueError):

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
-from errors import TrainingError, TrainingMemoryError
+from errors import TrainingError
 from models.adapters.loading import load_folder
 from models.episodes import Episode
 from settings import load_settings
@@ -51,9 +51,9 @@ def trained(context: Context, family: str, hinted: bool) -> float:
     folder = context.folder / name
     try:
         result = train_on(context, Course(name, environment, f"adapter-{name}", folder, hinted=hinted))
-    except TrainingMemoryError:
-        raise  # else it would be reported as nothing learnt
-    except TrainingError:
+    except TrainingError as problem:
+        if problem.transient:
+            raise  # else an outage would be reported as nothing learnt
         return success(context, environment, "", None)
     loaded = load_folder(context.policy, folder / "final", name, context.round.id, result.sha256)
     try:

@@ -33,6 +33,7 @@ from errors import (
     TargetError,
     TraceError,
     TrainingError,
+    TrainingMemoryError,
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
@@ -160,7 +161,7 @@ def _stopped_by(stop: BaseException) -> str:
 
 
 # What the same work would meet again, whenever it is done.
-_DETERMINISTIC = (TrainingError, EnvironmentFault, TargetError, AdapterError)
+_DETERMINISTIC = (TrainingError, TrainingMemoryError, EnvironmentFault, TargetError, AdapterError)
 
 
 def _ends(problem: Exception, reason: str, before: str) -> bool:

@@ -187,7 +187,8 @@ def train_adapter(
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
     Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
-    `TrainingError` when the loss is not finite, the GPU has no memory left, or nothing was ever informative.
+    `TrainingError` when the loss is not finite or nothing was ever informative, `TrainingMemoryError` when the GPU has
+    no memory left.
     """
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories, ready)
     return _trained(rollouts, renderer, output, on_step, start, until, on_saved)

@@ -17,7 +17,7 @@ from environments.contract import Environment, Message, Observation, Target, Tar
 from environments.synthesized.composed import NEAR_MISS, DenseEnvironment
 from environments.synthesized.references import References
 from environments.wrapping import WrappedEnvironment
-from errors import TrainingError, TrainingMemoryError
+from errors import TrainingError
 from models.training.checkpoints import weights_by_step
 from tasks.measuring.lineup import tried_on_diagnosis
 from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned
@@ -202,8 +202,8 @@ def _trained(
     try:
         trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:
-        if problem.transient or isinstance(problem, TrainingMemoryError):
-            raise  # an outage or a small GPU is no figure of a method: the same command goes on where it was
+        if problem.transient:
+            raise  # an outage is no figure of a method: the same command goes on where it was
         return replace(before, notes=(f"nothing was learnt, so {whose} answers: {problem}",))
     context.registry.end_run(trained.run)
     notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from errors import ConfigurationError, PolicyError, TrainingError
+from errors import ConfigurationError, PolicyError, TrainingMemoryError
 from models.policy import PolicyIdentity
 from models.training import actors
 from models.training.actors import VllmActor
@@ -123,7 +123,7 @@ def test_they_wake_when_what_a_failed_step_holds_is_free(
     servers = [VllmServer(stub.url, "base"), VllmServer(stub.url, "base")]
     policy = VllmPolicy(servers, PolicyIdentity("small", "r1", "v", "", "renderer"), renderer.stop_ids, 8)
     actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy", True)
-    with pytest.raises(TrainingError, match="ran out of the GPU's memory"):
+    with pytest.raises(TrainingMemoryError, match="ran out of the GPU's memory"):
         train_adapter(Source(), actor, renderer, SMALL, tmp_path / "training", lambda _: None)
     assert waking == [[False, False]] * 2, "both are asked, the first one's failure or not"
     assert stub.asleep is not wakes
