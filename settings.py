@@ -42,6 +42,9 @@ from settings_parts import (
 )
 
 SCRIPTED_USER = "scripted"
+# Of a seed or a budget. Prefect keeps what a run was given, and one run with a number beyond 64 bits is enough for its
+# page to show no run at all.
+LARGEST = 2**31 - 1
 BUDGET = "36 % of it are rollouts of a round's trainings, which gives their steps; it does not limit a round"
 PROFILES = Path(__file__).parent / "profiles"
 FILE = Path("trace.toml")
@@ -122,8 +125,8 @@ class Settings(MachineSettings):
     target: str = "shop"
     target_user: str = Field(SCRIPTED_USER, description="who plays the simulated user: scripted, or litellm:MODEL")
     profile: str = "laptop"
-    seed: int = Field(0, ge=0)
-    budget: int = Field(2400, ge=1, description=BUDGET)
+    seed: int = Field(0, ge=0, le=LARGEST)
+    budget: int = Field(2400, ge=1, le=LARGEST, description=BUDGET)
     base_model: str = Field("smollm2-135m", description="the embedded model, a folder, or a Hugging Face id")
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     calls: Literal["compact", "json"] = "compact"

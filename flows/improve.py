@@ -39,7 +39,7 @@ from flows.approval import ask_approval
 from flows.code_version import code_version
 from flows.one_at_a_time import alone_on, deaths_before
 from flows.train_apart import apart, at_once, train_together
-from settings import BUDGET, Settings, load_settings
+from settings import BUDGET, LARGEST, Settings, load_settings
 from tasks.calibrate import calibrate
 from tasks.challenge import challenge
 from tasks.contrast import contrast
@@ -82,8 +82,8 @@ class ImproveParameters(BaseModel):
 
     target: str | None = Field(default=None, description="what to improve on, such as shop or tau2:retail")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
-    seed: int | None = Field(default=None, ge=0, description="another seed gives other draws")
-    budget: int | None = Field(default=None, ge=1, description=BUDGET)
+    seed: int | None = Field(default=None, ge=0, le=LARGEST, description="another seed gives other draws")
+    budget: int | None = Field(default=None, ge=1, le=LARGEST, description=BUDGET)
     base_model: str | None = Field(default=None, description="the embedded model, a folder, or a Hugging Face id")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
     fresh: bool = Field(default=False, description="start another round instead of resuming")

@@ -80,6 +80,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"budget": 5}, "budget 5 cannot fill.*at least"),
     ({"budget": "many"}, "budget = 'many'"),
     ({"seed": -1}, "seed = -1"),
+    ({"seed": 2**64}, "seed = 18446744073709551616"),
+    ({"budget": 2**64}, "budget = 18446744073709551616"),
     ({"dtype": "int8"}, "dtype = 'int8'"),
     ({"calls": "xml"}, "calls = 'xml'"),
     ({"rollout": {"temperature": 3}}, "rollout.temperature = 3"),

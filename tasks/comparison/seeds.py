@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from errors import ConfigurationError
+from settings import LARGEST
 
 
 def used_seeds(path: Path) -> dict[int, str]:
@@ -30,7 +31,9 @@ def used_seeds(path: Path) -> dict[int, str]:
 
 
 def check_seed(seed: int, used: Mapping[int, str], path: Path) -> None:
-    """Raise `ConfigurationError` for a seed that was used."""
+    """Raise `ConfigurationError` for a seed that was used, or is none."""
+    if not 0 <= seed <= LARGEST:
+        raise ConfigurationError(f"seed {seed} is not from 0 to {LARGEST}; take another")
     if seed in used:
         raise ConfigurationError(
             f"seed {seed} was used for {used[seed]} ({path.name}): a comparison on it would flatter what was chosen "

@@ -116,6 +116,9 @@ def test_the_seeds_that_were_used_are_refused() -> None:
         with pytest.raises(ConfigurationError, match=rf"seed {seed} was used for .* \(seeds.toml\)"):
             check_seed(seed, used, path)
     check_seed(7, used, path)
+    for none in (-1, 2**31):
+        with pytest.raises(ConfigurationError, match=f"seed {none} is not from 0 to 2147483647"):
+            check_seed(none, used, path)
     assert fresh_seeds(5, dict.fromkeys((0, 1, 3, 11), "choosing")) == [2, 4, 5, 6, 7]
     assert not set(fresh_seeds(20, used)) & set(used)
 
