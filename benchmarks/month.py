@@ -48,6 +48,7 @@ from benchmarks.month_promises import (
 )
 from benchmarks.month_services import Deployment, Disk, Receiver
 from db import Round, Store, open_store
+from db.rows import PROCESS
 from errors import StoreError
 from settings import load_settings
 from tasks.unattended.notices import deliver
@@ -163,7 +164,7 @@ class Month:
             row = self.store.query(
                 "SELECT (SELECT count(*) FROM trajectories) AS a, (SELECT count(*) FROM training_steps) AS b, "
                 "(SELECT coalesce(sum(attempt), 0) FROM stages) AS c, "
-                "(SELECT count(*) FROM stages WHERE name NOT LIKE 'process:%') AS d"
+                f"(SELECT count(*) FROM stages WHERE name NOT LIKE '{PROCESS}%') AS d"
             )
         except StoreError:
             return ""

@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from db import Store
+from db.rows import PROCESS
 
 MOST_STUCK = 120.0
 # What a process may have grown by, from the median of the first quarter of nights to that of the last.
@@ -108,7 +109,7 @@ def rows_promise(store: Store, witness: Witness, registry: Path) -> Promise:
     wrong += [f"trajectory {i} is in a stage's result and not stored" for i in sorted(named - known)[:5]]
     unfinished = store.query(
         "SELECT r.number, s.name FROM stages s JOIN rounds r ON r.id = s.round_id "
-        "WHERE r.state = 'done' AND s.state NOT IN ('done', 'skipped') AND s.name NOT LIKE 'process:%'"
+        f"WHERE r.state = 'done' AND s.state NOT IN ('done', 'skipped') AND s.name NOT LIKE '{PROCESS}%'"
     )
     wrong += [f"stage {row.name} of round {row.number} is not final" for row in unfinished.itertuples(index=False)]
     for what, query in {

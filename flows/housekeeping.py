@@ -16,7 +16,7 @@ from flows.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
-from tasks.housekeeping.retention import removals, remove
+from tasks.housekeeping.retention import removals, remove, told
 from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.unattended.notices import Notice, deliver, notify
 
@@ -40,7 +40,7 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     with told_when_refused(settings, bool(deployment.id), "housekeeping"):
         tell_last_run(settings, "housekeeping", deaths_before())
         chosen = removals(settings, given.older_than, given.keep)
-        freed = f"{len(chosen)} removed, {remove(settings, chosen) / 1e9:.3f} GB freed"
+        freed = told(settings, len(chosen), remove(settings, chosen), dry_run=False)
         logger.info("%s", freed)
         deliver(settings)
         findings = examine(settings)

@@ -30,7 +30,7 @@ def prefect() -> Finding:
     """The Prefect server, where one is named; else it runs inside each command."""
     server = prefect_server()
     if server is None:
-        return well("prefect", "runs inside each command (PREFECT_API_URL is not set)")
+        return well("prefect", "runs inside each command (neither PREFECT_API_URL nor Prefect's profile names one)")
     return _answers("prefect", server)
 
 

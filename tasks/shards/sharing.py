@@ -36,6 +36,7 @@ class SharedPlay:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.shards = context.store.shards(context.round.id)
+        self._helped: set[str] = set()  # parts, each told once
 
     def play(self, engine: Engine, ground: Playground, episodes: Sequence[Episode], what: str) -> PlayRun | None:
         """Play what is owed, shard by shard; None for what this process has to play alone."""
@@ -66,8 +67,11 @@ class SharedPlay:
         free = self.shards.free()
         if not free:
             return False
-        logger.info("playing shards of another process's stage")
-        return play_part(self.context, free[0].part).played > 0
+        part = free[0].part
+        if part not in self._helped:
+            self._helped.add(part)
+            logger.info("playing shards of another process's stage")
+        return play_part(self.context, part).played > 0
 
     def _digest(self, engine: Engine, ground: Playground, episodes: Sequence[Episode]) -> str | None:
         """Digest of the adapter that plays ("": the base); None for what no other process could play."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.request import getproxies
 
 import httpx
@@ -68,10 +70,27 @@ class Answer:
 
 
 def prefect_server() -> NamedServer | None:
-    """The Prefect server that `PREFECT_API_URL` names; None where it runs inside each command."""
-    url = os.environ.get("PREFECT_API_URL", "")
-    do = "start it ('python -m flows.prefect_server'), or unset PREFECT_API_URL"
-    return NamedServer("PREFECT_API_URL", url, f"{url.rstrip('/')}/health", do) if url else None
+    """The Prefect server that `PREFECT_API_URL` or Prefect's active profile names; None where it runs inside each
+    command."""
+    named_by, url, instead = "PREFECT_API_URL", os.environ.get("PREFECT_API_URL", ""), "unset PREFECT_API_URL"
+    if not url:
+        profile, url = _active_profile()
+        named_by, instead = f"PREFECT_API_URL of Prefect's profile {profile!r}", "'prefect profile use ephemeral'"
+    do = f"start it ('python -m flows.prefect_server'), or {instead}"
+    return NamedServer(named_by, url, f"{url.rstrip('/')}/health", do) if url else None
+
+
+def _active_profile() -> tuple[str, str]:
+    """Name and server's address of Prefect's active profile. Read from its file: Prefect's own settings take a second
+    to import, and this is asked before anything heavy is."""
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    file = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
+    try:
+        given = tomllib.loads(file.read_text())
+        name = os.environ.get("PREFECT_PROFILE") or str(given["active"])
+        return name, str(given["profiles"][name].get("PREFECT_API_URL", ""))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or one that Prefect itself refuses
+        return "", ""
 
 
 def mlflow_server(settings: Settings) -> NamedServer | None:

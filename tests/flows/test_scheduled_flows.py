@@ -3,6 +3,7 @@ round of the target needs, so it may not hang; and nobody looks when they fail."
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import flows.watch as watch_file
 from errors import ProviderError, StoreError, TargetBusy
 from flows.housekeeping import HousekeepingParameters, housekeeping
 from flows.watch import WatchParameters, watch
+from settings import load_settings
 from tasks.housekeeping.findings import Finding, fault, well
 from tasks.operations import told as told_file
 from tasks.operations.watch import Watched
@@ -33,6 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> Any:
     for place in (flow_file, told_file):
         monkeypatch.setattr(place, "notify", lambda settings, notice: done["told"].append(notice))
     monkeypatch.setattr(flow_file, "create_markdown_artifact", lambda **given: done["artifacts"].append(given))
+    load_settings().folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(flow_file, "removals", lambda settings, days, keep: [days, keep])
     monkeypatch.setattr(flow_file, "remove", lambda settings, chosen: 2_500_000_000)
 
@@ -46,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> Any:
 
 def test_a_home_that_is_well(run: Any) -> None:
     done, said = run([well("disk", "plenty")], older_than=7)
-    assert said == "2 removed, 2.500 GB freed"
+    assert re.fullmatch(r"2 entries removed, 2\.500 GB freed; .* takes \d\.\d{3} GB now", said)
     assert (done["told"], done["delivered"]) == ([], 1)
     assert "plenty" in done["artifacts"][0]["markdown"]
 
@@ -64,6 +67,7 @@ def test_what_keeps_it_from_its_work_is_told(run: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(flow_file, "deployment", SimpleNamespace(id="scheduled"))
     monkeypatch.setattr(flow_file, "deaths_before", lambda: {"id-1": "green-griffin (no heartbeat for 75 s)"})
+    load_settings().folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(flow_file, "removals", locked)
     with pytest.raises(StoreError):
         run([])

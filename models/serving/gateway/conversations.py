@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from environments.contract import Message, Prompt
 from errors import ProviderError
 from models.renderer import Renderer
@@ -93,7 +95,7 @@ class RouteMaker:
 
     async def decide(self, words: str, router: Router) -> RouteDecision:
         """`router`'s decision for a conversation that begins with `words`; its milliseconds count from this call.
-        Raises `ProviderError` when the engine has ended."""
+        Raises `ProviderError` when the engine has ended, or its GPU has no memory for this."""
         if router.mode in ("fixed", "off"):
             return router.decide(count=1)[0]
         began = time.perf_counter()
@@ -140,6 +142,9 @@ class RouteMaker:
             outcomes: Sequence[RouteDecision | BaseException]
             try:
                 outcomes = router.route(self.engine.policy, self.renderer, [one.opening for one in asked])
+            except torch.OutOfMemoryError as problem:
+                outcomes = [self.engine.refused(problem)] * len(asked)
+                logger.error("%d conversations are refused: %s", len(asked), outcomes[0])
             except Exception as problem:  # carried to those who asked, who are in another thread
                 logger.exception("the router failed")
                 outcomes = [problem] * len(asked)

@@ -157,6 +157,13 @@ class LocalEngine:
                 raise ProviderError("the local model is not running; start its engine", transient=True)
             self._inbox.put(item)
 
+    def refused(self, problem: torch.OutOfMemoryError) -> ProviderError:
+        """What callers are told of work that the GPU had no memory for; for the engine's thread, which frees what the
+        work held."""
+        if not self.policy.busy:
+            self.policy.free_buffers()
+        return _refused(problem)
+
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -220,9 +227,7 @@ class LocalEngine:
         try:
             call.future.set_result(call.work())
         except torch.OutOfMemoryError as problem:
-            if not self.policy.busy:
-                self.policy.free_buffers()
-            call.future.set_exception(_refused(problem))
+            call.future.set_exception(self.refused(problem))
         except Exception as problem:  # carried to the caller, who is in another thread
             call.future.set_exception(problem)
 

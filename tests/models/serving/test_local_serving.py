@@ -18,7 +18,7 @@ from environments.targets.shop.target import target
 from errors import ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
-from models.router.router import Router
+from models.router.router import RouteDecision, Router
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
@@ -161,6 +161,29 @@ def test_a_pass_that_the_gpu_has_no_memory_for_costs_the_turns_in_flight_alone(
     with LocalEngine(policy) as engine:
         asyncio.run(ask())
     assert "3 turns in flight are refused" in caplog.text
+
+
+def test_a_router_that_the_gpu_has_no_memory_for_refuses_and_decides_again_later(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, renderer = tiny_model
+    router = Router("linear", offsets=(0.0,))
+    decided = RouteDecision("", {"": 1.0}, (), 0.0, "linear")
+
+    def runs_out(self: Router, *_: object) -> list[RouteDecision]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+
+    async def ask() -> None:
+        monkeypatch.setattr(Router, "route", runs_out)
+        with pytest.raises(ProviderError, match=r"no memory left \(1\.50 GiB more") as raised:
+            await maker.decide("one", router)
+        assert raised.value.transient
+        monkeypatch.setattr(Router, "route", lambda *_: [decided])
+        assert (await maker.decide("two", router)).mode == "linear"
+
+    with LocalEngine(policy) as engine:
+        maker = RouteMaker(engine, renderer, Prompt("A shop."))
+        asyncio.run(ask())
 
 
 def test_routed_requests_are_refused_once_the_engine_has_ended(tiny_model: Tiny) -> None:

@@ -40,6 +40,35 @@ def test_the_preflight_refuses_prefect_s_address_without_a_server(monkeypatch: p
     assert time.monotonic() - began < SECONDS <= 5
 
 
+@pytest.mark.parametrize("chosen_by", ["active", "PREFECT_PROFILE"])
+def test_the_address_of_prefect_s_profile_is_asked_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen_by: str
+) -> None:
+    address = f"http://127.0.0.1:{nobody()}/api"
+    active = "away" if chosen_by == "active" else "ephemeral"
+    (tmp_path / "profiles.toml").write_text(
+        f'active = "{active}"\n[profiles.ephemeral]\n[profiles.away]\nPREFECT_API_URL = "{address}"\n'
+    )
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.delenv("PREFECT_PROFILE", raising=False)
+    if chosen_by == "PREFECT_PROFILE":
+        check_servers(load_settings())  # the active one names no server
+        monkeypatch.setenv("PREFECT_PROFILE", "away")
+    said = f"profile 'away' = '{address}', which does not answer .*use ephemeral"
+    with pytest.raises(ConfigurationError, match=said):
+        check_servers(load_settings())
+
+
+@pytest.mark.parametrize("written", [None, "not toml =", 'active = "gone"\n', 'active = "a"\n[profiles.a]\n'])
+def test_a_profile_without_an_address_names_no_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None
+) -> None:
+    if written is not None:
+        (tmp_path / "profiles.toml").write_text(written)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    assert servers.prefect_server() is None
+
+
 def test_the_preflight_refuses_mlflow_s_address_and_shows_no_password() -> None:
     port = nobody()
     said = rf"TRACE_TRACKING\) = 'http://127\.0\.0\.1:{port}', which does not answer \(.*refused\); start it .* correct"
