@@ -22,6 +22,7 @@ from environments.validation.playing import (
     ENOUGH_FAULTS,
     FAULTS,
     FULL_REWARD,
+    OUTSIDE,
     Played,
     SimplePolicy,
     oracle_policy,
@@ -123,7 +124,8 @@ def validate_environment(
     needed, once the oracle is known to solve the scenarios. `wrong` adds policies that must fail. `make_twin` builds
     the environment again from nothing (another process, where there is one), so that what a process remembers shows as
     a difference; default: `make_environment` once more. `twins` give the scenarios as other processes do: sets have
-    another order there. What the environment raises, whatever it is, is a reason and never raised here.
+    another order there. What the environment raises, whatever it is, is a reason and not raised here, but for
+    `ProviderError` and `BudgetExceeded` of the model that plays its user.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
@@ -154,6 +156,8 @@ def validate_environment(
             finally:
                 environment.close()
             figures["need"], reasons, exhibits = found.figures, [*reasons, *found.reasons], [*found.exhibits, *exhibits]
+    except OUTSIDE:
+        raise
     except FAULTS as error:  # what plays is kept with its episode; this comes of making and closing
         reasons.append(raised("play", error))
     figures["exhibits"] = exhibits[:EXHIBITS]

@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
 from environments.playing import take_turns
+from errors import BudgetExceeded, ProviderError
 
 # What code from outside this project may raise, on purpose or by mistake: a list of classes would always lack one
 # (`re.error` is a plain Exception). A fault is a finding here and is kept.
 FAULTS = (Exception,)
+# A model from outside that plays the user and fails, or may cost no more: it says nothing of the environment.
+OUTSIDE = (ProviderError, BudgetExceeded)
 # A reward this high counts as a win whatever `success` says: training follows the reward.
 FULL_REWARD = 0.95
 
@@ -44,7 +47,8 @@ def play(
 ) -> Played:
     """Play `task` to its end and score it. `past_the_end` goes on acting after `done`, as a hostile client may.
 
-    What the environment raises is kept in `error`, and a score outside the contract is a fault too. Its calls have no
+    What the environment raises is kept in `error`, and a score outside the contract is a fault too; what is of
+    `OUTSIDE` is raised. Its calls have no
     limit of time here: a module's worker has its own, any other environment is given one by whoever makes it
     (`models.episodes.Guarded`).
     """
@@ -73,6 +77,8 @@ def play(
             return Played(None, b"", steps, wrong)
         shown = [message.as_dict() for message in messages if message.role != "assistant"]
         return Played(score, _bytes([shown, asdict(score)]), steps, "", tuple(messages))
+    except OUTSIDE:
+        raise
     except FAULTS as error:
         return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500], tuple(messages))
 

@@ -6,10 +6,13 @@ import random
 import re
 from dataclasses import replace
 
+import pytest
+
 from environments.contract import Action, Check, Message, Observation, Score, TargetTask, ToolCall
 from environments.validation.checks import Limits, validate_environment
 from environments.validation.measuring import wilson_interval
 from environments.validation.redteam import ATTACKS, red_team_details
+from errors import BudgetExceeded, ProviderError
 
 TOOLS = [
     {
@@ -174,6 +177,16 @@ def test_whatever_an_environment_raises_is_a_finding():
         raise re.error("unterminated")
 
     assert reasons(Pricing, drawn).startswith("scenario: raised error: unterminated")
+
+
+@pytest.mark.parametrize("failure", [ProviderError("503", transient=True), BudgetExceeded("llm.cap = 1 is reached")])
+@pytest.mark.parametrize("where", ["step", "close"])
+def test_a_user_whose_model_fails_is_no_finding_about_the_environment(failure, where):
+    def fail(*_):
+        raise failure
+
+    with pytest.raises(type(failure), match=re.escape(str(failure))):
+        reasons(type("Played", (Pricing,), {where: fail}))
 
 
 def test_a_success_that_is_paid_less_than_one_is_found():
