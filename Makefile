@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  echo "error: '$(PYTHON)' with its venv module was not found; install Python 3.11 (Debian: apt-get install python3.11 python3.11-venv) or name another with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { \
 	  echo "error: $$($(PYTHON) --version) cannot be used; name a Python 3.11 or 3.12 with make PYTHON=..." >&2; exit 1; }
-	@echo "Installing into $(VENV) (about 2.5 GB, two minutes on a fast network)"
+	@echo "Installing into $(VENV) (about 3 GB, several more with the CUDA build of torch that PyPI has; two minutes on a fast network)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# torch first and by this exact version: a CPU build that pip is shown (PIP_FIND_LINKS) then satisfies everything else.
 	@$(PIP) install -c constraints.txt torch==2.13.0
@@ -39,7 +39,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 improve: install ## Run one round: make improve ARGS="--target shop --budget 2400"
 	@$(BIN)/trace-agent improve $(ARGS)
-	@report=$$(ls -t "$(TRACE_HOME)"/*/report.html 2>/dev/null | head -n 1); test -z "$$report" || echo "Newest report: $$report"
 
 compare: install ## TRACE against cheaper ways at equal cost: make compare ARGS="--target shop --seeds 5 --budget 4000"
 	@$(BIN)/trace-agent compare-methods $(ARGS)

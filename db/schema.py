@@ -283,7 +283,7 @@ class TrainingStep(Base):
 
 
 class Evaluation(Base):
-    """The success rate of a subject ("base", "routed", "noop" or an adapter id) on a split, with its interval."""
+    """The success rate on a split, with its interval: of "base", "live", "routed" (the candidate, on test the new) or "noop"."""
 
     __tablename__ = "evaluations"
     __table_args__ = (Index(None, "round_id", "split"),)

@@ -267,7 +267,7 @@ def check_address(address: str) -> None:
     except (ValueError, ImportError) as problem:
         raise ConfigurationError(
             f"files = {address!r} needs a backend of fsspec for {parts.scheme!r} that is not installed ({problem}); "
-            "for S3: pip install 'trace-agent[objects]' -c constraints.txt"
+            "for S3: pip install -c constraints.txt -e '.[objects]' in the checkout"
         ) from None
 
 

@@ -6,6 +6,4 @@ for name in chromium chromium-browser google-chrome; do
         exit 0
     fi
 done
-if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo"; fi
-$as_root apt-get update -qq
-$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
+sh "$(dirname "$0")/apt_install.sh" chromium chromium fonts-dejavu-core

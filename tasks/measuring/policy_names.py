@@ -11,6 +11,7 @@ vllm:URL#MODEL[@ADAPTER]         a vLLM server's chat protocol, by its base addr
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -114,6 +115,13 @@ def parse_policy(text: str, api_base: str = "") -> PolicyName:
         return PolicyName(text, "chat", text, "", api_base)
     if api_base:  # a server that speaks OpenAI's protocol under a name of its own
         return PolicyName(text, "chat", f"openai/{text}", "", api_base)
+    if "/" not in text:
+        close = difflib.get_close_matches(text, [*SCRIPTED, "release", EMBEDDED], n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigurationError(
+            f"policy {text!r} is no folder here and no model of LiteLLM's; {hint}A model of the Hugging Face hub is "
+            f"written OWNER/NAME, or local:{text}"
+        )
     return _local(text, text)
 
 

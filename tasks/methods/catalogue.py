@@ -181,6 +181,6 @@ def chosen(names: Sequence[str]) -> list[str]:
         if package and importlib.util.find_spec(package) is None:
             raise ConfigurationError(
                 f"method {name!r} needs the package {package!r}, which is not installed; "
-                f"pip install -c constraints.txt '.[{package}]', or leave it out with --methods"
+                f"pip install -c constraints.txt -e '.[{package}]' in the checkout, or leave it out with --methods"
             )
     return [name for name in EVERY if name in wanted]

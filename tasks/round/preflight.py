@@ -25,7 +25,7 @@ from settings import Settings, writable_folder
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
-from tasks.round.traffic import TRAFFIC
+from tasks.round.traffic import NOTHING_SAID, TRAFFIC
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
 
@@ -216,6 +216,8 @@ def check_approval(settings: Settings) -> None:
 def check_tasks(target: Target) -> None:
     """Refuse a target that a round cannot learn anything from: `ConfigurationError`."""
     if not target.tasks("diagnosis"):
+        if target.name == TRAFFIC:
+            raise ConfigurationError(f"{NOTHING_SAID}; POST /v1/feedback gives it (docs/6-serving.md)")
         counts = ", ".join(f"{split} {len(target.tasks(split))}" for split in SPLITS)
         raise ConfigurationError(
             f"target {target.name!r} has no diagnosis task ({counts}), so a round has nothing to learn from; it can be "

@@ -27,6 +27,7 @@ from settings import load_settings
 logger = logging.getLogger("trace")
 
 TRAFFIC = "traffic"
+NOTHING_SAID = "no conversation has feedback that says success or a reward"
 STAGES = ("rollout", "contrast", "select")
 ANSWERED = "answer_user_request"
 PART = 500
@@ -78,7 +79,7 @@ def import_conversations(store: Store, current: Round, target: TrafficTarget) ->
         return sorted(stored["id"])
     rows = [trajectory_of(row, current) for row in target.conversations]
     if not rows:
-        raise TargetError("no conversation has feedback that says success or a reward; POST /v1/feedback gives it")
+        raise TargetError(f"{NOTHING_SAID}; POST /v1/feedback gives it")
     for start in range(0, len(rows), PART):
         store.add_trajectories(rows[start : start + PART])
     return sorted(row.id for row in rows)

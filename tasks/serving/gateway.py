@@ -20,10 +20,10 @@ from models.serving.gateway.conversations import RouteMaker
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import TrafficLog
-from models.serving.upstreams.contract import Upstream
+from models.serving.upstreams.contract import TokenEngine, Upstream
 from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
 from models.serving.upstreams.local_engine import EngineHost, LocalEngine
-from models.serving.upstreams.rendered import RenderedUpstream
+from models.serving.upstreams.rendered import LONGEST, RenderedUpstream
 from settings import Settings, load_settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.policies import open_servers
@@ -108,7 +108,7 @@ def build_gateway(
     engine.start()
     base_name = settings.policy.model if remote else wanted.base
     wanted = replace(wanted, target=settings.target, base=base_name, pinned=serving.release)
-    upstream, hosts = _servers(settings, serving, base) if remote else _this_process(engine, base)
+    upstream, hosts = _servers(settings, serving, base) if remote else _this_process(settings, engine, base)
     modules = linear_modules(base.policy.model)
     rank = settings.policy.max_lora_rank if remote else LOCAL_RANK
     limits = ServerLimits(base.identity.base, base.identity.revision, rank, modules)
@@ -137,9 +137,15 @@ def build_gateway(
     return GatewayApp(gateway, Reconciler(fleet), loopback)
 
 
-def _this_process(engine: LocalEngine, base: BaseModel) -> tuple[Upstream, list[Host]]:
+def _rendered(settings: Settings, engine: TokenEngine, base: BaseModel) -> RenderedUpstream:
+    """What renders and samples as the release was proven, where a request does not say otherwise."""
+    longest = max(LONGEST, settings.rollout.max_tokens)
+    return RenderedUpstream(engine, base.renderer, longest, settings.rollout.temperature)
+
+
+def _this_process(settings: Settings, engine: LocalEngine, base: BaseModel) -> tuple[Upstream, list[Host]]:
     """The model in this process answers, and holds the adapters."""
-    return RenderedUpstream(engine, base.renderer), [EngineHost(engine)]
+    return _rendered(settings, engine, base), [EngineHost(engine)]
 
 
 def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Upstream, list[Host]]:
@@ -152,5 +158,5 @@ def _servers(settings: Settings, serving: Serving, base: BaseModel) -> tuple[Ups
     pool = Pool(Servers(policy.urls, key))
     hosts: list[Host] = [VllmHost(server, policy.server_folder) for server in servers]
     if serving.rendered:
-        return RenderedUpstream(HttpTokens(pool, policy.model, context, base.renderer.stop_ids), base.renderer), hosts
+        return _rendered(settings, HttpTokens(pool, policy.model, context, base.renderer.stop_ids), base), hosts
     return HttpUpstream(pool, policy.model), hosts

@@ -51,7 +51,7 @@ def check_runner(settings: Settings) -> None:
     except ImportError as problem:
         raise ConfigurationError(
             f"runner = {settings.runner!r} needs the package {package} ({problem}); install it with: "
-            f"pip install -c constraints.txt 'trace-agent[{settings.runner}]'"
+            f"pip install -c constraints.txt -e '.[{settings.runner}]' in the checkout"
         ) from problem
     address = settings.runner_address
     if not address:

@@ -37,13 +37,16 @@ EXPECTED: list[tuple[list[str], list[list[object]]]] = [
     (["error_boundary", "episodes", "example"], [["provider", 1, "502 from the provider"]]),
     (["kind", "required", "failed"], [["cancel_order", 4, 4], ["look_up_first", 4, 0]]),
     (["name", "rank", "runs_passed"], [["cancel_order", 1, 9], ["refund_order", None, 2]]),
-    (["trajectory_id", "name", "votes"], [["t2", "cancel_order", 3], ["t1", "cancel_order", 1]]),
+    (["trajectory_id", "name", "votes"], [["t2", "cancel_order", 2], ["t1", "cancel_order", 1]]),
     (
         ["name", "version", "state", "reason"],
         [["cancel_order", 1, "rejected", "too hard"], ["cancel_order", 2, "accepted", "ok"]],
     ),
     (["name", "step", "reward"], [["cancel_order", 0, 0.2], ["cancel_order", 1, 0.6]]),
-    (["subject", "name", "verdict", "state"], [["a1", "cancel_order", "promote", "champion"]]),
+    (
+        ["subject", "name", "verdict", "state"],
+        [["cancel_order", "cancel_order", "promote", "champion"], ["release", None, "promote", None]],
+    ),
     (["stage", "calls", "dollars"], [["contrast", 3, 0.75], ["train", 1, 0.0]]),
 ]
 
@@ -78,7 +81,10 @@ def filled(store: Store, round_: Round) -> Store:
     adapter = AdapterRow(
         id="a1", capability_id="c", environment_id="env2", base="small", state=AdapterState.CHAMPION, **r
     )
-    verdict = VerdictRow(subject="a1", capability_id="c", verdict="promote", points=12.0, mde=5.0, **r)
+    verdicts = [
+        VerdictRow(subject="cancel_order", capability_id="c", verdict="promote", points=12.0, mde=5.0, **r),
+        VerdictRow(subject="release", verdict="promote", points=6.0, mde=5.0, **r),
+    ]
     spend = [("1", "contrast", 1, 0.25), ("2", "contrast", 2, 0.5), ("3", "train", 1, 0.0)]
     store.put(
         [
@@ -89,7 +95,7 @@ def filled(store: Store, round_: Round) -> Store:
             *calibrations,
             adapter,
             *(TrainingStepRow(adapter_id="a1", step=n, reward=w) for n, w in ((1, 0.6), (0, 0.2))),
-            verdict,
+            *verdicts,
             *(SpendRow(id=i, stage=s, model="m", calls=c, dollars=d, **r) for i, s, c, d in spend),
         ]
     )

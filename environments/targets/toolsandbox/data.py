@@ -24,7 +24,8 @@ VARIANTS = ("base", "augmented")
 LICENCE = "Apple sample code licence (own terms; see the checkout's LICENSE)"
 INSTALL = (
     f"clone github.com/apple/ToolSandbox, set {VARIABLE} to that folder, and run `make install-toolsandbox` "
-    "(polars==0.20.31, langchain-core<1 and ccy==1.3.1 among others: best in a virtual environment of its own)"
+    "(polars==0.20.31, langchain-core<1 and ccy==1.3.1 among others: best in a virtual environment of its own), then "
+    "call `.venv-toolsandbox/bin/trace-agent`"
 )
 ADAPTER_VERSION = 1
 BASE_COUNT, NETWORK_COUNT = 129, 28

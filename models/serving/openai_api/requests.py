@@ -52,7 +52,7 @@ class ChatRequest:
     usage_in_stream: bool = False
     usage_in_parts: bool = False
     max_tokens: int | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     size: int = 0
@@ -247,7 +247,7 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         usage_in_stream=bool(options.get("include_usage")),
         usage_in_parts=bool(options.get("continuous_usage_stats")),
         max_tokens=None if longest is None else int(longest),
-        temperature=1.0 if temperature is None else float(temperature),
+        temperature=temperature,
         seed=None if seed is None else int(seed) % (1 << 63),
         stop=tuple(stop),
         **given,

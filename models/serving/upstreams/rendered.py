@@ -17,16 +17,20 @@ from models.serving.openai_api.requests import DONE, Envelope, Usage, event, ref
 from models.serving.openai_api.turn_reader import TurnReader
 from models.serving.upstreams.contract import AdapterGone, Replica, TokenEngine, Turn
 
+# Tokens of an answer whose request names no limit.
+LONGEST = 128
 # Bytes of a request from which its prompt is rendered in another thread.
 LONG = 20_000
 
 
 class RenderedUpstream:
     """Renders as the adapters were trained, has `engine` sample, and reads text and calls from the ids. `longest`
-    bounds an answer whose request names no limit, in tokens."""
+    bounds an answer whose request names no limit, in tokens; `temperature` is that of requests that name none."""
 
-    def __init__(self, engine: TokenEngine, renderer: Renderer, longest: int = 128) -> None:
-        self.engine, self.renderer, self.longest = engine, renderer, longest
+    def __init__(
+        self, engine: TokenEngine, renderer: Renderer, longest: int = LONGEST, temperature: float = 1.0
+    ) -> None:
+        self.engine, self.renderer, self.longest, self.temperature = engine, renderer, longest, temperature
 
     async def answer(self, turn: Turn) -> dict[str, Any]:
         """The body of the answer."""
@@ -92,7 +96,8 @@ class RenderedUpstream:
             raise too_long(f"the prompt has {len(ids)} tokens{more}, this model's context is {context}; shorten it")
         longest = asked.max_tokens if asked.max_tokens is not None else min(self.longest, room)
         seed = asked.seed if asked.seed is not None else zlib.crc32(turn.conversation.encode()) + len(ids)
-        sampling = Sampling(asked.temperature, longest, seed)
+        temperature = self.temperature if asked.temperature is None else asked.temperature
+        sampling = Sampling(temperature, longest, seed)
         name = turn.adapter.name if turn.adapter else None
         reader = TurnReader(self.renderer, tools, asked.stop, not asked.chat)
         return reader, Request(turn.conversation, ids, sampling, name, shared)

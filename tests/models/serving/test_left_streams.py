@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from environments.contract import Message, Prompt
-from models.policy import Generation, Request
+from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.keys import Key, Keys
@@ -96,13 +96,17 @@ def test_a_client_sees_the_counts_that_it_asked_for(
 
 
 class Engine:
-    """A token engine that samples the same id for ever."""
+    """A token engine that samples the same id for ever, and keeps how it was asked to."""
 
     context = 1000
+
+    def __init__(self) -> None:
+        self.asked: list[Sampling] = []
 
     async def generate(
         self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
     ) -> AsyncGenerator[list[int] | Generation]:
+        self.asked.append(request.sampling)
         while True:
             yield [7, 7]
 
@@ -138,6 +142,29 @@ def test_ids_that_the_gateway_renders_itself_are_charged_exactly(tiny_tokenizer:
     used.spend("anna", 10_000 - read - int(counted["completion"]))
     with pytest.raises(ApiError, match="10000 tokens a day"):
         used.admit(anna)
+
+
+@pytest.mark.parametrize(
+    ("given", "sampled"),
+    [({}, (0.3, 200)), ({"temperature": 0}, (0, 200)), ({"temperature": 1.5, "max_tokens": 3}, (1.5, 3))],
+)
+def test_what_a_request_does_not_say_is_as_the_release_was_proven(
+    tiny_tokenizer: Any, given: dict[str, Any], sampled: tuple[float, int]
+) -> None:
+    engine = Engine()
+    upstream = RenderedUpstream(engine, Renderer(tiny_tokenizer), longest=200, temperature=0.3)
+    body = {"model": "base", "messages": [{"role": "user", "content": "Go on."}], "stream": True}
+
+    async def ask() -> None:
+        streamed = await Gateway(GatewaySettings("shop"), upstream, HandMadeFleet()).stream(
+            parse_chat(body | given), ""
+        )
+        await anext(streamed.events)
+        await streamed.events.aclose()
+        await streamed.close()
+
+    asyncio.run(ask())
+    assert [(s.temperature, s.max_tokens) for s in engine.asked] == [sampled]
 
 
 def part(text: str, index: int = 0, told: int | None = None, **more: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tasks.round.analyst import analyst_settings, author_settings, models_of
 from tasks.round.preflight import check_analyst, check_tasks, least_calls, preflight
 from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
+from tasks.round.traffic import TrafficTarget
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused
 
 FREE = {"prompt_price": 0.0, "sampled_price": 0.0}
@@ -43,6 +44,11 @@ def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(type(shop), "tasks", lambda self, split: [object()] * (split == "test"))
     with pytest.raises(ConfigurationError, match=r"'shop' has no diagnosis task \(diagnosis 0, validation 0, test 1\)"):
         check_tasks(shop)
+
+
+def test_traffic_that_nobody_judged_is_told_what_is_missing(store: Store) -> None:
+    with pytest.raises(ConfigurationError, match=r"no conversation has feedback .* POST /v1/feedback gives it"):
+        check_tasks(TrafficTarget(store))
 
 
 @pytest.mark.parametrize("part", ["analyst", "synthesizer"])

@@ -135,6 +135,7 @@ def ask(url: str, text: str, model: str = "trace", **headers: str) -> httpx.Resp
 
 def test_a_home_is_served_and_follows_its_releases(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     app = served(home, routing=Routing("fixed", "refund_payment"))
+    assert (app.gateway.upstream.temperature, app.gateway.upstream.longest) == (0.3, 128)  # as rounds play
     with serving(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         names = [m.id for m in client.models.list()]
