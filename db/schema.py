@@ -283,7 +283,7 @@ class TrainingStep(Base):
 
 
 class Evaluation(Base):
-    """The success rate on a split, with its interval: "base", "live", "routed" (the candidate; on test the new), "noop"."""
+    """The success rate on a split, with its interval: "base", "live", "routed" (candidate; on test the new), "noop"."""
 
     __tablename__ = "evaluations"
     __table_args__ = (Index(None, "round_id", "split"),)

@@ -194,7 +194,14 @@ class Rollouts:
                 break
             tasks = self.scenarios(step, collection, s.groups - len(kept))
             episodes = [
-                Episode(f"{step}/{collection}/{g}/{k}{self._at}", told, s.seed * 100_003 + step, k, self.adapter)
+                # Numbered through the step: a task that is drawn twice in it is sampled by other random numbers.
+                Episode(
+                    f"{step}/{collection}/{g}/{k}{self._at}",
+                    told,
+                    s.seed * 100_003 + step,
+                    (collection * s.groups + g) * s.group_size + k,
+                    self.adapter,
+                )
                 for g, task in enumerate(tasks)
                 for k, told in enumerate(self._told(task))
             ]
@@ -323,10 +330,12 @@ class Rollouts:
             advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
         self.advantages_R[: len(trajectories)] = advantages_GK.flatten()
-        # A rollout with advice teaches by its success alone: the policy would not have made its mistakes.
+        # A rollout with advice teaches by its success alone: the policy would not have made its mistakes. Where rewards
+        # are dealt out at random, it would teach that being advised, which is mostly to succeed, is good.
         self.hinted_R = torch.zeros(rows, dtype=torch.bool, device=rewards_GK.device)
         self.hinted_R[: len(trajectories)] = torch.tensor([is_advised(t.episode.task) for t in trajectories])
-        self.advantages_R[self.hinted_R & (self.advantages_R < 0)] = 0.0
+        if not self.settings.shuffled:
+            self.advantages_R[self.hinted_R & (self.advantages_R < 0)] = 0.0
         conversations = [t.conversation for t in trajectories]
         # Retention scenarios may come with other instructions than the capability's own.
         self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])

@@ -22,7 +22,7 @@ from scipy import special
 from errors import ConfigurationError
 from tasks.comparison.results import Outcomes, SeedResult, check_same
 from tasks.measuring.paired_tasks import pass_k_of
-from tasks.measuring.statistics import Floats, holm
+from tasks.measuring.statistics import Floats, clustered_interval, difference_of, holm, stabilised
 
 REFERENCE = "trace"
 CONFIDENCE = 0.95
@@ -119,7 +119,7 @@ def table_of(results: Sequence[SeedResult]) -> Table:
     rows = []
     for name in names:
         there = [r.methods[name] for r in results if name in r.methods]
-        known, d = _within(estimate(rates[name])), found.get(name)
+        known, d = _within(estimate(rates[name], shares=True)), found.get(name)
         rows.append(
             MethodRow(
                 name=name,
@@ -179,7 +179,7 @@ def _pass_k(outcomes: Outcomes, tasks: Sequence[str], k: int) -> Floats:
 
 def _share(rates: Sequence[Floats]) -> Share | None:
     """The share over seeds; None without an outcome."""
-    known = _within(estimate(rates))
+    known = _within(estimate(rates, shares=True))
     return None if math.isnan(known.mean) else Share(known.mean, known.low, known.high)
 
 
@@ -213,22 +213,36 @@ def _mean(rates: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def estimate(by_seed: Sequence[Floats]) -> Estimate:
+def estimate(by_seed: Sequence[Floats], *, shares: bool = False) -> Estimate:
     """The mean over seeds of values by task, a vector (T,) of each seed; NaN are left out, and so is a seed of nothing
-    else. NaN throughout where there is no value."""
+    else. NaN throughout where there is no value. The values are differences in [-1, 1], or `shares` in [0, 1].
+
+    The spread within a seed is never taken for 0, however alike its tasks are: it has the pseudo-tasks of
+    `paired_difference`, for shares one success and one failure. Of one seed the interval is that of
+    `clustered_interval` or `paired_difference`, and p the latter's."""
     known = [values[~np.isnan(values)] for values in by_seed]
     seeds = [values for values in known if len(values)]
     if not seeds:
         return Estimate(math.nan, math.nan, math.nan, math.nan)
     means, count = np.array([values.mean() for values in seeds]), len(seeds)
-    within = float(np.mean([values.var(ddof=1) / len(values) if len(values) > 1 else 0.0 for values in seeds]))
-    between = float(means.var(ddof=1)) if count > 1 else 0.0
-    error = math.sqrt(max(between, within) / count)
-    freedom = count - 1 if count > 1 else max(1, len(seeds[0]) - 1)
-    reach = error * float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2))
     mean = float(means.mean())
-    p = 2 * float(special.stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    if count == 1:
+        p = difference_of(seeds[0]).p
+        if shares:
+            found = clustered_interval(seeds[0], np.arange(len(seeds[0])), CONFIDENCE)
+            return Estimate(mean, found.low, found.high, p)
+        change = difference_of(seeds[0], confidence=CONFIDENCE)
+        return Estimate(mean, change.low / 100, change.high / 100, p)
+    within = fmean((_share_error(values) if shares else stabilised(values)[1]) ** 2 for values in seeds)
+    error = math.sqrt(max(float(means.var(ddof=1)), within) / count)
+    reach = error * float(special.stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
+    p = 2 * float(special.stdtr(count - 1, -abs(mean) / error))
     return Estimate(mean, mean - reach, mean + reach, p)
+
+
+def _share_error(values: Floats) -> float:
+    """The standard error of a share over tasks (T,), with a task more that succeeds and one that fails."""
+    return float(np.concatenate([values, [0.0, 1.0]]).std(ddof=1)) / math.sqrt(len(values) + 2)
 
 
 def _within(known: Estimate) -> Estimate:

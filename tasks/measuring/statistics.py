@@ -106,7 +106,7 @@ def difference_of(differences: Floats, left_out: int = 0, confidence: float = 0.
     if not len(differences):
         raise ValueError("the two sides share no finished task: nothing can be paired; evaluate both on the same tasks")
     count = len(differences)
-    mean, error = _stabilised(differences)
+    mean, error = stabilised(differences)
     half = _t_quantile(0.5 + confidence / 2, count) * error
     changed = int(np.count_nonzero(np.abs(differences) > 1e-12))
     return PairedDifference(
@@ -135,7 +135,7 @@ def mde_of(differences: Floats, power: float = 0.8, alpha: float = 0.05) -> floa
     """The minimum detectable effect of tasks whose differences (G,) are known; 100 for fewer than two."""
     if len(differences) < 2:
         return 100.0
-    _, error = _stabilised(differences)
+    _, error = stabilised(differences)
     return min(
         100.0, 100 * error * (_t_quantile(1 - alpha / 2, len(differences)) + _t_quantile(power, len(differences)))
     )
@@ -316,8 +316,8 @@ def _effective_size(means: Floats, rate: float, n: int, confidence: float) -> fl
     return n * (rare + WORST_CASE_TASKS) / (rare * seen / shrink + WORST_CASE_TASKS * trials)
 
 
-def _stabilised(differences: Floats) -> tuple[float, float]:
-    """Mean and standard error after adding the two pseudo-tasks of Agresti and Min."""
+def stabilised(differences: Floats) -> tuple[float, float]:
+    """Mean and standard error of differences (G,) after adding the two pseudo-tasks of Agresti and Min."""
     size = len(differences) + 2
     mean = float(differences.sum()) / size
     variance = (float((differences**2).sum()) + 1) / size - mean**2

@@ -51,7 +51,9 @@ def expert_iteration(run: SeedRun, context: Context, account: Account) -> Answer
     def play(number: int, samples: int, latest: AdapterRow | None) -> list[str]:
         policy = load_member(context, EXPERT_ITERATION, latest.id) if latest else None
         scope = f"{ground.where}|{EXPERT_ITERATION} {number}"
-        episodes = [Episode("", task, context.seed, k, policy) for task in tasks for k in range(samples)]
+        # Numbered on from the diagnosis: each iteration has random numbers of its own.
+        first = context.settings.rollout.trials + SAMPLES * (number - 1)
+        episodes = [Episode("", task, context.seed, first + k, policy) for task in tasks for k in range(samples)]
         own = replace(ground, adapter_id=latest.id if latest else None, scope=scope)
         ids = context.engine.play(own, episodes, f"iteration {number} on diagnosis")
         if policy is not None:

@@ -35,6 +35,7 @@ from tasks.round.results import (
     TrainResult,
 )
 from tasks.round.stage import Stage, stage
+from tasks.synthesis.choosing import retained
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import MOST
@@ -214,7 +215,7 @@ def starting_episodes(settings: Settings, capabilities: int) -> int:
 def _tried_on(settings: Settings) -> int:
     """Fresh scenarios that weights are tried on: own ones and half as many for retention."""
     own = settings.train.choosing
-    return own + math.ceil(own / 2)
+    return own + retained(own)
 
 
 def least_episodes(settings: Settings, diagnosis: int, validation: int, draws: bool) -> int:

@@ -23,6 +23,7 @@ from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
+from tasks.synthesis.choosing import retained
 from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
 
@@ -88,7 +89,7 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
     validation = (3 * most["validation"] + 2 * further) * trials + settling + noop_tasks(most["validation"])
     test = (3 * s.evaluation.trials + 1) * most["test"]
-    choosing = (contenders + starts) * (t.choosing + (t.choosing + 1) // 2)
+    choosing = (contenders + starts) * (t.choosing + retained(t.choosing))
     fresh, batch = 2 * s.evaluation.fresh, t.groups * t.group_size
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,

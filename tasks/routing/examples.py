@@ -16,6 +16,7 @@ import pandas as pd
 
 from db import AdapterRow, CapabilityRow, LabelRow, ReleaseRow
 from environments.contract import Message
+from environments.picking import in_turn
 from models.router.first_observation import Opening, embed_openings, opening_of
 from models.router.solved import UNKNOWN, best_answers
 from tasks.measuring.lineup import TRIED, members_of
@@ -35,13 +36,14 @@ EXAMPLES_PER_CAPABILITY = 120
 
 def practised(frame: pd.DataFrame, owners: Mapping[str, str], most: int) -> dict[str, str]:
     """Class by trajectory id of at most `most` tasks of its environment that an adapter succeeded at, one trajectory a
-    task.
+    task, of all families alike.
 
     `frame` has id, task_id, family and success; `owners` says which capability a family is of. Tasks of other families
     stood there for retention and are the base's ("").
     """
     solved = frame[frame["success"].fillna(False).astype(bool)].drop_duplicates("task_id").sort_values("task_id")
-    return {r.id: owners.get(r.family, "") for r in solved.head(most).itertuples()}
+    by_family = [[(str(r.id), str(r.family)) for r in rows.itertuples()] for _, rows in solved.groupby("family")]
+    return {identity: owners.get(family, "") for identity, family in in_turn(by_family)[:most]}
 
 
 def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[str]) -> dict[str, str]:
@@ -74,13 +76,14 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
 class Example:
     """How a task began and where that lies (d,), what should answer it ("" the base, None: nothing solves what lies
     around it), and the trajectory that shows it. `successes` are the shares in which classes solved it, by class, of
-    those that played it."""
+    those that played it; `task` is the task's id."""
 
     id: str
     opening: Opening
     vector: np.ndarray
     label: str | None
     successes: Mapping[str, float] = field(default_factory=dict)
+    task: str = ""
 
 
 def successes_of(frame: pd.DataFrame, tried: Mapping[str, pd.Series], classes: Sequence[str]) -> np.ndarray:
@@ -108,7 +111,7 @@ def examples_of(context: Context, members: Mapping[str, str]) -> list[Example]:
     rounds = {context.round.id, *(row.round_id for _, row in lineage)}
     found: dict[str, Example] = {}
     practice = _practised(context, members, lineage)
-    for round_id in sorted(rounds):
+    for round_id in sorted(rounds, key=lambda identity: context.store.round(identity).number):
         diagnosis = _diagnosis(context, round_id)
         shown = _embedded(context, practice[round_id])
         tried = _tried(context, [(c, row) for c, row in lineage if row.round_id == round_id])
@@ -119,7 +122,22 @@ def examples_of(context: Context, members: Mapping[str, str]) -> list[Example]:
             found |= shown | _embedded(context, diagnosed(frame, labels, list(members)))
         else:
             found |= _by_success(context, diagnosis[0], tried, ["", *sorted(members)], shown)
-    return list(found.values())
+    return joined(list(found.values()))
+
+
+def joined(examples: Sequence[Example]) -> list[Example]:
+    """One example a task: of several rounds that played it the last one's, with the means of what was solved in all.
+    One that stood there twice would be told by itself when it is left out."""
+    by_task: dict[str, list[Example]] = defaultdict(list)
+    for example in examples:
+        by_task[example.task or example.id].append(example)
+    return [_joined(same) if len(same) > 1 else same[0] for same in by_task.values()]
+
+
+def _joined(same: Sequence[Example]) -> Example:
+    classes = dict.fromkeys(c for example in same for c in example.successes)
+    known = {c: [e.successes[c] for e in same if c in e.successes] for c in classes}
+    return replace(same[-1], successes={c: float(np.mean(shares)) for c, shares in known.items()})
 
 
 def _by_success(
@@ -197,7 +215,9 @@ def _embedded(context: Context, labels: Mapping[str, str]) -> dict[str, Example]
         return {}
     with context.model:
         vectors = embed_openings(context.base.policy, list(given.values()))
-    return {i: Example(i, given[i], vector, labels[i]) for i, vector in zip(given, vectors, strict=True)}
+    frame = context.store.trajectory_frame(None, id=list(given), columns=["id", "task_id"])
+    task = dict(zip(frame["id"], frame["task_id"], strict=True))
+    return {i: Example(i, given[i], v, labels[i], task=task[i]) for i, v in zip(given, vectors, strict=True)}
 
 
 def stored_openings(context: Context, ids: list[str]) -> dict[str, Opening]:

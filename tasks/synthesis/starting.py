@@ -30,14 +30,11 @@ from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import CARRY_SEED
-from tasks.synthesis.choosing import falls, fresh_scenarios, part_of
+from tasks.synthesis.choosing import WORSE, falls, fresh_scenarios, part_of
 from tasks.synthesis.environments import TrainingEnvironment
 
 # Adapters that are compared with the base at most: each costs as much as a checkpoint that is tried.
 MOST = 5
-# How sure it has to be that an adapter does worse than the base. On a dozen scenarios 95 % would still take one that
-# solves a third of them where the base solves three quarters.
-WORSE = 0.8
 # What every family is drawn by, whatever its success, and the success that is taken for one that was not calibrated.
 LEAST, UNKNOWN = 0.04, 0.5
 # What the trajectories of these episodes are grouped by.
@@ -231,7 +228,7 @@ def figures_of(start: Start | None, frame: pd.DataFrame, base: pd.DataFrame, own
         own=float(mine["success"].mean()) if len(mine) else None,
         retention=float(others["success"].mean()) if len(others) else None,
         reward=float(frame["reward"].mean()),
-        forgets=start is not None and falls(part_of(base, own, False), others),
+        forgets=start is not None and falls(part_of(base, own, False), others, WORSE),
         worse=start is not None and falls(base, frame, WORSE),
     )
 

@@ -16,9 +16,9 @@ from tasks.round.stored import StoredRound
 from tasks.synthesis.calibration_told import typical_episodes
 
 VERDICT = "does-not-transfer"
-# Rise of success in the environment from which the target's tasks must show some, too; and the fewest episodes on them
-# that say anything: of eight, an adapter that solves a third of them solves none in one case of twenty-five.
-RISE, LEAST_EPISODES = 0.2, 8
+# Rise of success in the environment from which the target's tasks must show some, too; and the fewest of them that say
+# anything, however often each is played: of eight an adapter that solves a third solves none in one case of 25.
+RISE, LEAST_TASKS = 0.2, 8
 # Steps of the shortest training that has a first third to look back on.
 LEAST_STEPS = 3
 
@@ -55,7 +55,7 @@ def transfer_of(step: int, start: pd.DataFrame, now: pd.DataFrame, tried: pd.Dat
     before, after = float(start["success"].mean()), float(now["success"].mean())
     wins = int(tried["success"].sum())
     verdict = ""
-    if after - before >= RISE - 1e-9 and not wins and len(tried) >= LEAST_EPISODES:
+    if after - before >= RISE - 1e-9 and not wins and tried["task"].nunique() >= LEAST_TASKS:
         verdict = (
             f"{VERDICT}: after step {step} success in the environment rose from {before:.0%} to {after:.0%}, and none "
             f"of {len(tried)} episodes on {tried['task'].nunique()} tasks that lacked the capability succeeded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ import pytest
 
 from tasks.routing.examples import (
     EXAMPLES_PER_CAPABILITY,
+    Example,
     _practised,
     diagnosed,
+    joined,
     played_by_most,
     practised,
     successes_of,
@@ -65,6 +68,25 @@ def test_no_capability_takes_more_examples_than_its_share() -> None:
     count = EXAMPLES_PER_CAPABILITY + 7
     frame = pd.DataFrame({"id": map(str, range(count)), "task_id": range(count), "family": "move", "success": True})
     assert len(practised(frame, {"move": "change_address"}, EXAMPLES_PER_CAPABILITY)) == EXAMPLES_PER_CAPABILITY
+
+
+def test_examples_are_taken_from_all_families_alike() -> None:
+    families = ["buy", "cancel", "move", "refund", "swap"]
+    rows = [(f"{family}{i}", f"{family}-{i:03}", family) for family in families for i in range(100)]
+    frame = pd.DataFrame(rows, columns=["id", "task_id", "family"]).assign(success=True)
+    found = pd.Series(practised(frame, {"move": "change_address"}, 120)).index.str.rstrip("0123456789")
+    assert found.value_counts().to_dict() == dict.fromkeys(families, 24)
+
+
+def test_a_task_that_two_rounds_played_is_one_example_the_latest_with_what_both_solved() -> None:
+    def example(name: str, task: str, **successes: float) -> Example:
+        return Example(name, Mock(), np.zeros(2), "", successes, task)
+
+    given = [example("a", "t1", move=1.0, base=0.0), example("b", "t2", move=1.0)]
+    given += [example("c", "t1", move=0.0, refund=1.0), example("d", ""), example("e", "")]
+    found = joined(given)
+    assert [e.id for e in found] == ["c", "b", "d", "e"]
+    assert found[0].successes == {"move": 0.5, "base": 0.0, "refund": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from environments.targets.catalogue import load_target
 from errors import EnvironmentFault
 from models.training.records import GroupFigures, StepRecord
 from models.training.rollouts import scenario_seed
+from settings import load_settings
 from tasks.synthesis.calibration import (
     CALIBRATION_SEED,
     CARRY_SEED,
@@ -22,7 +24,7 @@ from tasks.synthesis.calibration import (
     round_seed,
     seed_offset,
 )
-from tasks.synthesis.choosing import DRAWS, candidates, fresh_scenarios, pick
+from tasks.synthesis.choosing import DRAWS, candidates, fresh_scenarios, pick, retained
 
 OWN = [TargetTask(f"own-{i}", "training", "own", i) for i in range(16)]
 OTHERS = [TargetTask(f"other-{i}", "training", "other", i) for i in range(8)]
@@ -75,6 +77,22 @@ def test_a_checkpoint_that_forgets_is_passed_over_unless_all_do() -> None:
     assert [c.forgets for c in chosen.figures] == [False, False, True]
     assert chosen.step == 2
     assert pick({0: outcomes(4), 2: outcomes(9, 0), 4: outcomes(14, 1)}, OWN).step == 4
+
+
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "night", "bfcl", "gpu-small", "gpu", "cluster"])
+def test_with_every_profile_a_checkpoint_that_lost_all_retention_is_seen_to_forget(
+    settings_folder: Path, profile: str
+) -> None:
+    many = load_settings(profile=profile).train.choosing
+    own, others = [f"own-{i}" for i in range(many)], [f"other-{i}" for i in range(retained(many))]
+
+    def solved(own_too: int, others_too: bool) -> pd.DataFrame:
+        wins = [*(i < own_too for i in range(many)), *[others_too] * len(others)]
+        return pd.DataFrame({"task": [*own, *others], "success": wins, "reward": [float(w) for w in wins]})
+
+    played = {0: solved(0, True), 1: solved(many - 1, True), 2: solved(many, False)}
+    chosen = pick(played, [TargetTask(name, "generated", "f", 0) for name in own])
+    assert (chosen.step, [c.forgets for c in chosen.figures]) == (1, [False, False, True])
 
 
 def test_the_start_is_kept_only_where_every_checkpoint_is_surely_worse() -> None:

@@ -24,33 +24,33 @@ from tests.tasks.reporting.stored_rounds import Shop
 CAPABILITY = "copy_exact_address"
 
 
-def frame(wins: int, episodes: int, tasks: int = 4) -> pd.DataFrame:
+def frame(wins: int, episodes: int, tasks: int = 8) -> pd.DataFrame:
     rows = [(f"e{i}", f"t{i % tasks}", i < wins) for i in range(episodes)]
     return pd.DataFrame(rows, columns=["id", "task", "success"])
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "wins", "episodes", "stops"),
+    ("before", "after", "wins", "episodes", "tasks", "stops"),
     [
-        (2, 4, 0, 24, True),  # of ten: just twenty points
-        (2, 3, 0, 24, False),
-        (2, 9, 1, 24, False),
-        (0, 10, 0, 8, True),
-        (0, 10, 0, 7, False),  # too few to say
-        (9, 3, 0, 24, False),
+        (2, 4, 0, 24, 8, True),  # of ten: just twenty points
+        (2, 3, 0, 24, 8, False),
+        (2, 9, 1, 24, 8, False),
+        (0, 10, 0, 8, 8, True),
+        (0, 10, 0, 24, 7, False),  # too few to say, however often each is played
+        (9, 3, 0, 24, 8, False),
     ],
 )
 def test_only_success_that_rises_in_the_environment_alone_is_a_verdict(
-    before: int, after: int, wins: int, episodes: int, stops: bool
+    before: int, after: int, wins: int, episodes: int, tasks: int, stops: bool
 ) -> None:
-    found = transfer_of(2, frame(before, 10), frame(after, 10), frame(wins, episodes))
+    found = transfer_of(2, frame(before, 10), frame(after, 10), frame(wins, episodes, tasks))
     assert bool(found.verdict) is stops
     assert (found.before, found.after) == (before / 10, after / 10)
-    assert (found.successes, found.episodes, found.tasks) == (wins, episodes, 4)
+    assert (found.successes, found.episodes, found.tasks) == (wins, episodes, tasks)
     if stops:
         rise = f"success in the environment rose from {before / 10:.0%} to {after / 10:.0%}"
         assert found.verdict.startswith(f"does-not-transfer: after step 2 {rise}")
-        assert f"none of {episodes} episodes on 4 tasks" in found.verdict
+        assert f"none of {episodes} episodes on {tasks} tasks" in found.verdict
 
 
 @pytest.mark.parametrize(("steps", "third"), [(1, None), (2, None), (3, 1), (4, 2), (9, 3), (40, 14)])
@@ -102,7 +102,12 @@ def accepted(stored: StoredRound, kind: str) -> str:
     at, store = stored.round, stored.store
     rows = [
         trajectory(
-            at.id, f"{side}{i}", reward=reward, success=reward == 1.0, messages=[{"role": "user", "content": text}]
+            at.id,
+            f"{side}{i}",
+            task_id=f"task-{i}",
+            reward=reward,
+            success=reward == 1.0,
+            messages=[{"role": "user", "content": text}],
         )
         for side, reward, text in (("in", 1.0, "PRACTISED-HERE"), ("out", 0.0, "TRIED-THERE"))
         for i in range(8)

@@ -53,7 +53,7 @@ def test_of_the_adapters_the_one_with_the_most_success_on_own_and_retention_toge
 
 
 def test_the_base_is_begun_from_only_where_it_is_surely_better() -> None:
-    assert chosen(outcomes(4, 8), outcomes(6, 5)) == 1
+    assert chosen(outcomes(4, 8), outcomes(6, 6)) == 1
     assert chosen(outcomes(6, 6), outcomes(5, 6)) == chosen(outcomes(6, 6), outcomes(6, 5)) == 1
     # Of twelve scenarios, three quarters by the base and a third by the adapter, in which each solves some alone.
     base, other = outcomes(8, 8).iloc[:12].copy(), outcomes(8, 8).iloc[:12].copy()
