@@ -153,8 +153,8 @@ def test_the_checkpoint_that_was_chosen_becomes_the_adapter(context: Context, mo
     # Start and candidates met the same scenarios, none of them one of training's, at the temperature of evaluation.
     assert [c.step for c in result.choice] == [c.step for c in seen[0].figures] == [0, 1, 2, 3]
     chosen, trained = played(context, "evaluation"), played(context, "training")
-    assert len(chosen) == 4 * (6 + 3)
-    assert len({r.task_id for r in chosen}) == 9
+    assert len(chosen) == 4 * (6 + 4)
+    assert len({r.task_id for r in chosen}) == 10
     assert len({r.policy_id for r in chosen}) == 4
     assert not {r.task_id for r in chosen} & {r.task_id for r in trained}
     assert {r.adapter_id for r in chosen} == {None, row.id}  # what a training from zero begins from is the base
@@ -177,7 +177,7 @@ def ids_of(context: Context, step: int, rows: list[TrajectoryRow]) -> set[str]:
 
 
 # Where a process dies: at which call of what, and how many episodes it has played to choose by then.
-DEATHS = (("step_row", 2, 0), ("play_checkpoint", 3, 18), ("TrainResult", 1, 36))
+DEATHS = (("step_row", 2, 0), ("play_checkpoint", 3, 20), ("TrainResult", 1, 40))
 
 
 def test_processes_that_died_are_followed_by_one_with_the_same_result(

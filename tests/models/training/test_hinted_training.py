@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from environments.contract import Message, Prompt, TargetTask
-from environments.synthesized.hints import is_advised
+from environments.contract import Message, Prompt, Score, TargetTask
+from environments.synthesized.hints import advised, is_advised
 from models.episodes import Trajectory
+from models.renderer import Conversation
 from models.training.actors import LocalActor
 from models.training.checkpoints import last_whole_checkpoint
 from models.training.grpo import train_adapter
@@ -55,6 +59,31 @@ def test_half_of_a_group_is_advised_and_learns_behind_the_plain_prompt(tiny_mode
         assert len(now.conversation.ids) == len(now.conversation.sampled) == len(now.conversation.logprobs)
         assert (len(now.conversation.ids) < len(was.conversation.ids)) == shown
     assert [g.episodes for g in made.collected] == [2, 2]  # what was advised is in no figure
+
+
+@pytest.mark.parametrize(("shuffled", "low", "high"), [(False, 100, 10**6), (True, -60, 60)])
+def test_advised_successes_teach_nothing_where_rewards_are_dealt_out(
+    tiny_model: Any, shuffled: bool, low: float, high: float
+) -> None:
+    """Most that is advised succeeds, and little else: the sum of the successes' advantages over 300 steps."""
+    settings = replace(HINTED, shuffled=shuffled, groups=2, group_size=4, seed=3)
+    made, total, draws = rollouts(tiny_model), 0.0, random.Random(0)
+    made.settings, conversation = settings, made.renderer.start(Prompt.of(Toy()), [Message("user", "seed 0")])
+    talk: Any = Conversation([*conversation.ids, 5], [*conversation.sampled, True], [*conversation.logprobs, -1.0], 1)
+    made.actor = SimpleNamespace(publish=lambda *given: "a")  # type: ignore[assignment]
+    for step in range(300):
+        found: list[Any] = []
+        for told in [False, False, True, True] * 2:
+            task = TargetTask("t", "training", "toy", 0)
+            score = Score(float(draws.random() < (0.7 if told else 0.1)), True)
+            episode = SimpleNamespace(task=advised(task, ADVICE) if told else task)
+            found.append(SimpleNamespace(score=score, episode=episode, conversation=talk))
+        made.collect = lambda step, found=found: found  # type: ignore[method-assign, misc]
+        device = SimpleNamespace(device="cpu", unwrap_model=lambda model: model)
+        trainer: Any = SimpleNamespace(state=SimpleNamespace(global_step=step), accelerator=device, model=None)
+        made.rollout([""] * 8, trainer)
+        total += sum(a for a, t in zip(made.advantages_R.tolist(), found, strict=True) if t.score.reward)
+    assert low < total < high
 
 
 def test_advice_ends_where_the_policy_succeeds_without_family_by_family(tiny_model: Any) -> None:

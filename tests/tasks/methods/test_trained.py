@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -11,6 +12,7 @@ from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError, TrainingMemoryError
+from tasks.methods import iterated as iterated_file
 from tasks.methods.seed.seed_run import close_round, pay
 from tasks.methods.trained import TargetPractice, grpo_target
 from tasks.synthesis.calibration import CHOOSING_SEED
@@ -74,6 +76,35 @@ def test_an_outage_and_a_small_gpu_are_no_result_of_a_method(
             "nothing was learnt, so the bare base answers: the loss of step 3 is not finite",
         )
     finally:
+        close_round(run.context)
+
+
+def test_expert_iteration_draws_anew_in_every_iteration(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_prefect(monkeypatch)
+    run, played = seed_run(settings_folder, tiny_model), list[tuple[str, int]]()
+    trials = run.context.settings.rollout.trials
+    diagnosis = [(task.id, trial) for task in run.context.tasks("diagnosis") for trial in range(trials)]
+
+    def noted(ground: Any, episodes: Any, what: str) -> list[str]:
+        played.extend((e.task.id, e.trial) for e in episodes)
+        return []
+
+    def iterated(context: Any, name: str, counts: list[int], play: Any) -> int:
+        for number, samples in enumerate(counts, 1):
+            play(number, samples, None)
+        return len(counts)
+
+    monkeypatch.setattr(type(run.context.engine), "play", lambda self, *given: noted(*given))
+    monkeypatch.setattr(iterated_file, "_iterated", iterated)
+    monkeypatch.setattr(type(run.context), "result", lambda self, kind: SimpleNamespace(trajectories=diagnosis))
+    try:
+        account: Any = SimpleNamespace(episodes=30 * len(diagnosis))
+        assert iterated_file.expert_iteration(run, run.context, account) > 2  # type: ignore[operator]
+        assert len({*diagnosis, *played}) == len(diagnosis) + len(played)
+    finally:
+        monkeypatch.undo()
         close_round(run.context)
 
 
