@@ -118,6 +118,7 @@ class Store:
         same = and_(_ROUNDS.c.target == target, _ROUNDS.c.seed == seed, _ROUNDS.c.profile == profile)
         with self._write() as connection:
             query = select(_ROUNDS).where(same, _ROUNDS.c.state.in_(open_states)).order_by(_ROUNDS.c.number.desc())
+            query = query.with_for_update()  # one that ends meanwhile has ended: it is not made to run again
             for found in connection.execute(query).mappings():
                 if dump_json(_sorted(found["config"])) == wanted:
                     set_running = update(_ROUNDS).where(_ROUNDS.c.id == found["id"]).values(state=RoundState.RUNNING)

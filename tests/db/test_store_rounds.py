@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 from store_examples import trajectory
 
 from db import (
@@ -72,6 +75,19 @@ def test_a_round_is_resumed_only_with_its_own_settings(store: Store, round_: Rou
     assert done.seconds is not None
     assert 0 <= done.seconds < 60
     assert store.open_round("shop", 7, "laptop", same) is None
+
+
+def test_a_round_that_ends_while_it_is_looked_for_is_not_made_to_run_again(store: Store, round_: Round) -> None:
+    looked = list[Round | None]()
+    finder = threading.Thread(
+        target=lambda: looked.append(store.open_round("shop", 7, "laptop", round_.config)), daemon=True
+    )
+    with store.transaction() as writes:
+        writes.execute(text("UPDATE rounds SET state = 'done'"))
+        finder.start()
+        time.sleep(0.3)
+    finder.join(20)
+    assert (looked, store.round(round_.id).state) == ([None], RoundState.DONE)
 
 
 def test_a_final_round_stays_as_it_is(store: Store, round_: Round) -> None:
