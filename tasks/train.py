@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +22,7 @@ from models.telemetry.metrics import METRICS
 from models.training.checkpoints import fetch_further, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.records import Dialled, levels_of
+from models.training.rollouts import PlayedBefore
 from settings import Settings
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -105,8 +106,10 @@ def train(context: Context, capability: str) -> TrainResult:
         keeps = families_to_keep(context, course.environment, start)
         course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
     course = replace(course, ready=groups_before(context, capability, stored, start.adapter if start else None))
-    if course.ready:
-        logger.info("first step for %s: groups that its calibration has played: %d", capability, len(course.ready))
+    if course.ready.learn:
+        logger.info(
+            "first step for %s: groups that its calibration has played: %d", capability, len(course.ready.learn)
+        )
     if course.starts:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
     result = train_on(context, course, start.folder if start else None)
@@ -143,7 +146,7 @@ class Course:
     environment_id: str | None = None
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
-    ready: Sequence[Sequence[Trajectory]] = ()
+    ready: PlayedBefore = field(default_factory=PlayedBefore)
 
 
 def course_of(context: Context, capability: str) -> Course:

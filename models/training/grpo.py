@@ -67,7 +67,7 @@ from models.training.records import (
     over,
     verdict_on,
 )
-from models.training.rollouts import NothingToLearn, OutOfEpisodes, Rollouts, ScenarioSource
+from models.training.rollouts import NothingToLearn, OutOfEpisodes, PlayedBefore, Rollouts, ScenarioSource
 from models.training.trl_trainer import EpisodeGRPO, StepSource
 
 # How a training ends for now that was to be made up to a step.
@@ -177,12 +177,12 @@ def train_adapter(
     start: Path | None = None,
     until: int | None = None,
     on_saved: Callable[[], None] = lambda: None,
-    ready: Sequence[Sequence[Trajectory]] = (),
+    ready: PlayedBefore | None = None,
 ) -> TrainingResult:
     """Train one adapter, resuming from the last whole checkpoint in `output`; without one, from the weights in `start`
     (an adapter's folder) or from zero. With `until` no step after that one is made, and the training can be gone on
     with: its ending is then `PAUSED`. `on_saved` is called when a checkpoint in `output` is whole, and at the end.
-    `ready` are informative groups for the first step, which those weights have played at the training's temperature.
+    `ready` is what those weights have played for the first step before.
 
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.

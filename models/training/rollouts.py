@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -88,13 +88,23 @@ class OutOfEpisodes(Exception):
     """The next collection would pass `TrainingSettings.most_episodes`."""
 
 
+@dataclass(frozen=True)
+class PlayedBefore:
+    """Whole groups that what is trained has played before its first step, at the training's temperature: `learn` are
+    informative and are learnt from in that step, the `rest` are in its figures alone, which without them would say more
+    than it can."""
+
+    learn: Sequence[Sequence[Trajectory]] = ()
+    rest: Sequence[Sequence[Trajectory]] = ()
+
+
 class Rollouts:
     """Plays the groups of each step, keeps informative ones, and remembers the figures of the step.
 
     `collected` has what every group of the step came to that has a scored episode, learnt from or not, each once, and
     before the first step what the last step of an earlier process came to. Rollouts with advice are in no figure.
-    `ready` are informative groups of the first step that what it trains has played before. `played` counts the episodes
-    of all steps, theirs not among them. `level` of `levels` is how hard the own scenarios are (`turn_to`).
+    `ready` is what has been played for the first step before. `played` counts the episodes of all steps, those not
+    among them. `level` of `levels` is how hard the own scenarios are (`turn_to`).
     """
 
     def __init__(
@@ -104,9 +114,9 @@ class Rollouts:
         renderer: Renderer,
         settings: TrainingSettings,
         on_trajectories: Callable[[int, list[Trajectory]], None],
-        ready: Sequence[Sequence[Trajectory]] = (),
+        ready: PlayedBefore | None = None,
     ) -> None:
-        self.ready = ready
+        self.ready = ready or PlayedBefore()
         self.environments, self.actor, self.renderer, self.settings = source, actor, renderer, settings
         self.level, self.levels = levels_of(source)
         self.adapter = ""
@@ -178,12 +188,13 @@ class Rollouts:
         transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
         """
         s = self.settings
-        kept = [list(group) for group in self.ready[: s.groups]] if step == 0 else []
+        before = self.ready if step == 0 else PlayedBefore()
+        kept = [list(group) for group in before.learn[: s.groups]]
         spare: list[list[Trajectory]] = []
         lost = ""
         self.collected = []
-        for group in kept:
-            self._count(group, group[0].episode.task)
+        for played in (*before.learn, *before.rest):
+            self._count(played, played[0].episode.task)
         began = time.perf_counter()
         for collection in range(s.collections + s.patience):
             if len(kept) >= s.groups or (kept and collection >= s.collections):
@@ -292,7 +303,7 @@ class Rollouts:
         )
         return replace(played, conversation=conversation)
 
-    def _count(self, group: list[Trajectory], task: TargetTask) -> None:
+    def _count(self, group: Sequence[Trajectory], task: TargetTask) -> None:
         """Add what a group came to; episodes without a score, and those with advice, are in no figure."""
         scores = [t.score for t in group if t.score and not is_advised(t.episode.task)]
         if scores:

@@ -60,7 +60,8 @@ def context(
 
 def test_a_training_begins_with_what_calibration_played(context: Context) -> None:
     environment = stage_file.stored_environment(context.store, context.round, context.target, CAPABILITY, context.keep)
-    groups, share = groups_before(context, CAPABILITY, environment, None), environment.spec.retention_share
+    before, share = groups_before(context, CAPABILITY, environment, None), environment.spec.retention_share
+    groups = before.learn
     calibrated = {row.id: row for row in played(context, "calibration")}
     tasks = calibration_tasks(environment, 6, 1)  # type: ignore[arg-type]
     informative = [
@@ -80,15 +81,18 @@ def test_a_training_begins_with_what_calibration_played(context: Context) -> Non
         assert list(row.logprobs) == pytest.approx(one.conversation.logprobs)
         assert 0 < one.conversation.shared < one.conversation.sampled.index(True)
 
-    before = len(calibrated)
     result = stage_file.train.do(context, CAPABILITY)
     assert result.steps == 3
-    assert len(played(context, "calibration")) == before
+    assert len(played(context, "calibration")) == len(calibrated)
     adapter = adapter_id(context.round.id, CAPABILITY)
     first, *others = sorted(context.store.rows(TrainingStepRow, adapter_id=adapter), key=lambda r: r.step)
     collections = (0, SAMPLES, 2 * SAMPLES)
     assert first.metrics["played"] in (collections[:1] if share == 0 else collections[1:])
-    assert first.metrics["own_episodes"] >= most * SAMPLES
+    counted = [t.score for group in (*before.learn, *before.rest) for t in group]
+    assert len(counted) == len(calibrated), "those that teach nothing are in the figures, too"
+    assert first.metrics["own_episodes"] >= len(calibrated)
+    if first.metrics["own_episodes"] == len(calibrated):
+        assert first.success == pytest.approx(sum(s.success for s in counted if s) / len(counted))
     assert first.metrics["grad_norm"] > 0, "they were learnt from"
     assert first.logprob_gap == pytest.approx(0.0, abs=1e-4), "the weights that are trained have played them"
     assert all(step.metrics["played"] > first.metrics["played"] for step in others)
@@ -99,7 +103,7 @@ def test_what_would_not_be_the_same_is_played_anew(
     context: Context, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     environment = stage_file.stored_environment(context.store, context.round, context.target, CAPABILITY, context.keep)
-    assert groups_before(context, CAPABILITY, environment, None)
+    assert groups_before(context, CAPABILITY, environment, None).learn
     adapter = None
     if reason == "weights":
         adapter = "another"
@@ -114,4 +118,6 @@ def test_what_would_not_be_the_same_is_played_anew(
         monkeypatch.setattr("tasks.synthesis.learning.played_before.row_id", lambda *given: row_id("nothing"))
     if reason == "opening":
         monkeypatch.setattr(World, "instructions", "Answer in other words.")
-    assert groups_before(context, CAPABILITY, environment, adapter) == []
+    found = groups_before(context, CAPABILITY, environment, adapter)
+    assert not found.learn
+    assert not found.rest

@@ -10,6 +10,7 @@ from environments.contract import Prompt, Score, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from models.episodes import Episode, Termination, Trajectory
 from models.renderer import Conversation
+from models.training.rollouts import PlayedBefore
 from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult
 from tasks.synthesis.calibration import calibration_tasks
@@ -19,19 +20,19 @@ from tasks.synthesis.learning.generalist import beginning_of
 
 def groups_before(
     context: Context, capability: str, environment: TrainingEnvironment, adapter: str | None
-) -> list[list[Trajectory]]:
-    """Groups of unequal rewards that calibration played with the weights of `adapter` (None: the base's) in the
-    capability's stored `environment`, as many as leave a first step its retention scenarios. None where training goes
-    on from other weights than were calibrated, has groups of another size or with advice, or trains in an environment
-    that a model wrote, whose calibration may be older."""
+) -> PlayedBefore:
+    """Groups that calibration played with the weights of `adapter` (None: the base's) in the capability's stored
+    `environment`; to learn from, those of unequal rewards, as many as leave a first step its retention scenarios. None
+    where training goes on from other weights than were calibrated, has groups of another size or with advice, or trains
+    in an environment that a model wrote, whose calibration may be older."""
     if not isinstance(environment, ComposedEnvironment):
-        return []
+        return PlayedBefore()
     train, begun = context.settings.train, beginning_of(context, capability)
     made = context.result(SynthesizeResult, capability).environment
     measured = context.store.row(CalibrationRow, id=row_id(made, "calibration"))
     same = adapter == (begun[1] if begun else None) and context.settings.calibration.samples == train.group_size
     if measured is None or not same or measured.detail.get("hinted") is not None:
-        return []
+        return PlayedBefore()
     tasks = calibration_tasks(environment, context.settings.calibration.seeds, context.round.number)
     rows: dict[str, list[TrajectoryRow]] = {task.id: [] for task in tasks}
     played = {"environment": environment.spec.id, "policy_id": measured.policy_id, "group_id": None}
@@ -40,8 +41,9 @@ def groups_before(
             rows[row.task_id].append(row)
     most = train.groups - round(train.groups * environment.spec.retention_share)
     groups = [_group(context, environment, task, rows[task.id]) for task in tasks]
-    told = [g for g in groups if len(g) == train.group_size and len({_reward(t) for t in g}) > 1]
-    return told[:most]
+    whole = [g for g in groups if len(g) == train.group_size]
+    learn = [g for g in whole if len({_reward(t) for t in g}) > 1][:most]
+    return PlayedBefore(learn, [g for g in whole if g not in learn])
 
 
 def _reward(played: Trajectory) -> float:
