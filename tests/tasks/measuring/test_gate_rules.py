@@ -100,9 +100,26 @@ def test_unknown_own_families_mean_all_tasks():
     assert verdict.difference.tasks == 30
 
 
+def test_what_no_task_is_about_is_underpowered_and_costs_the_others_nothing():
+    gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)  # p = 2 / 2^6 = 0.031, which passes alone
+    lost = fell(5, 0, "coupon").assign(other=np.nan)
+    pairs = {"no_task": gain, "set_address": gain, "not_finished": lost, "no_episode": gain[:0]}
+    own = OWN | {"no_task": ("refund",), "not_finished": ("coupon",)}
+    tried = judge_capabilities(pairs, own, RULES, 0.05)
+    assert list(tried) == list(pairs)
+    assert tried["set_address"] == alone(gain)
+    assert tried["set_address"].passed
+    for name in ("no_task", "not_finished", "no_episode"):
+        assert tried[name].verdict is GateVerdict.UNDERPOWERED
+        assert (tried[name].difference, tried[name].adjusted_p, tried[name].mde) == (None, None, None)
+    assert tried["no_task"].reasons == (
+        "Validation has no task of its families (refund), so no gain could have been found.",
+    )
+    assert "Both sides finished no validation task of its families (coupon)" in tried["not_finished"].reasons[0]
+    assert alone(fell(5, 0)).verdict is GateVerdict.UNDERPOWERED, "where nothing at all is judged"
+
+
 def test_bad_pairs_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"'set_address' has no episode of its families \['address'\]"):
-        alone(fell(5, 0))
     with pytest.raises(ValueError, match="set_address has no column other"):
         alone(GAIN.drop(columns="other"))
     with pytest.raises(ValueError, match="alpha is 0"):
