@@ -108,8 +108,9 @@ def judge_release(
     capability that passed phase A (empty: all tasks); without any only the difference over the split can be better.
     `trials` is k of pass^k. `settled` are the pairs of further episodes of families whose fall was unclear: they decide
     on the falls of these families, stand for them where all other families together, or pass^k, seem to fall and may
-    not, and change nothing else. `left` are families that fell with a first router, and why: the one that is judged
-    leaves them to what answers them today. Then only the own families can be better, which that choice did not touch.
+    not (pass^k only where each of them has a task with k of these trials), and change nothing else. `left` are
+    families that fell with a first router, and why: the one that is judged leaves them to what answers them today. Then
+    only the own families can be better, which that choice did not touch.
     ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
@@ -150,7 +151,10 @@ def judge_release(
             falls[name] = judge_settled(name, by_family.get(name), since.of_families({name}).difference(level), rules)
         instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(since.names)], settled]))
         others = instead.of_families(table.names - of_passed)
-        for name, change in ((ELSEWHERE, others.difference(level)), (steady, instead.pass_k(trials, level))):
+        changes = {ELSEWHERE: others.difference(level)}
+        if all(instead.of_families({name}).pass_k(trials, level) is not None for name in since.names):
+            changes[steady] = instead.pass_k(trials, level)  # else it would be that of the families that did not fall
+        for name, change in changes.items():
             if name in falls and falls[name].kind is FallKind.UNCLEAR:
                 falls[name] = judge_settled(name, watched[name], change, rules)
     for why in (left or {}).values():

@@ -243,6 +243,32 @@ def test_settling_one_family_excuses_no_other_fall():
     assert settled(*[fell(10, 1, f"family_{i}") for i in range(8)]) is GateVerdict.REGRESSION
 
 
+def test_pass_k_stays_unclear_where_what_settles_a_family_cannot_tell_it():
+    """Success of the own and of another family, and of one that trades what it never solved for being less steady."""
+    rates = {"steady": (0.98, 0.90), "own": (0.4, 0.6), "other": (0.9, 0.9)}
+    tasks = [("steady", i) for i in range(50)] + [("own", i) for i in range(15)] + [("other", i) for i in range(35)]
+    first, later = np.random.default_rng(80), np.random.default_rng(10_080)
+
+    def played(draws: np.random.Generator, names: set[str], trials: int) -> pd.DataFrame:
+        rows = []
+        for name, i in [task for task in tasks if task[0] in names]:
+            base, other = rates[name]
+            base = 0.0 if name == "steady" and i < 4 else base
+            rows += [(f"{name}-{i}", name, *(float(draws.random() < p) for p in (base, other))) for _ in range(trials)]
+        pair = pd.DataFrame(rows, columns=["task", "family", "base", "other"])
+        return pair.assign(other=pair["other"].where(pair["family"] != "other", pair["base"]))
+
+    rules = GateRules(settling=10)
+    pair, once = played(first, set(rates), 3), played(later, {"steady"}, 1)
+    own = {"learnt": ("own",)}
+    unsettled = judge_release(pair, rules, 0.03, 3, own)
+    assert unsettled.falls["steady"] is unsettled.falls["pass^3"] is FallKind.UNCLEAR
+    settled = judge_release(pair, rules, 0.03, 3, own, settled=once)
+    assert settled.falls["steady"] is not FallKind.UNCLEAR
+    assert settled.falls["pass^3"] is FallKind.UNCLEAR
+    assert settled.verdict is GateVerdict.UNDERPOWERED
+
+
 def test_only_what_is_unclear_can_be_settled_the_largest_fall_first():
     pair = pd.concat([GAIN, fell(10, 2), fell(10, 7, "lost"), fell(10, 1, "held"), fell(12, 3, "coupon")])
     assert unclear_families(pair, RULES) == ["coupon", "refund"]
