@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -25,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from errors import AdapterError, ConfigurationError, PolicyError, ProviderError, TraceError
-from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.files import adapter_digest, export_adapter, round_name
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.vllm.equality import check_adapter, check_base, check_live, probe
 from models.vllm.server import Completion, ServerAway, VllmServer
@@ -152,7 +153,7 @@ class VllmPolicy:
 
     def adapter_name(self, capability: str, origin: str, digest: str) -> str:
         """A name for ever: servers keep what they computed by name, and may serve other rounds too."""
-        return f"{capability}@{origin}-{digest[:8]}"
+        return round_name(capability, origin, digest)
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server in use,
@@ -200,7 +201,10 @@ class VllmPolicy:
         if self._lora_folder is None or folder.resolve().is_relative_to(self._lora_folder.resolve()):
             return folder
         shared = self._lora_folder / name
-        if not shared.exists():
+        if shared.exists():
+            with suppress(OSError):  # another user's
+                os.utime(shared)  # 'trace-agent clean' goes by when it was last needed
+        else:
             part = export_adapter(folder, shared.with_name(f".{name}.{os.getpid()}"))
             part.rename(shared)
         if adapter_digest(shared) != adapter_digest(folder):

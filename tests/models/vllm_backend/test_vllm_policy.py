@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
@@ -114,6 +118,33 @@ def test_servers_seeing_the_folder_elsewhere(stub: Stub, tmp_path: Path) -> None
     policy.load_adapter("a@v1-1", "abc", tmp_path / "ours" / "one")
     assert stub.names == {"a@v1-1"}
     policy.close()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """An adapter's folder, outside of what servers see."""
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}), encoding="utf-8")
+    save_file({"q.lora_A.weight": np.zeros((4, 8), np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def sharing(stub: Stub, tmp_path: Path) -> Iterator[VllmPolicy]:
+    """A policy whose servers read adapters in a folder of their own."""
+    (tmp_path / "shared").mkdir()
+    opened = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, tmp_path / "shared")
+    yield opened
+    opened.close()
+
+
+def test_a_copy_that_is_used_again_is_as_new(sharing: VllmPolicy, trained: Path) -> None:
+    """Else it would be removed with what nothing has needed for a month."""
+    copy = sharing._shared("a@r1-1", trained)
+    os.utime(copy, (0, 0))
+    assert sharing._shared("a@r1-1", trained) == copy
+    assert copy.stat().st_mtime > 0
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, -1])
