@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -205,8 +207,7 @@ class VllmPolicy:
             with suppress(OSError):  # another user's
                 os.utime(shared)  # 'trace-agent clean' goes by when it was last needed
         else:
-            part = export_adapter(folder, shared.with_name(f".{name}.{os.getpid()}"))
-            part.rename(shared)
+            _appear(folder, shared)
         if adapter_digest(shared) != adapter_digest(folder):
             raise AdapterError(f"{shared} is not what was trained; remove it and start again")
         return shared
@@ -318,6 +319,22 @@ class VllmPolicy:
             "stop_token_ids": sorted(self.stop_ids),
             "ignore_eos": True,
         }
+
+
+def _appear(folder: Path, shared: Path) -> None:
+    """Copy an adapter to where servers read it. It appears whole, and what cannot be finished leaves nothing; another
+    process may do the same at the same moment."""
+    part = shared.with_name(f".{shared.name}.{socket.gethostname()}.{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)  # of a process with this number that died here
+    try:
+        export_adapter(folder, part)
+        try:
+            part.rename(shared)
+        except OSError:
+            if not shared.is_dir():
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _of_each(

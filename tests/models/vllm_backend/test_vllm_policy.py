@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from safetensors.numpy import save_file
 
 from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
+from models.adapters.files import adapter_digest
 from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
+from models.vllm import policy as vllm_policy
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ModelMissing, ServerAway, VllmServer
@@ -145,6 +148,47 @@ def test_a_copy_that_is_used_again_is_as_new(sharing: VllmPolicy, trained: Path)
     os.utime(copy, (0, 0))
     assert sharing._shared("a@r1-1", trained) == copy
     assert copy.stat().st_mtime > 0
+
+
+def test_a_copy_that_was_cut_off_is_made_again(
+    sharing: VllmPolicy, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vllm_policy.export_adapter
+
+    def full(source: Path, part: Path) -> Path:
+        real(source, part)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def killed(source: Path, part: Path) -> Path:
+        part.mkdir()
+        (part / "adapter_config.json").write_text("{", encoding="utf-8")
+        return real(source, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_policy, "export_adapter", full)
+        with pytest.raises(OSError, match="No space left"):
+            sharing._shared("a@r1-1", trained)
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_policy, "export_adapter", killed)
+        patch.setattr(vllm_policy.shutil, "rmtree", lambda *given, **named: None)  # as SIGKILL, which cleans nothing up
+        with pytest.raises(AdapterError, match="exists"):
+            sharing._shared("a@r1-1", trained)
+    assert adapter_digest(sharing._shared("a@r1-1", trained)) == adapter_digest(trained)
+    assert [p.name for p in sharing._shared("a@r1-1", trained).parent.iterdir()] == ["a@r1-1"]
+
+
+def test_a_copy_that_another_process_made_meanwhile_is_taken(
+    sharing: VllmPolicy, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vllm_policy.export_adapter
+
+    def slow(source: Path, part: Path) -> Path:
+        real(source, part.with_name("a@r1-1"))
+        return real(source, part)
+
+    monkeypatch.setattr(vllm_policy, "export_adapter", slow)
+    shared = sharing._shared("a@r1-1", trained)
+    assert [p.name for p in shared.parent.iterdir()] == ["a@r1-1"]
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, -1])
