@@ -52,7 +52,8 @@ def challenge(context: Context) -> ChallengeResult:
     live = outcomes(context.store, live_ids)
     alone_ids, pairs = {}, {}
     for capability in capabilities:
-        alone_ids[capability] = _alone(context, capability, _own_tasks(own[capability], split, more), trials)
+        mine = _own_tasks(own[capability], split, more)
+        alone_ids[capability] = _alone(context, capability, mine, trials) if mine else []
         pairs[capability] = align(live, outcomes(context.store, alone_ids[capability]))
     decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
     for capability, decision in decisions.items():
@@ -64,8 +65,8 @@ def challenge(context: Context) -> ChallengeResult:
             {
                 "capability": c,
                 "verdict": str(d.verdict),
-                "points": round(d.difference.points, 1),
-                "p (Holm)": round(d.adjusted_p, 4),
+                "points": round(d.difference.points, 1) if d.difference else "",
+                "p (Holm)": round(d.adjusted_p, 4) if d.adjusted_p is not None else "",
                 "reasons": " ".join(d.reasons),
             }
             for c, d in decisions.items()
@@ -212,8 +213,8 @@ def _store(context: Context, capability: str, decision: CapabilityDecision) -> N
                 subject=capability,
                 capability_id=row_id(context.round.id, capability),
                 verdict=str(decision.verdict),
-                points=decision.difference.points,
-                p=decision.difference.p,
+                points=decision.difference.points if decision.difference else None,
+                p=decision.difference.p if decision.difference else None,
                 p_holm=decision.adjusted_p,
                 mde=decision.mde,
                 reasons=list(decision.reasons),

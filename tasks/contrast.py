@@ -3,8 +3,12 @@ capability (method, section 2): from the verifier's checks, or by a language mod
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import pandas as pd
 
+from errors import TargetError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
@@ -13,6 +17,9 @@ from tasks.round.results import ContrastResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
 from tasks.round.target_prompt import context_text
+from tasks.round.traffic import TRAFFIC
+
+_KIND = re.compile(r"[a-z0-9_]+")
 
 
 @stage("contrast", title="contrast successes with failures")
@@ -33,9 +40,21 @@ def _contrast_by_checks(context: Context, frame: pd.DataFrame) -> ContrastResult
     store, round_id = context.store, context.round.id
     checks = store.check_frame(None, id=list(frame["trajectory_id"]))
     candidates = discover_candidates(checks, frame)
+    _check_kinds(context.round.target, [c.name for c in candidates])
     known = {c.name for c in candidates}
     store_candidates(store, round_id, "checks", candidates)
     labels = bootstrap_labels(checks, frame, context.settings.selection.runs, context.seed)
     labels = labels[labels["capability"].isin(known)]
     store_labels(store, round_id, labels)
     return ContrastResult(analyst="checks", candidates=sorted(known), labels=len(labels))
+
+
+def _check_kinds(target: str, kinds: Sequence[str]) -> None:
+    """Raise `TargetError` where a kind of checks cannot be a capability's name: adapters, folders and what Prefect
+    shows are named by it. What is only looked at (`traffic`) trains none."""
+    wrong = [kind for kind in kinds if not _KIND.fullmatch(kind)]
+    if wrong and target != TRAFFIC:
+        raise TargetError(
+            f"target {target!r} has checks of the kind {', '.join(map(repr, wrong))}, which cannot name a capability; "
+            "give Check.kind in snake_case (a-z, 0-9 and _, such as 'ask_missing_fact'), then start again with --fresh"
+        )

@@ -132,7 +132,8 @@ def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[st
     if not context.draws("validation"):
         by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
         episodes = AGAIN * rules.settling * trials
-        return [Trials(mine, max(1, episodes // len(mine)), trials) for mine in by_family.values()]
+        # Fewer than the first had would leave a task without pass^k, which would then be that of the other families.
+        return [Trials(mine, max(trials, episodes // len(mine)), trials) for mine in by_family.values()]
     drawn = context.further_tasks({family: further.get(family, 0) + rules.settling for family in unclear})
     played = {task.id for task in context.further_tasks(further)} if further else set()
     return [Trials([task for task in drawn if task.id not in played], trials)]

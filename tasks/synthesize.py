@@ -40,7 +40,9 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         )
         return SynthesizeResult(accepted=False, reasons=[reason])
     composed, reason = _composed(context, capability)
-    if composed is None:
+    if composed is not None:
+        reason = _unprovable(context, composed.spec.families)
+    if composed is None or reason:
         return SynthesizeResult(accepted=False, reasons=[reason])
     with context.environment:
         environment, verdict = validated(composed, limits_of(context.settings.calibration))
@@ -138,6 +140,16 @@ def _composed_within(context: Context, capability: str) -> tuple[ComposedEnviron
         )
     share = context.settings.calibration.retention_share
     return compose(target, context.round, capability, success.to_dict(), share, version), ""
+
+
+def _unprovable(context: Context, families: Sequence[str]) -> str:
+    """Why no challenge could prove what is trained on these families; "" where validation has, or may draw, a task."""
+    if context.draws("validation") or any(task.family in families for task in context.tasks("validation")):
+        return ""
+    return (
+        f"validation has no task of its families ({', '.join(families)}), so nothing could prove what is trained for "
+        "it; give the target some, or raise rollout.tasks where it leaves them out"
+    )
 
 
 def _writer(context: Context) -> EnvironmentWriter:

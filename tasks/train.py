@@ -212,6 +212,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     storing = Stopwatch()
 
     def on_step(record: StepRecord) -> None:
+        context.still_ours()
         with storing:
             context.store.put([step_row(identity, record)], replace=True)
             context.registry.log_steps(run, {record.step: step_metrics(record)})
@@ -264,6 +265,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     if transfer is not None:
         context.registry.log_steps(run, {transfer.step: transfer_metrics(transfer)})
     folder = output / "final"
+    context.still_ours()  # what another process has stored there is what its digest says
     shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
     export_adapter(result.weights[choice.step], folder)
     digest = adapter_digest(folder)

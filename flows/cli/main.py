@@ -266,7 +266,7 @@ def stage(
     from settings import load_settings
 
     settings = load_settings(target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home)
-    flow = ready(settings, "flows.improve", lambda module: module.check_name(name))
+    flow = ready(settings, "flows.improve", lambda module: module.check_name(name), name)
     result = flow.until(
         name,
         flow.ImproveParameters(

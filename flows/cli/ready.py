@@ -27,10 +27,10 @@ def loading() -> Iterator[None]:
     atexit.register(gc.freeze)  # what the work made since is not looked through at the end either
 
 
-def ready(settings: Any, module: str, checks: Callable[[Any], object] = bool) -> Any:
+def ready(settings: Any, module: str, checks: Callable[[Any], object] = bool, until: str = "") -> Any:
     """The `module` of the flows, when all that can be checked is right: what is light before anything else, the rest
     while Prefect's server starts. The server is stopped when something is refused. `checks` looks at what is given
-    with the module."""
+    with the module; `until` is the round's last stage, where it does not run whole."""
     from flows.cli.early_server import start_early
     from tasks.round.preflight import check_by_loading, check_without_loading
 
@@ -38,7 +38,7 @@ def ready(settings: Any, module: str, checks: Callable[[Any], object] = bool) ->
     server = start_early()
     try:
         with loading():
-            check_by_loading(settings)
+            check_by_loading(settings, until)
             flow = import_module(module)
         checks(flow)
         server.wait()

@@ -55,6 +55,12 @@ class RegisteredAdapter:
         return f"{self.capability}@v{self.version}-{self.sha256[:8]}"
 
 
+def round_name(capability: str, origin: str, digest: str) -> str:
+    """The name under which a round samples with an adapter on servers that others use too; `origin` is the id of the
+    round that trained it."""
+    return f"{capability}@{origin}-{digest[:8]}"
+
+
 def check_names(names: Iterable[str], where: str) -> None:
     """Raises AdapterError unless `names` are the two files of an adapter and nothing else."""
     given = sorted(names)

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -25,7 +28,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from errors import AdapterError, ConfigurationError, PolicyError, ProviderError, TraceError
-from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.files import adapter_digest, export_adapter, round_name
 from models.policy import Generation, PolicyIdentity, Request, Sampling
 from models.vllm.equality import check_adapter, check_base, check_live, probe
 from models.vllm.server import Completion, ServerAway, VllmServer
@@ -152,7 +155,7 @@ class VllmPolicy:
 
     def adapter_name(self, capability: str, origin: str, digest: str) -> str:
         """A name for ever: servers keep what they computed by name, and may serve other rounds too."""
-        return f"{capability}@{origin}-{digest[:8]}"
+        return round_name(capability, origin, digest)
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server in use,
@@ -200,9 +203,11 @@ class VllmPolicy:
         if self._lora_folder is None or folder.resolve().is_relative_to(self._lora_folder.resolve()):
             return folder
         shared = self._lora_folder / name
-        if not shared.exists():
-            part = export_adapter(folder, shared.with_name(f".{name}.{os.getpid()}"))
-            part.rename(shared)
+        if shared.exists():
+            with suppress(OSError):  # another user's
+                os.utime(shared)  # 'trace-agent clean' goes by when it was last needed
+        else:
+            _appear(folder, shared)
         if adapter_digest(shared) != adapter_digest(folder):
             raise AdapterError(f"{shared} is not what was trained; remove it and start again")
         return shared
@@ -314,6 +319,22 @@ class VllmPolicy:
             "stop_token_ids": sorted(self.stop_ids),
             "ignore_eos": True,
         }
+
+
+def _appear(folder: Path, shared: Path) -> None:
+    """Copy an adapter to where servers read it. It appears whole, and what cannot be finished leaves nothing; another
+    process may do the same at the same moment."""
+    part = shared.with_name(f".{shared.name}.{socket.gethostname()}.{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)  # of a process with this number that died here
+    try:
+        export_adapter(folder, part)
+        try:
+            part.rename(shared)
+        except OSError:
+            if not shared.is_dir():
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def _of_each(

@@ -24,6 +24,7 @@ from db.copies import sqlite_file
 from db.values.states import is_final
 from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
+from models.adapters.files import round_name
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.releases.lookup import version_name
@@ -144,8 +145,12 @@ def _stored(files: HomeFiles, trainings: str) -> dict[Path, dict[str, int]]:
 
 
 def _copies(home: Path, store: Store) -> Iterator[Removal]:
-    """Adapters that were fetched from MLflow and belong to no release; a server may still have to read the others."""
-    needed = {version_name(c, m) for row in store.rows(ReleaseRow) for c, m in row.members.items()}
+    """Adapters that were fetched from MLflow, or copied for servers, and belong to no release; a server may still have
+    to read the others. A gateway and a round have each a name of their own for them."""
+    members = [member for row in store.rows(ReleaseRow) for member in row.members.items()]
+    origins = {adapter.id: adapter.round_id for adapter in store.rows(AdapterRow)}
+    needed = {version_name(c, m) for c, m in members}
+    needed |= {round_name(c, origins.get(m["adapter_id"], ""), m["sha256"]) for c, m in members}
     for name in COPIES:
         for part in _entries(home / name):
             if part.name not in needed:

@@ -28,14 +28,15 @@ class CapabilityDecision:
     """Phase A's verdict on one capability's adapter, with every figure behind it.
 
     `difference` is over its own families and `adjusted_p` its p-value after Holm over the `tried`; `mde` in points, at
-    the level that Holm grants for certain (alpha / tried)."""
+    the level that Holm grants for certain (alpha / tried). None, all three, where no task of its families could be
+    measured; `tried` counts those that could."""
 
     capability: str
     verdict: GateVerdict
     reasons: tuple[str, ...]
-    difference: PairedDifference
-    adjusted_p: float
-    mde: float
+    difference: PairedDifference | None
+    adjusted_p: float | None
+    mde: float | None
     alpha: float
     look: int
     tried: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,7 +32,8 @@ class GateRules:
     none. `fall_confidence` is two-sided, so 0.90 calls a fall real at one-sided 5 %: missing a regression costs more
     than evaluating again. `worthwhile` is the gain that an evaluation should be able to see. `settled` is how many
     families may seem to fall and be settled by playing more of them: `settling` further tasks of each, or `AGAIN`
-    times as many episodes of the tasks that there are (0: none). ValueError for a level that cannot be one."""
+    times as many episodes of the tasks that there are, and no fewer of a task than it was first given (0: none).
+    ValueError for a level that cannot be one."""
 
     alpha: float = 0.05
     margin: float = 2.0
@@ -109,10 +110,14 @@ def alpha_at(look: int, alpha: float, drawn: bool = False) -> float:
     return alpha
 
 
-def settling_episodes(own_tasks: int, trials: int, draws: bool) -> int:
+def settling_episodes(own_tasks: int, trials: int, draws: bool, families: Collection[int] = ()) -> int:
     """Episodes of both sides that settle as many falls as one evaluation may, each of a family of at most `own_tasks`
-    x `trials` episodes; `draws` says whether further tasks can be drawn."""
-    return 2 * SETTLED * own_tasks * trials * (1 if draws else AGAIN)
+    x `trials` episodes; `draws` says whether further tasks can be drawn. Where not, `families` are how many tasks each
+    family has: a large one is played whole once more."""
+    if draws or not own_tasks:
+        return 2 * SETTLED * own_tasks * trials
+    largest = [*sorted(families, reverse=True), *[0] * SETTLED][:SETTLED]
+    return 2 * trials * sum(max(AGAIN * own_tasks, size) for size in largest)
 
 
 def noop_tasks(tasks: int) -> int:

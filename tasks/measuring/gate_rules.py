@@ -5,8 +5,9 @@ Two phases, on the same held-out tasks, trials and seeds, at the level that the 
 **A, every capability that was tried** (`judge_capabilities`). *Incumbent*: the live release, routed as in production
 (the bare base in round 1). *Challenger*: the capability's new adapter alone, without the router. It is `better` when
 over the capability's own families (all tasks where it has none) the paired difference is positive and its p-value,
-after Holm over all capabilities tried, is at most the look's level. What the adapter alone does to all other families
-decides nothing, because a router stands before it (`wrong_routes`).
+after Holm over all capabilities tried, is at most the look's level. A capability that no task of the split is about is
+`underpowered` and counts among none of them: the others are judged as if it had not been tried. What the adapter alone
+does to all other families decides nothing, because a router stands before it (`wrong_routes`).
 
 **B, the assembled candidate** (`judge_release`): the live members, with those that passed and the router fitted for
 exactly these, against the live release as a whole. It is promoted when
@@ -55,15 +56,23 @@ def judge_capabilities(
     the families that the capability is about; empty or missing means unknown: then all tasks are its own. `alpha` is
     what this look may spend and `look` its number. `gains[capability]` is the gain in points on fresh seeds, over what
     answers today, for which the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be
-    able to find. ValueError when a capability has no pair of its own families that both sides finished."""
+    able to find. What has no task of its own families that both sides finished has no figures. ValueError for pairs
+    that lack a column and for an `alpha` that is no level."""
     _check_alpha(alpha)
-    tried, verdicts = len(pairs), {}
+    verdicts = {}
     tables = {name: PairedTasks.of(name, frame) for name, frame in pairs.items()}
-    mine = {name: _own(name, table, own.get(name, ())) for name, table in tables.items()}
-    differences = {name: _finished(name, table) for name, table in mine.items()}
-    adjusted = dict(zip(differences, holm([d.p for d in differences.values()]).tolist(), strict=True))
+    mine = {name: table.of_families(own[name]) if own.get(name) else table for name, table in tables.items()}
+    measured = {name: d for name, table in mine.items() if (d := table.difference()) is not None}
+    tried = len(measured)
+    adjusted = dict(zip(measured, holm([d.p for d in measured.values()]).tolist(), strict=True))
     for name in tables:
-        difference, mde = differences[name], mine[name].mde(alpha / tried)
+        if name not in measured:
+            why = _unmeasured(mine[name], own.get(name, ()))
+            verdicts[name] = CapabilityDecision(
+                name, GateVerdict.UNDERPOWERED, (why,), None, None, None, alpha, look, tried
+            )
+            continue
+        difference, mde = measured[name], mine[name].mde(alpha / tried)
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= alpha
         reasons = [
@@ -99,8 +108,9 @@ def judge_release(
     capability that passed phase A (empty: all tasks); without any only the difference over the split can be better.
     `trials` is k of pass^k. `settled` are the pairs of further episodes of families whose fall was unclear: they decide
     on the falls of these families, stand for them where all other families together, or pass^k, seem to fall and may
-    not, and change nothing else. `left` are families that fell with a first router, and why: the one that is judged
-    leaves them to what answers them today. Then only the own families can be better, which that choice did not touch.
+    not (pass^k only where each of them has a task with k of these trials), and change nothing else. `left` are
+    families that fell with a first router, and why: the one that is judged leaves them to what answers them today. Then
+    only the own families can be better, which that choice did not touch.
     ValueError without a task that both sides finished."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
@@ -141,7 +151,10 @@ def judge_release(
             falls[name] = judge_settled(name, by_family.get(name), since.of_families({name}).difference(level), rules)
         instead = PairedTasks.of("settled", pd.concat([pair[~pair["family"].isin(since.names)], settled]))
         others = instead.of_families(table.names - of_passed)
-        for name, change in ((ELSEWHERE, others.difference(level)), (steady, instead.pass_k(trials, level))):
+        changes = {ELSEWHERE: others.difference(level)}
+        if all(instead.of_families({name}).pass_k(trials, level) is not None for name in since.names):
+            changes[steady] = instead.pass_k(trials, level)  # else it would be that of the families that did not fall
+        for name, change in changes.items():
             if name in falls and falls[name].kind is FallKind.UNCLEAR:
                 falls[name] = judge_settled(name, watched[name], change, rules)
     for why in (left or {}).values():
@@ -200,13 +213,12 @@ def _check_alpha(alpha: float) -> None:
         raise ValueError(f"alpha is {alpha!r}; it is the level that a look may spend, give a number between 0 and 1")
 
 
-def _own(name: str, table: PairedTasks, families: Collection[str]) -> PairedTasks:
-    mine = table.of_families(families) if families else table
-    if not mine.names:
-        raise ValueError(
-            f"capability {name!r} has no episode of its families {sorted(families)}; evaluated: {sorted(table.names)}"
-        )
-    return mine
+def _unmeasured(mine: PairedTasks, families: Collection[str]) -> str:
+    """Why a capability has no figures."""
+    of = f" of its families ({', '.join(sorted(families))})" if families else ""
+    if mine.names:
+        return f"Both sides finished no validation task{of} in common, so no gain could have been found."
+    return f"Validation has no task{of}, so no gain could have been found."
 
 
 def _finished(name: str, table: PairedTasks) -> PairedDifference:

@@ -86,7 +86,8 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
         adapters += most["diagnosis"] * s.rollout.trials if t.demonstrations else routed
     # Base, live release and candidate, and a few of doing nothing; further tasks, and what settles
     # whether a family fell, are for the last two.
-    settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable))
+    families = Counter(task.family for task in target.tasks("validation")).values()
+    settling = settling_episodes(s.evaluation.own_tasks, trials, isinstance(target, Drawable), families)
     validation = (3 * most["validation"] + 2 * further) * trials + settling + noop_tasks(most["validation"])
     test = (3 * s.evaluation.trials + 1) * most["test"]
     choosing = (contenders + starts) * (t.choosing + retained(t.choosing))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Store
+from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
 from environments.contract import Draw, Drawable, DrawsTests, Environment, ShiftTested, Target, TargetTask
 from environments.picking import spread
-from errors import StoreError
+from errors import StageHeld, StoreError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
 from models.local.base import BaseModel, load_base
@@ -56,7 +56,8 @@ class Context:
     wall time is orchestration. `budget` pays for the episodes where methods are compared; None: nobody counts them.
     `sharing` lets other processes play with this one; None: it plays alone. `declined` is why a person who was asked
     does not want the candidate promoted ("": it may be). `adopted`: another process has opened the round, this one does
-    a part of it. `left`: it goes on with a round that its last process left as running, without a word."""
+    a part of it. `left`: it goes on with a round that its last process left as running, without a word. `claimed` is
+    the stage that this process works on; None between stages."""
 
     settings: Settings
     store: Store
@@ -68,6 +69,7 @@ class Context:
     declined: str = ""
     adopted: bool = False
     left: bool = False
+    claimed: Stage | None = None
     _kept: dict[str, Any] = field(default_factory=dict)
     _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -81,6 +83,25 @@ class Context:
     def seed(self) -> int:
         """What decides the round's draws: the seed of the settings and the round's number."""
         return round_seed(self.settings.seed, self.round.number)
+
+    @contextmanager
+    def working_on(self, claimed: Stage) -> Iterator[None]:
+        """Know the stage that this process has claimed, while it works on it."""
+        self.claimed, before = claimed, self.claimed
+        try:
+            yield
+        finally:
+            self.claimed = before
+
+    def still_ours(self) -> None:
+        """Raise `StageHeld` where the stage that this process works on is no longer its own. A process that was
+        suspended for longer than its lease must not replace what another has made meanwhile. Else the lease is whole
+        again. Nothing happens between stages."""
+        if self.claimed is not None and (self.claimed.lost.is_set() or not self.claimed.heartbeat()):
+            raise StageHeld(
+                f"stage {self.claimed.name!r} was taken over by {self.claimed.row().owner} while this process was "
+                "suspended or did not reach the database; it stops here, and the round goes on there"
+            )
 
     @cached_property
     def limits(self) -> RoundLimits:

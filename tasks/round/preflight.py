@@ -26,6 +26,7 @@ from tasks.round.analyst import analyst_prices, check_user, models_of, round_cli
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import NOTHING_SAID, TRAFFIC
+from tasks.round.traffic import STAGES as FINDING
 from tasks.unattended.notices import check_webhook
 from tasks.unattended.servers import check_servers
 
@@ -213,24 +214,32 @@ def check_approval(settings: Settings) -> None:
         )
 
 
-def check_tasks(target: Target) -> None:
-    """Refuse a target that a round cannot learn anything from: `ConfigurationError`."""
-    if not target.tasks("diagnosis"):
+def check_tasks(target: Target, until: str = "") -> None:
+    """Refuse a target that a round cannot learn anything from, or that lacks the tasks by which it is proven and
+    reported: `ConfigurationError`. A round `until` a stage that plays neither needs diagnosis tasks alone."""
+    lacking = {
+        "diagnosis": "a round has nothing to learn from; it can be evaluated (trace-agent evaluate), or take another "
+        "target",
+        "validation": "nothing that a round trains could be proven; give it some, or take another target",
+        "test": "what a round makes live could not be reported; give it some, or take another target",
+    }
+    needed = SPLITS[:1] if target.name == TRAFFIC or until in FINDING else SPLITS
+    for split in needed:
+        if target.tasks(split):
+            continue
         if target.name == TRAFFIC:
             raise ConfigurationError(f"{NOTHING_SAID}; POST /v1/feedback gives it (docs/6-serving.md)")
-        counts = ", ".join(f"{split} {len(target.tasks(split))}" for split in SPLITS)
-        raise ConfigurationError(
-            f"target {target.name!r} has no diagnosis task ({counts}), so a round has nothing to learn from; it can be "
-            "evaluated (trace-agent evaluate), or take another target"
-        )
+        counts = ", ".join(f"{name} {len(target.tasks(name))}" for name in SPLITS)
+        raise ConfigurationError(f"target {target.name!r} has no {split} task ({counts}), so {lacking[split]}")
 
 
-def check_by_loading(settings: Settings) -> None:
+def check_by_loading(settings: Settings, until: str = "") -> None:
     """The second part of `preflight`: the target itself, the base model's configuration, a language model's answer.
-    Targets, LiteLLM and transformers take seconds to import."""
+    Targets, LiteLLM and transformers take seconds to import. `until` is the last stage, where it is not the whole
+    round."""
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
-        check_tasks(target)
+        check_tasks(target, until)
         check_base_config(settings.base_model)
         check_user(settings, target)
         check_analyst(settings, target, store)

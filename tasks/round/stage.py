@@ -225,6 +225,7 @@ class Stage(Generic[P, R]):
                 earlier = row.row().seconds or 0.0
                 with (
                     row.working(),
+                    context.working_on(row),
                     METRICS.stage(place),
                     tracing.span(ledger_name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
                 ):

@@ -16,11 +16,13 @@ from tasks.tracking.wrong_routes import BEGINS
 
 
 def log_decision(registry: Registry, capability: str, version: str, decision: CapabilityDecision) -> None:
-    """Write the gate's verdict on an adapter alone, with its figures over its own families (`gate/points` and others),
-    on its version and its run."""
+    """Write the gate's verdict on an adapter alone, with its figures over its own families (`gate/points` and others)
+    where there are any, on its version and its run."""
     adapter, d = registered_version(registry, capability, version), decision.difference
-    figures = {"points": d.points, "p": d.p, "p_holm": decision.adjusted_p, "low": d.low, "high": d.high,
-               "mde": decision.mde, "tasks": float(d.tasks)}  # fmt: skip
+    figures: dict[str, float] = {}
+    if d is not None and decision.adjusted_p is not None and decision.mde is not None:
+        figures = {"points": d.points, "p": d.p, "p_holm": decision.adjusted_p, "low": d.low, "high": d.high,
+                   "mde": decision.mde, "tasks": float(d.tasks)}  # fmt: skip
     RunLog(registry, adapter.run_id).metrics({f"gate/{k}": v for k, v in figures.items()}, adapter)
     tags = {"gate": str(decision.verdict)} | {f"gate.{k}": f"{v:.4g}" for k, v in figures.items()}
     put_on_version(registry, adapter, tags)

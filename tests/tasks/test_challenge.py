@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
+import tasks.challenge as challenge_file
+import tasks.synthesize as synthesize_file
 from db import LookRow, ReleaseRow, ReleaseState
 from settings import load_settings
 from tasks.challenge import _further, _gains, _own_tasks, look_at, rules_of
 from tasks.evaluate import _settling
+from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.statistics import tasks_needed
 from tasks.round.context import Context
 from tasks.round.results import RegisterResult, StartFigures, TrainResult
@@ -103,7 +109,7 @@ def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeyp
 def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the episodes of forty further tasks; a large family is played once more."""
+    """Twice the episodes of forty further tasks; a large family is played once more, as often as before."""
     monkeypatch.setattr(Context, "draws", lambda self, split: False)
     before, there = context.settings.evaluation.validation_trials, context.tasks("validation")
     mine = {f: [t for t in there if t.family == f] for f in ("cancel_other", "refund_all")}
@@ -111,7 +117,48 @@ def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     assert owed == [(m, 2 * 40 * before // 8, before) for m in mine.values()]
     monkeypatch.setattr(Context, "tasks", lambda self, split: mine["refund_all"] * 40)
     ((large, trials, first),) = _settling(context, {}, ["refund_all"])
-    assert (len(large), trials, first) == (320, 1, before)
+    assert (len(large), trials, first) == (320, before, before), "fewer would give no task its pass^k"
+
+
+def test_what_no_validation_task_can_prove_is_not_trained(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = SimpleNamespace(spec=SimpleNamespace(families=("refund_all",)))
+    monkeypatch.setattr(synthesize_file, "_composed", lambda context, capability: (composed, ""))
+    others = [t for t in context.tasks("validation") if t.family != "refund_all"]
+    monkeypatch.setattr(Context, "tasks", lambda self, split: others)
+    assert synthesize_file._unprovable(context, ["refund_all"]) == "", "such tasks may be drawn"
+    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    assert synthesize_file._unprovable(context, ["refund_all", "cancel_other"]) == ""
+    made = synthesize_file.synthesize._work(context, "refund_payment")
+    assert not made.accepted
+    assert "validation has no task of its families (refund_all)" in made.reasons[0]
+
+
+def test_an_adapter_without_a_task_is_told_so_and_the_other_is_judged(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"refund_payment": ["gone"], "cancel_order": ["refund_all"]}
+    split = [t for t in context.tasks("validation") if t.family == "refund_all"]
+    live, good = ({f"{side}{t.id}": (t, side) for t in split} for side in (False, True))
+    stored, alone = dict[str, CapabilityDecision](), list[str]()
+
+    def frame(_: object, ids: Sequence[str]) -> pd.DataFrame:
+        rows = [(i, t.id, t.family, 0, side) for i, (t, side) in (live | good).items() if i in ids]
+        return pd.DataFrame(rows, columns=["id", "task", "family", "trial", "success"])
+
+    monkeypatch.setattr(challenge_file, "registered", lambda stored: list(own))
+    monkeypatch.setattr(challenge_file, "families_of", lambda context, capability: own[capability])
+    monkeypatch.setattr(challenge_file, "_further", lambda *given: {})
+    monkeypatch.setattr(challenge_file, "_gains", lambda *given: {})
+    monkeypatch.setattr(challenge_file, "play_lineup", lambda *given: SimpleNamespace(ids=list(live)))
+    monkeypatch.setattr(challenge_file, "outcomes", frame)
+    monkeypatch.setattr(challenge_file, "_alone", lambda context, name, *_: alone.append(name) or list(good))
+    monkeypatch.setattr(challenge_file, "_store", lambda context, name, decision: stored.update({name: decision}))
+    monkeypatch.setattr(challenge_file, "create_table_artifact", lambda **given: json.dumps(given, allow_nan=False))
+    monkeypatch.setattr(Context, "tasks", lambda self, split_: split)
+    result = challenge_file.challenge._work(context)
+    assert result.verdicts == {"refund_payment": "underpowered", "cancel_order": "better"}
+    assert (result.passed, alone) == (["cancel_order"], ["cancel_order"])
+    assert stored["cancel_order"].tried == 1
 
 
 def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +10,20 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import text
 
-from db import AdapterRow, CapabilityRow, EnvironmentRow, EnvironmentState, TrainingStepRow, TrajectoryRow, row_id
+from db import (
+    AdapterRow,
+    AdapterState,
+    CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
+    TrainingStepRow,
+    TrajectoryRow,
+    row_id,
+)
 from environments.contract import Message, Observation, Prompt, Score, TargetTask
+from errors import StageHeld
 from models.adapters.files import adapter_digest
 from models.local.base import BaseModel
 from settings import load_settings
@@ -215,6 +227,37 @@ def dying(real: Any, last: int) -> Any:
         return real(*given, **named)
 
     return dies
+
+
+@pytest.mark.parametrize(("late", "steps"), [("step_row", 1), ("_choose", 3)])
+def test_a_process_that_was_suspended_leaves_the_adapter_of_the_one_that_took_over(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, steps: int
+) -> None:
+    """It comes back amid a training whose stage another process has done, and stored, to the end."""
+    stored, identity = context.store, adapter_id(context.round.id, CAPABILITY)
+    other = make_adapter(context.base.policy.model, tmp_path / "other", layers=(1, 2))
+    final, digest = context.folder / "training" / CAPABILITY / "final", adapter_digest(other)
+    real = getattr(stage_file, late)
+
+    def suspended(*given: Any, **named: Any) -> Any:
+        ledger = stored.stage(context.round.id, f"train:{CAPABILITY}")
+        if not ledger.finished:
+            with stored.transaction() as connection:
+                connection.execute(text("UPDATE stages SET lease_until = '2020-01-01 00:00:00.000000'"))
+            assert ledger.claim("another")
+            shutil.copytree(other, final)
+            stored.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=str(final))
+            made = TrainResult(adapter=identity, sha256=digest, steps=3, run="", ending="steps", chosen=3)
+            ledger.finish(made.model_dump(mode="json"))
+        return real(*given, **named)
+
+    monkeypatch.setattr(stage_file, late, suspended)
+    with pytest.raises(StageHeld, match=f"'train:{CAPABILITY}' was taken over by another"):
+        stage_file.train.do(context, CAPABILITY)
+    assert adapter_digest(final) == digest
+    assert len(stored.rows(TrainingStepRow, adapter_id=identity)) == steps
+    assert context.claimed is None
+    context.still_ours()  # between stages there is nothing to lose
 
 
 def test_a_training_from_a_champion_is_compared_with_the_champion(

@@ -170,11 +170,13 @@ def _make(
     with Meter(f"learn {name}", settings.steps, "steps", 0) as meter, Stopwatch() as learning:
 
         def on_step(record: StepRecord) -> None:
+            context.still_ours()
             context.registry.log_steps(run, {record.step: {"nll": record.metrics["nll"]}})
             meter.advance(f"{record.metrics['nll']:.3f} nats a token", say=True)
 
         actor = context.backend.actor(context.probe.ids, f"{name}@{context.round.id}")
         learnt = recall_adapter(conversations, actor, renderer, settings, output, on_step)
     context.model.seconds += learning.seconds
+    context.still_ours()
     shutil.rmtree(output / "final", ignore_errors=True)  # left by a process that died between export and store
     export_adapter(learnt.folder, output / "final")

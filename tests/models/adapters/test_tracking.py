@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from models.adapters.registry import Registry
 from models.adapters.tracking import make_database
@@ -47,3 +50,29 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_server_needs_no_file() -> None:
     make_database("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("before", [1, 60, 250])
+def test_a_file_whose_making_was_cut_off_is_made_by_the_next_start(tmp_path: Path, before: int) -> None:
+    """A process that dies between two statements, or a disk that is full there, leaves nothing that looks like it."""
+    from sqlalchemy import Engine, event
+
+    file, count = tmp_path / "mlflow.db", 0
+    part = tmp_path / f".mlflow.db.{os.getpid()}.part"
+    part.write_bytes(b"what a process with this number left")
+
+    def dies(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == before:
+            raise OSError("the disk is full")
+
+    event.listen(Engine, "before_cursor_execute", dies)
+    try:
+        with pytest.raises(OSError, match="the disk is full"):
+            make_database(f"sqlite:///{file}")
+    finally:
+        event.remove(Engine, "before_cursor_execute", dies)
+    assert not file.exists()
+    Registry(f"sqlite:///{file}", "shop", tmp_path / "artifacts").start_run("a/b/c")
+    assert not list(tmp_path.glob(".mlflow.db*"))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
+from models.adapters.files import adapter_digest
 from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
+from models.vllm import policy as vllm_policy
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import ModelMissing, ServerAway, VllmServer
@@ -114,6 +121,74 @@ def test_servers_seeing_the_folder_elsewhere(stub: Stub, tmp_path: Path) -> None
     policy.load_adapter("a@v1-1", "abc", tmp_path / "ours" / "one")
     assert stub.names == {"a@v1-1"}
     policy.close()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """An adapter's folder, outside of what servers see."""
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}), encoding="utf-8")
+    save_file({"q.lora_A.weight": np.zeros((4, 8), np.float32)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def sharing(stub: Stub, tmp_path: Path) -> Iterator[VllmPolicy]:
+    """A policy whose servers read adapters in a folder of their own."""
+    (tmp_path / "shared").mkdir()
+    opened = VllmPolicy([VllmServer(stub.url, "base")], BASE, frozenset(), 1, tmp_path / "shared")
+    yield opened
+    opened.close()
+
+
+def test_a_copy_that_is_used_again_is_as_new(sharing: VllmPolicy, trained: Path) -> None:
+    """Else it would be removed with what nothing has needed for a month."""
+    copy = sharing._shared("a@r1-1", trained)
+    os.utime(copy, (0, 0))
+    assert sharing._shared("a@r1-1", trained) == copy
+    assert copy.stat().st_mtime > 0
+
+
+def test_a_copy_that_was_cut_off_is_made_again(
+    sharing: VllmPolicy, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vllm_policy.export_adapter
+
+    def full(source: Path, part: Path) -> Path:
+        real(source, part)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def killed(source: Path, part: Path) -> Path:
+        part.mkdir()
+        (part / "adapter_config.json").write_text("{", encoding="utf-8")
+        return real(source, part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_policy, "export_adapter", full)
+        with pytest.raises(OSError, match="No space left"):
+            sharing._shared("a@r1-1", trained)
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_policy, "export_adapter", killed)
+        patch.setattr(vllm_policy.shutil, "rmtree", lambda *given, **named: None)  # as SIGKILL, which cleans nothing up
+        with pytest.raises(AdapterError, match="exists"):
+            sharing._shared("a@r1-1", trained)
+    assert adapter_digest(sharing._shared("a@r1-1", trained)) == adapter_digest(trained)
+    assert [p.name for p in sharing._shared("a@r1-1", trained).parent.iterdir()] == ["a@r1-1"]
+
+
+def test_a_copy_that_another_process_made_meanwhile_is_taken(
+    sharing: VllmPolicy, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = vllm_policy.export_adapter
+
+    def slow(source: Path, part: Path) -> Path:
+        real(source, part.with_name("a@r1-1"))
+        return real(source, part)
+
+    monkeypatch.setattr(vllm_policy, "export_adapter", slow)
+    shared = sharing._shared("a@r1-1", trained)
+    assert [p.name for p in shared.parent.iterdir()] == ["a@r1-1"]
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, -1])

@@ -17,6 +17,7 @@ from db import AdapterRow, AdapterState, Round, RoundState, row_id
 from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app
+from models.vllm.policy import VllmPolicy
 from tasks.housekeeping.retention import removals, remove
 from tasks.releases.lifecycle import check_files, refuse, releases_of, rollback
 from tasks.releases.lookup import version_name
@@ -112,6 +113,23 @@ def test_copies_that_are_fetched_again(kept: dict[str, Any]) -> None:
     remove(kept["settings"], [r for r in removals(kept["settings"], 7) if r.what.startswith("fetched")])
     for place in ("served", "adapters"):
         assert left(home.folder / place) == sorted([names["retired"], names["stopped"]])
+
+
+def test_what_servers_read_of_a_release_stays_under_either_name(kept: dict[str, Any]) -> None:
+    """A gateway and a round that samples on servers have a copy each, of every member of the live release."""
+    home, live, stranger = kept["home"], kept["members"]["live"], kept["members"]["none"]
+    old = (utc_now() - LONG_AGO).timestamp()
+    names = {}
+    for member in (live, stranger):
+        row = home.store.row(AdapterRow, id=member["adapter_id"])
+        of_round = VllmPolicy.adapter_name(None, "refund", row.round_id, member["sha256"])  # type: ignore[arg-type]
+        names[member["adapter_id"]] = {version_name("refund", member), of_round}
+    for name in set().union(*names.values()):
+        copy = kept["settings"].lora_folder / name
+        copy.mkdir(parents=True)
+        os.utime(copy, (old, old))
+    chosen = [Path(r.place).name for r in removals(kept["settings"], 30) if r.what.startswith("fetched")]
+    assert sorted(chosen) == sorted(names[stranger["adapter_id"]])
 
 
 def test_so_much_that_the_home_takes_what_it_may(kept: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, p_phrase, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, p_phrase, rules_sha256, settling_episodes
 
 PLAN = GatePlan(GateRules(), {"b": ("y", "x"), "a": ()}, ("t2", "t1"), trials=8, look=2)
 
@@ -63,3 +63,11 @@ def test_rules_that_cannot_be_are_refused_by_name(wrong):
 )
 def test_no_p_value_is_told_as_nought(p, digits, said):
     assert p_phrase(p, digits) == said
+
+
+def test_what_settles_falls_is_at_most_the_largest_families_once_more():
+    assert settling_episodes(0, 3, draws=False, families=[100]) == 0
+    assert settling_episodes(20, 3, draws=True, families=[100]) == 2 * 3 * 20 * 3
+    assert settling_episodes(20, 3, draws=False) == 2 * 3 * (3 * 2 * 20)
+    assert settling_episodes(20, 3, draws=False, families=[8, 100, 50, 60, 70]) == 2 * 3 * (100 + 70 + 60)
+    assert settling_episodes(20, 3, draws=False, families=[8, 100]) == 2 * 3 * (100 + 40 + 40)

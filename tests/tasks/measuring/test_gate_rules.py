@@ -100,9 +100,26 @@ def test_unknown_own_families_mean_all_tasks():
     assert verdict.difference.tasks == 30
 
 
+def test_what_no_task_is_about_is_underpowered_and_costs_the_others_nothing():
+    gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)  # p = 2 / 2^6 = 0.031, which passes alone
+    lost = fell(5, 0, "coupon").assign(other=np.nan)
+    pairs = {"no_task": gain, "set_address": gain, "not_finished": lost, "no_episode": gain[:0]}
+    own = OWN | {"no_task": ("refund",), "not_finished": ("coupon",)}
+    tried = judge_capabilities(pairs, own, RULES, 0.05)
+    assert list(tried) == list(pairs)
+    assert tried["set_address"] == alone(gain)
+    assert tried["set_address"].passed
+    for name in ("no_task", "not_finished", "no_episode"):
+        assert tried[name].verdict is GateVerdict.UNDERPOWERED
+        assert (tried[name].difference, tried[name].adjusted_p, tried[name].mde) == (None, None, None)
+    assert tried["no_task"].reasons == (
+        "Validation has no task of its families (refund), so no gain could have been found.",
+    )
+    assert "Both sides finished no validation task of its families (coupon)" in tried["not_finished"].reasons[0]
+    assert alone(fell(5, 0)).verdict is GateVerdict.UNDERPOWERED, "where nothing at all is judged"
+
+
 def test_bad_pairs_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"'set_address' has no episode of its families \['address'\]"):
-        alone(fell(5, 0))
     with pytest.raises(ValueError, match="set_address has no column other"):
         alone(GAIN.drop(columns="other"))
     with pytest.raises(ValueError, match="alpha is 0"):
@@ -224,6 +241,32 @@ def test_settling_one_family_excuses_no_other_fall():
     assert settled(steady, fell(10, 9, "coupon")) is GateVerdict.REGRESSION
     # What is lost for certain in all other families together is not settled by one of them.
     assert settled(*[fell(10, 1, f"family_{i}") for i in range(8)]) is GateVerdict.REGRESSION
+
+
+def test_pass_k_stays_unclear_where_what_settles_a_family_cannot_tell_it():
+    """Success of the own and of another family, and of one that trades what it never solved for being less steady."""
+    rates = {"steady": (0.98, 0.90), "own": (0.4, 0.6), "other": (0.9, 0.9)}
+    tasks = [("steady", i) for i in range(50)] + [("own", i) for i in range(15)] + [("other", i) for i in range(35)]
+    first, later = np.random.default_rng(80), np.random.default_rng(10_080)
+
+    def played(draws: np.random.Generator, names: set[str], trials: int) -> pd.DataFrame:
+        rows = []
+        for name, i in [task for task in tasks if task[0] in names]:
+            base, other = rates[name]
+            base = 0.0 if name == "steady" and i < 4 else base
+            rows += [(f"{name}-{i}", name, *(float(draws.random() < p) for p in (base, other))) for _ in range(trials)]
+        pair = pd.DataFrame(rows, columns=["task", "family", "base", "other"])
+        return pair.assign(other=pair["other"].where(pair["family"] != "other", pair["base"]))
+
+    rules = GateRules(settling=10)
+    pair, once = played(first, set(rates), 3), played(later, {"steady"}, 1)
+    own = {"learnt": ("own",)}
+    unsettled = judge_release(pair, rules, 0.03, 3, own)
+    assert unsettled.falls["steady"] is unsettled.falls["pass^3"] is FallKind.UNCLEAR
+    settled = judge_release(pair, rules, 0.03, 3, own, settled=once)
+    assert settled.falls["steady"] is not FallKind.UNCLEAR
+    assert settled.falls["pass^3"] is FallKind.UNCLEAR
+    assert settled.verdict is GateVerdict.UNDERPOWERED
 
 
 def test_only_what_is_unclear_can_be_settled_the_largest_fall_first():

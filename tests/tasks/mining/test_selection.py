@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from errors import LabelError
+import tasks.contrast as contrast_file
+from errors import LabelError, TargetError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates, label_matrix
 from tasks.mining.selection import select
 
@@ -180,6 +183,33 @@ def test_candidates_come_from_failed_coverage_with_words_from_the_checks():
     assert len(discover_candidates(checks, outcomes, limit=1)) == 1
     never = checks.assign(passed=True)
     assert discover_candidates(never, outcomes) == ()
+
+
+@pytest.mark.parametrize("kind", ["lookUp", "look.up", "Nachfrage_stellen", "höflich", "look up", ""])
+def test_a_kind_that_cannot_name_a_capability_is_refused_before_anything_is_labelled(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    checks, outcomes = round_of(tasks=4)
+    stored: list[str] = []
+    monkeypatch.setattr(contrast_file, "store_candidates", lambda store, *given: stored.append("candidates"))
+    monkeypatch.setattr(contrast_file, "store_labels", lambda store, *given: stored.append("labels"))
+
+    def contrasted(target: str, kind: str) -> None:
+        named = checks.assign(kind=checks["kind"].replace("polite_tone_use", kind))
+        context = SimpleNamespace(
+            store=SimpleNamespace(check_frame=lambda *_, **__: named),
+            round=SimpleNamespace(id="r", target=target),
+            settings=SimpleNamespace(selection=SimpleNamespace(runs=2)),
+            seed=0,
+        )
+        contrast_file._contrast_by_checks(context, outcomes)
+
+    with pytest.raises(TargetError, match=f"'mine' has checks of the kind '{kind}', .* in snake_case"):
+        contrasted("mine", kind)
+    assert stored == []
+    contrasted("mine", "polite_tone_2")
+    contrasted("traffic", kind)
+    assert stored == ["candidates", "labels"] * 2
 
 
 def test_a_matrix_selects_as_its_rows_do():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from db import Round, SpendRow, Store, open_store
+from db import ConversationRow, Round, SpendRow, Store, open_store
 from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
 from settings import Settings, load_settings
@@ -46,9 +46,29 @@ def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPat
         check_tasks(shop)
 
 
+@pytest.mark.parametrize("empty", ["validation", "test"])
+def test_a_target_by_which_nothing_is_proven_or_reported_is_only_looked_at(
+    monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    shop = target()
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [object()] * (split != empty))
+    with pytest.raises(ConfigurationError, match=rf"'shop' has no {empty} task \(diagnosis 1, .*{empty} 0"):
+        check_tasks(shop)
+    check_tasks(shop, "select")
+    with pytest.raises(ConfigurationError, match=f"has no {empty} task"):
+        check_tasks(shop, "train")
+
+
 def test_traffic_that_nobody_judged_is_told_what_is_missing(store: Store) -> None:
     with pytest.raises(ConfigurationError, match=r"no conversation has feedback .* POST /v1/feedback gives it"):
         check_tasks(TrafficTarget(store))
+    row = ConversationRow(
+        id="c", conversation="c", target="shop", base="b", policy_id="p", capability="", adapter="", mode="off",
+        router_version="", turns=1, success=True, reward=1.0,
+        messages=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}],
+    )  # fmt: skip
+    store.put([row])
+    check_tasks(TrafficTarget(store))
 
 
 @pytest.mark.parametrize("part", ["analyst", "synthesizer"])
