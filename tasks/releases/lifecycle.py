@@ -34,6 +34,7 @@ from tasks.releases.lookup import (
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
 
 __all__ = [
+    "add_evidence",
     "barred",
     "check_files",
     "heal",
@@ -146,6 +147,14 @@ def refuse(store: Store, release_id: str, reason: str) -> ReleaseRow:
             if adapter.state == AdapterState.REGISTERED:
                 move_row(connection, AdapterRow, adapter.id, AdapterState.REJECTED, {})
         return moves.release_row(connection, release_id)
+
+
+def add_evidence(store: Store, release_id: str, found: Mapping[str, Any]) -> None:
+    """Add to what a release says of how it came to be. Its state and its history stay as they are now, whoever moved
+    it since the caller read it. Raises `StoreError` when there is no such release."""
+    with store.transaction() as connection:
+        row = moves.release_row(connection, release_id)
+        move_row(connection, ReleaseRow, row.id, row.state, {"evidence": {**row.evidence, **found}})
 
 
 def rollback(
