@@ -182,6 +182,19 @@ def test_rollback_to_a_number(home: Home) -> None:
     home.check()
 
 
+def test_a_rollback_to_a_release_that_was_rolled_back_allows_its_adapters_again(home: Home) -> None:
+    one, two = home.member("refund"), home.member("cancel")
+    home.promoted({"refund": one})
+    home.promoted({"refund": one, "cancel": two})
+    rollback(home.store, home.registry, home.target)
+    assert set(barred(home.store, home.target)) == {two["sha256"]}
+    assert rollback(home.store, home.registry, home.target, to=2).number == 2  # type: ignore[union-attr]
+    assert barred(home.store, home.target) == {}
+    home.promoted({"refund": one, "cancel": two, "exchange": home.member("exchange")})
+    assert home.states() == {1: "rolled-back", 2: "retired", 3: "live"}
+    home.check()
+
+
 def test_a_rollback_leaves_the_release_that_was_expected_and_no_other(home: Home) -> None:
     """Who judges a release for minutes may find another one live then."""
     judged = home.promoted({"refund": home.member("refund")})
