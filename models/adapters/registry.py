@@ -227,7 +227,7 @@ class Registry:
     def link(self, adapter: RegisteredAdapter) -> str:
         """Where the version is seen in MLflow's UI; a `models:` address when there is no server."""
         if self.remote:
-            return f"{self.tracking_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
+            return f"{self.shown_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
         return f"models:/{adapter.name}/{adapter.version}"
 
     def run_link(self, run_id: str) -> str:
