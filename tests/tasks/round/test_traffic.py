@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import ConversationRow, Store, open_store
+from db import ConversationRow, Store, TrajectoryRow, open_store, writes
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
 from models.router.router import RouteDecision
@@ -140,6 +140,28 @@ def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> N
     checks = {c.kind: c.passed for c in row.checks}
     assert checks["call_find_order"] is bool(row.success)
     assert checks[ANSWERED] is True
+
+
+def test_an_import_that_dies_halfway_is_made_whole_by_the_next(
+    store: Store, log: TrafficLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(store, log)
+    row = next(row for row in store.rows(ConversationRow) if row.success is not None)
+    store.put([replace(row, id=f"more {i}", conversation=f"more {i}") for i in range(600)])
+    target = TrafficTarget(store)
+    current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
+    left, whole = iter(range(600)), writes.step_values
+
+    def dies(row: TrajectoryRow) -> Any:
+        if next(left, None) is None:
+            raise SystemExit("killed")
+        return whole(row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writes, "step_values", dies)
+        with pytest.raises(SystemExit):
+            import_conversations(store, current, target)
+    assert len(import_conversations(store, current, target)) == len(target.conversations) == 610
 
 
 def test_a_conversation_that_cannot_be_read_is_left_out_and_the_others_are_not(
