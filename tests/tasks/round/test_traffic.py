@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from db import ConversationRow, Store, TrajectoryRow, open_store, writes
+from db.values.types import utc_now
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
 from models.router.router import RouteDecision
+from models.serving.gateway import traffic_log
 from models.serving.gateway.conversations import Routed
 from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog, parse_feedback
 from models.serving.openai_api.errors import ApiError
@@ -81,6 +86,55 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     log.add(spoken("c", "ok", owner="anna", turns=2))
     log.flush()
     assert store.rows(ConversationRow)[0].comment == "after all"
+
+
+class Meanwhile(dict[str, float]):
+    """A router's probabilities, with what happens when they are looked at."""
+
+    then: Callable[[], object]
+
+    def items(self) -> Any:
+        self.then()
+        return super().items()
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
+    store: Store, log: TrafficLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateways: int
+) -> None:
+    """Each comes when the other has read the row and has not written it, in one gateway or from a second one."""
+    begun: list[Future[object]] = []
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as seconds, ThreadPoolExecutor() as pool:
+        second = TrafficLog(seconds, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
+        other = log if gateways == 1 else second
+
+        def meanwhile(write: Callable[[], object]) -> None:
+            begun.append(pool.submit(write))
+            wait(begun, 0.3)  # it ends now, or waits for the row
+
+        def stored(by: TrafficLog, turns: int, then: Callable[[], object] = lambda: None) -> None:
+            turn, probabilities = spoken("c", "ok", turns=turns), Meanwhile()
+            probabilities.then = then
+            decision = replace(turn.routed.decision, probabilities=probabilities)
+            by.add(replace(turn, routed=replace(turn.routed, decision=decision)))
+            by.flush()
+
+        def now() -> datetime:
+            meanwhile(lambda: stored(other, 3))
+            return utc_now()
+
+        wrong = Feedback("c", success=False, comment="wrong refund")
+        stored(log, 1)
+        stored(log, 2, lambda: meanwhile(lambda: other.say("", wrong)))
+        wait(begun)
+        (row,) = store.rows(ConversationRow)
+        assert (row.turns, row.success, row.comment) == (2, False, "wrong refund")
+        monkeypatch.setattr(traffic_log, "utc_now", now)
+        log.say("", Feedback("c", success=True))
+        wait(begun)
+        (row,) = store.rows(ConversationRow)
+        assert (row.turns, row.success, row.prompt_tokens) == (3, True, 150)
+        second.close()
 
 
 @pytest.mark.parametrize(
