@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -23,7 +22,7 @@ from tasks.measuring.gate_plan import AGAIN, noop_tasks
 from tasks.measuring.gate_rules import ELSEWHERE, judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
 from tasks.measuring.statistics import align, clustered_interval
-from tasks.releases.lifecycle import release_numbered
+from tasks.releases.lifecycle import add_evidence, release_numbered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
@@ -148,8 +147,8 @@ def test(context: Context) -> TestResult:
     look = look_at(context, "test")
     measured = _measure(context, "test", sides, context.settings.evaluation.trials, context.settings.seed)
     if after is not None:
-        evidence = {**after.evidence, "test": {"routed": measured["routed"].model_dump()}}
-        context.store.put([replace(after, evidence=evidence)], replace=True)
+        # The episodes took long: whoever rolled the release back meanwhile must not find it live again.
+        add_evidence(context.store, after.id, {"test": {"routed": measured["routed"].model_dump()}})
     return TestResult(**measured, release=after.number if after else 0, looks=look.number)
 
 

@@ -13,7 +13,7 @@ from tasks.evaluate import decision_on
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
 from tasks.operations.told import tell_verdict
-from tasks.releases.lifecycle import promote, refuse
+from tasks.releases.lifecycle import add_evidence, promote, refuse
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
 from tasks.round.stage import stage
@@ -90,9 +90,7 @@ def gate(context: Context) -> GateResult:
         description="The gate's verdict on the candidate release",
         markdown=replace(proposal, decision=decision).table(),
     )
-    context.store.put(
-        [replace(candidate, evidence=_evidence(candidate, challenged, proposal.evaluated, decision))], replace=True
-    )
+    add_evidence(context.store, candidate.id, _evidence(challenged, proposal.evaluated, decision))
     promoted = _apply(context, candidate, decision)
     if proposal.superseded:
         reason = f"its router was fitted again: release {candidate.number} has the verdict"
@@ -106,13 +104,10 @@ def gate(context: Context) -> GateResult:
     )
 
 
-def _evidence(
-    candidate: ReleaseRow, challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseDecision
-) -> dict[str, object]:
-    """What a release says of how it came to be."""
+def _evidence(challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseDecision) -> dict[str, object]:
+    """What the gate adds to what a release says of how it came to be."""
     rates = {name: getattr(evaluated, name) for name in ("base", "live", "routed", "noop")}
     return {
-        **candidate.evidence,
         "validation": {name: rate.model_dump() for name, rate in rates.items() if rate is not None},
         "points": decision.difference.points,
         "p": decision.difference.p,

@@ -31,7 +31,10 @@ def report(context: Context) -> ReportResult:
     ended = how_it_ended(context.stored, target, settings.asks_a_model, settings.selection.rho)
     figures = figures_of(context.stored, settings, target, context.base.identity, ended)
     html = write_report(settings, context.store, figures)
-    (context.folder / "figures.json").write_text(figures.model_dump_json(indent=1), encoding="utf-8")
+    # Other commands read the file: it is whole, or as it was.
+    part = context.folder / ".figures.json"
+    part.write_text(figures.model_dump_json(indent=1), encoding="utf-8")
+    part.replace(context.folder / "figures.json")
     for name in (REPORT, EPISODES, "figures.json"):
         context.files.put(f"{context.round.id}/{name}")
     run = log_round(context.registry, figures, html, context.folder / EPISODES)

@@ -218,16 +218,20 @@ class Registry:
                         artifact_uri=f"{location.rstrip('/')}/{file}", dst_path=scratch, tracking_uri=self.tracking_uri
                     )
                 verify(Path(scratch), adapter)
-                os.rename(scratch, folder)
-                Path(scratch).mkdir()  # for the context manager to remove
-            folder.chmod(0o755)
+                Path(scratch).chmod(0o755)
+                try:
+                    os.rename(scratch, folder)
+                except OSError:
+                    if not folder.is_dir():  # else another process was faster and has fetched the same
+                        raise
+                Path(scratch).mkdir(exist_ok=True)  # for the context manager to remove
         verify(folder, adapter)
         return folder
 
     def link(self, adapter: RegisteredAdapter) -> str:
         """Where the version is seen in MLflow's UI; a `models:` address when there is no server."""
         if self.remote:
-            return f"{self.tracking_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
+            return f"{self.shown_uri.rstrip('/')}/#/models/{adapter.name}/versions/{adapter.version}"
         return f"models:/{adapter.name}/{adapter.version}"
 
     def run_link(self, run_id: str) -> str:

@@ -34,6 +34,7 @@ from tasks.releases.lookup import (
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
 
 __all__ = [
+    "add_evidence",
     "barred",
     "check_files",
     "heal",
@@ -148,6 +149,14 @@ def refuse(store: Store, release_id: str, reason: str) -> ReleaseRow:
         return moves.release_row(connection, release_id)
 
 
+def add_evidence(store: Store, release_id: str, found: Mapping[str, Any]) -> None:
+    """Add to what a release says of how it came to be. Its state and its history stay as they are now, whoever moved
+    it since the caller read it. Raises `StoreError` when there is no such release."""
+    with store.transaction() as connection:
+        row = moves.release_row(connection, release_id)
+        move_row(connection, ReleaseRow, row.id, row.state, {"evidence": {**row.evidence, **found}})
+
+
 def rollback(
     store: Store, registry: Registry, target: str, to: int | None = None, expected: str | None = None
 ) -> ReleaseRow | None:
@@ -155,7 +164,8 @@ def rollback(
 
     Without `to` it is the nearest ancestor of the live one that was not rolled back itself; `to` 0 is the bare base.
     Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
-    a person allows them. `expected` is the id of the release that is to be left, where the caller has judged that one.
+    a person allows them. Who names a release in `to` allows its own. `expected` is the id of the release that is to be
+    left, where the caller has judged that one.
     Raises `ConfigurationError` when there is nothing to go back to, another release is live than `expected`, or `to`
     names one that was never live or stands on another base, `AdapterError` when the restored release's files are gone.
     """
@@ -173,6 +183,9 @@ def rollback(
             )
         said = f"rolled back to {'the bare base' if back is None else f'release {back.number}'}"
         moves.bar_adapters(connection, live, back, said)
+        if to is not None and back is not None:
+            # Else no candidate that inherits them could be promoted.
+            moves.allow_adapters(connection, back)
         moves.swap(connection, target, live, back, (ReleaseState.ROLLED_BACK, said))
     publish(store, registry, target)
     return None if back is None else stored_release(store, back.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from db import Round, RoundState, StageRow, Store
@@ -11,15 +12,21 @@ from settings import Settings
 from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
 from tasks.unattended.alive import as_told
 
+logger = logging.getLogger("trace")
+
 # In a round's folder: the report's page, and the folder of its episodes' pages.
 REPORT, EPISODES = "report.html", "episodes"
 
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
-    """The figures that the round's report was made of; for an unfinished round, the figures known so far."""
+    """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, the
+    figures known so far."""
     path = files.fetch(f"{row.id}/figures.json")
     if path.is_file():
-        return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
+        try:
+            return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            logger.warning("%s cannot be read: what the database knows of the round is shown", path)
     stages = store.rows(StageRow, round_id=row.id)
     (row,) = as_told(store, [row])
     return RoundFigures(

@@ -30,7 +30,6 @@ TRAFFIC = "traffic"
 NOTHING_SAID = "no conversation has feedback that says success or a reward"
 STAGES = ("rollout", "contrast", "select")
 ANSWERED = "answer_user_request"
-PART = 500
 
 
 class TrafficTarget:
@@ -73,15 +72,16 @@ def check_stage(target: str, stage: str) -> None:
 
 
 def import_conversations(store: Store, current: Round, target: TrafficTarget) -> list[str]:
-    """Ids of the round's trajectories; stored when they are not yet. Feedback that comes later is another round's."""
+    """Ids of the round's trajectories; stored when they are not yet, all or none. Feedback that comes later is another
+    round's. Raises `TargetError` where there is none."""
     stored = store.trajectory_frame(current.id, purpose="diagnosis")
     if not stored.empty:
         return sorted(stored["id"])
     rows = [trajectory_of(row, current) for row in target.conversations]
     if not rows:
         raise TargetError(f"{NOTHING_SAID}; POST /v1/feedback gives it")
-    for start in range(0, len(rows), PART):
-        store.add_trajectories(rows[start : start + PART])
+    # In one transaction: a round that finds some of them stored takes these for all.
+    store.add_trajectories(rows)
     return sorted(row.id for row in rows)
 
 

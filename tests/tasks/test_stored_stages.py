@@ -101,6 +101,27 @@ def test_pages_before_the_report_is_done(context: Context, other: HomeFiles, mon
     assert found == [*(f"this is {name}" for name in names[:2]), "{}"]
 
 
+def test_a_death_while_figures_are_written_leaves_those_from_before(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (context.folder / "figures.json").write_text("whole")
+    plain = Path.write_text
+
+    def cut_off(path: Path, text: str, **given: Any) -> int:
+        if "figures" not in path.name:
+            return plain(path, text, **given)
+        plain(path, text[:1], **given)
+        raise Reached
+
+    monkeypatch.setattr(report_file, "how_it_ended", Mock())
+    monkeypatch.setattr(report_file, "figures_of", lambda *_: Mock(model_dump_json=lambda indent: "{}"))
+    monkeypatch.setattr(report_file, "write_report", Mock())
+    monkeypatch.setattr(Path, "write_text", cut_off)
+    with pytest.raises(Reached):
+        report_file.report.do(context)
+    assert (context.folder / "figures.json").read_text() == "whole"
+
+
 def test_a_written_environment_with_its_verdict(
     context: Context, other: HomeFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from errors import StoreError
 from models.adapters.files import RegisteredAdapter
+from models.adapters.registry import without_password
 
 if TYPE_CHECKING:
     from models.router.router import Router
@@ -89,10 +90,12 @@ def title(number: int) -> str:
 
 
 def answered(call: Callable[[], T]) -> T:
-    """What the registry says; its own failures as `StoreError`."""
-    from mlflow.exceptions import MlflowException
-
+    """What the registry says. Raises `StoreError`, without any password, when it does not answer or fails."""
     try:
         return call()
-    except MlflowException as problem:
-        raise StoreError(f"the registry does not answer: {problem}; what is served stays as it is") from problem
+    except Exception as problem:
+        # MLflow asks a server through requests, whose errors quote the address and reach us as they are.
+        if type(problem).__module__.partition(".")[0] not in ("mlflow", "requests"):
+            raise
+        said = without_password(str(problem))
+        raise StoreError(f"the registry does not answer: {said}; what is served stays as it is") from None

@@ -14,8 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sqlalchemy import Connection
+
 from db import ConversationRow, Store, row_id
+from db.queries import rows
 from db.values.types import utc_now
+from db.writes import put_rows
 from errors import StoreError
 from models.policy import PolicyIdentity
 from models.serving.gateway.conversations import Routed
@@ -56,8 +60,6 @@ class TrafficLog:
     ) -> None:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
         self._queue: queue.Queue[LoggedTurn | threading.Event | None] = queue.Queue(WAITING)
-        # A row is written whole: between reading and writing one, no other thread may write it.
-        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -86,12 +88,12 @@ class TrafficLog:
     def say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
         """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404)."""
         self.flush()
-        with self._writing:
-            return self._say(owner, feedback)
+        # A row is written whole: between reading and writing it no other thread, and no other gateway, may write it.
+        with self._store.transaction() as connection:
+            return self._say(connection, owner, feedback)
 
-    def _say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
-        key = conversation_id(owner, feedback.conversation)
-        row = self._store.row(ConversationRow, id=key)
+    def _say(self, connection: Connection, owner: str, feedback: Feedback) -> dict[str, Any]:
+        row = _stored(connection, conversation_id(owner, feedback.conversation))
         if row is None:
             raise ApiError(
                 404,
@@ -109,7 +111,7 @@ class TrafficLog:
             said["success"] = said["reward"] >= 0.5
         if said["reward"] is None and said["success"] is not None:
             said["reward"] = float(said["success"])
-        self._store.put([replace(row, **said, feedback_at=utc_now())], replace=True)
+        put_rows(connection, [replace(row, **said, feedback_at=utc_now())], replace=True)
         return {"conversation": feedback.conversation, **said}
 
     def _run(self) -> None:
@@ -118,8 +120,8 @@ class TrafficLog:
                 item.set()
                 continue
             try:
-                with self._writing:
-                    self._keep(item)
+                with self._store.transaction() as connection:  # for the reason given in `say`
+                    self._keep(connection, item)
                 self._count("stored")
             except StoreError as problem:
                 self._count("dropped")
@@ -128,14 +130,14 @@ class TrafficLog:
                 self._count("dropped")
                 logger.exception("a conversation was not stored")
 
-    def _keep(self, spoken: LoggedTurn) -> None:
+    def _keep(self, connection: Connection, spoken: LoggedTurn) -> None:
         routed, turn, asked = spoken.routed, spoken.turn, spoken.turn.asked
         decision, adapter = routed.decision, turn.adapter
         key = conversation_id(spoken.owner, routed.name)
         said = [dict(m) | {"role": ROLES[m["role"]]} for m in asked.messages]
         if not asked.chat:
             said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
-        before = self._store.row(ConversationRow, id=key)
+        before = _stored(connection, key)
         prompt = turn.prompt
         row = ConversationRow(
             id=key,
@@ -161,7 +163,11 @@ class TrafficLog:
             comment=before.comment if before else "",
             feedback_at=before.feedback_at if before else None,
         )
-        self._store.put([row], replace=True)
+        put_rows(connection, [row], replace=True)
+
+
+def _stored(connection: Connection, key: str) -> ConversationRow | None:
+    return next(iter(rows(connection, ConversationRow, {"id": key})), None)
 
 
 def conversation_id(owner: str, conversation: str) -> str:

@@ -97,6 +97,22 @@ def test_a_process_of_this_machine_that_has_ended_keeps_no_round_running(setting
         assert others == [("running", ""), ("done", "promoted 1")]
 
 
+def test_figures_that_a_death_cut_off_count_as_not_written(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(settings.database_url) as store:
+        row = again(store)
+        expected = figures_by_key(settings, store)
+        path = settings.folder / row.id / "figures.json"
+        path.parent.mkdir()
+        for damage in (b'{"round": "abc", "tar', b"", b"\xff"):
+            path.write_bytes(damage)
+            assert figures_by_key(settings, store) == expected
+        assert f"{path} cannot be read" in caplog.text
+    for command in ("status", "report"):
+        run(settings, command)
+
+
 def test_a_number_is_a_rounds_before_it_is_the_beginning_of_an_id(settings: Settings) -> None:
     with open_store(settings.database_url) as store:
         rows = [store.start_round("shop", "d", seed, "laptop", {}) for seed in range(40)]

@@ -7,9 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from errors import AdapterError, ConfigurationError
+from models.adapters import registry as registry_file
 from models.adapters.files import adapter_digest, export_adapter, order_config
 from models.adapters.registry import AdapterRecord, Registry
 from models.adapters.releases import (
@@ -200,6 +203,24 @@ def test_the_order_in_which_modules_are_written_does_not_change_the_digest(tmp_p
         (folder / "adapter_config.json").write_text(json.dumps(config))
         digests.add(adapter_digest(order_config(folder)))
     assert len(digests) == 1
+
+
+def test_two_processes_that_fetch_the_same_adapter_both_get_it(registry, store, tmp_path, monkeypatch):
+    adapter = registered(registry, tmp_path)
+    both, plain = threading.Barrier(2), registry_file.verify
+
+    def verify(folder: Path, adapter) -> None:
+        plain(folder, adapter)
+        if folder.name.startswith(".fetch-"):
+            both.wait(20)  # both have fetched it, and neither has named it
+
+    monkeypatch.setattr(registry_file, "verify", verify)
+    with ThreadPoolExecutor(2) as pool:
+        others = [Registry(store[0], registry.target, store[1]) for _ in range(2)]
+        found = list(pool.map(lambda other: other.download(adapter, tmp_path / "cache"), others))
+    assert found == [tmp_path / "cache" / adapter.served_name] * 2
+    assert list((tmp_path / "cache").iterdir()) == found[:1]
+    assert found[0].stat().st_mode & 0o777 == 0o755
 
 
 def test_changed_bytes_are_refused_on_the_server_side_and_in_the_cache(registry, tmp_path):

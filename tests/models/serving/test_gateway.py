@@ -6,9 +6,8 @@ import asyncio
 import json
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,9 @@ import psutil
 import pytest
 
 from environments.contract import Message, Prompt
-from models.policy import PolicyIdentity
 from models.providers.litellm_client import litellm_modules
-from models.router.router import RouteDecision, Router
+from models.router.router import Router
 from models.serving.fleet.lifecycle import AdapterState
-from models.serving.gateway.conversations import Routed
-from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog
-from models.serving.openai_api.requests import ChatRequest
-from models.serving.upstreams.contract import Turn
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
@@ -262,48 +256,6 @@ def test_another_replica_answers_for_one_that_is_gone() -> None:
                 assert (refused.status_code, error(refused)["type"]) == (503, "server_error")
                 assert dead not in refused.text
                 assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
-
-
-# --- what is stored ---------------------------------------------------------------------------------------------
-
-
-class OneRow:
-    """A store of one conversation. At its next reading `meanwhile` is called, whose write is waited for shortly."""
-
-    def __init__(self) -> None:
-        self.kept: Any = None
-        self.meanwhile: Callable[[], None] | None = None
-        self.written = threading.Event()
-
-    def row(self, kind: type, **equals: Any) -> Any:
-        found, meanwhile = self.kept, self.meanwhile
-        if meanwhile is not None:
-            self.meanwhile = None
-            self.written.clear()
-            meanwhile()
-            self.written.wait(0.3)
-        return found
-
-    def put(self, rows: Sequence[Any], replace: bool) -> None:
-        (self.kept,) = rows
-        self.written.set()
-
-
-def test_feedback_and_the_next_turn_do_not_overwrite_each_other() -> None:
-    rows: Any = OneRow()
-    log = TrafficLog(rows, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
-
-    def answered(turns: int) -> None:
-        asked = ChatRequest("trace", True, {}, [{"role": "user", "content": "x"}])
-        turn = Turn(asked, None, "base", "c", listen=True)
-        log.add(LoggedTurn("", Routed("c", RouteDecision("", {"": 1.0}, (), 0.0, "off"), turns=turns), turn, 0.5))
-
-    answered(1)
-    log.flush()
-    rows.meanwhile = lambda: answered(2)
-    log.say("", Feedback("c", success=True))
-    log.close()
-    assert (rows.kept.turns, rows.kept.success) == (2, True)
 
 
 # --- time, load, clients that leave -----------------------------------------------------------------------------

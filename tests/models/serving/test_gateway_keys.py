@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import tomllib
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import requests
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from errors import ConfigurationError
+from errors import ConfigurationError, StoreError
+from models.adapters.files import RegisteredAdapter
+from models.adapters.registry import Registry
+from models.serving.fleet.lifecycle import Reconciler
+from models.serving.fleet.releases import answered
 from models.serving.gateway import keys as keys_file
 from models.serving.gateway.keys import DAY, OPEN, Keys, entry
 from models.serving.openai_api.errors import ApiError
-from tests.models.serving.gateway_running import Running, error, run
+from tests.models.serving.gateway_running import KEY, Running, built, error, run
+from tests.models.serving.gateway_servers import serving
 
 ANNA, BOB, EVE = "anna-has-this-long-key", "bob-has-another-long-key", "eve-has-a-third-long-key"
+REGISTRY = "anna:s3cret@127.0.0.1:1"
 
 
 def hashed(key: str) -> str:
@@ -225,3 +235,34 @@ def test_a_new_key_is_shown_once_and_stored_as_a_hash(tmp_path: Path) -> None:
     assert (who.name, who.scopes, who.requests_per_minute) == ("anna", {"chat"}, 60)
     with pytest.raises(ConfigurationError, match="choose from"):
         entry("anna", made, {"scopes": ["root"]})
+
+
+def answers_403(_: Registry) -> None:
+    """What MLflow lets through when a server refuses to list an artifact."""
+    answer = requests.Response()
+    answer.status_code, answer.reason, answer.url = 403, "Forbidden", f"http://{REGISTRY}/api/artifacts"
+    answer.raise_for_status()
+
+
+@pytest.mark.parametrize("asking", [lambda registry: registry.versions("refund"), answers_403])
+def test_the_registrys_password_is_in_no_link_error_log_or_status(
+    asking: Callable[[Registry], object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    registry = Registry(f"http://{REGISTRY}", "shop")
+    adapter = RegisteredAdapter("trace-shop-refund", "3", "refund", "ab" * 32, "m-1", "", {})
+    assert registry.link(adapter) == "http://127.0.0.1:1/#/models/trace-shop-refund/versions/3"
+    with pytest.raises(StoreError, match=r"the registry does not answer: .*http://127.0.0.1:1/api/") as caught:
+        answered(lambda: asking(registry))
+    told = "".join(traceback.format_exception(caught.value))
+    app, fleet, _ = built("http://127.0.0.1:1")
+    monkeypatch.setattr(fleet, "follow", lambda: answered(lambda: asking(registry)))
+    app.reconciler = Reconciler(fleet)
+    with serving(app) as url:
+        end = time.monotonic() + 20
+        while not app.reconciler.problem and time.monotonic() < end:
+            time.sleep(0.01)
+        shown = httpx.get(f"{url}/status", headers={"authorization": f"Bearer {KEY}"}, trust_env=False).text
+    assert "the registry does not answer" in shown
+    assert "the registry does not answer" in caplog.text
+    assert not [text for text in (told, shown, caplog.text) if "s3cret" in text]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ def judged(context: Context, monkeypatch: pytest.MonkeyPatch) -> Any:
     context.store.put([candidate])
     challenged = ChallengeResult(passed=["refund_payment"], verdicts={"refund_payment": "better"})
 
-    def judge(verdict: GateVerdict) -> tuple[Any, Notice]:
-        made = Proposal(candidate, challenged, EvaluateResult(), decision(verdict))
+    def judge(verdict: GateVerdict, state: ReleaseState = ReleaseState.CANDIDATE) -> tuple[Any, Notice]:
+        made = Proposal(replace(candidate, state=state), challenged, EvaluateResult(), decision(verdict))
         monkeypatch.setattr(gate_file, "proposal_of", lambda context: made)
         return gate.do(context), said[-1]
 
@@ -77,6 +78,24 @@ def test_what_a_person_declined_is_refused_with_the_reason(context: Context, jud
     assert release is not None
     assert release.state == ReleaseState.REFUSED
     assert notice.kind == "refused"
+
+
+def test_what_was_rolled_back_while_the_gate_ran_again_stays_so(
+    context: Context, judged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate had died after its promotion: it reads a live release, and a person takes that back meanwhile."""
+    history = [{"state": "rolled-back"}]
+
+    def rolled_back(**given: Any) -> None:
+        context.store.set_state(ReleaseRow, "r7", ReleaseState.ROLLED_BACK, evidence={"history": history})
+
+    monkeypatch.setattr(gate_file, "create_markdown_artifact", rolled_back)
+    context.store.set_state(ReleaseRow, "r7", ReleaseState.LIVE)
+    judged(GateVerdict.PROMOTED, ReleaseState.LIVE)
+    release = context.store.row(ReleaseRow, id="r7")
+    assert release is not None
+    assert release.state == ReleaseState.ROLLED_BACK
+    assert (release.evidence["history"], release.evidence["points"]) == (history, 12.5)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from errors import AdapterError, ConfigurationError, StoreError, TransitionError
 from models.adapters.registry import CHAMPION, Registry
 from models.adapters.releases import read_aliases, release_model
 from models.router.router import Router
+from tasks import evaluate as evaluate_file
 from tasks.releases.lifecycle import (
     barred,
     live_release,
@@ -28,6 +30,7 @@ from tasks.releases.lifecycle import (
     release_router,
     rollback,
 )
+from tasks.round.results import GateResult, SuccessRate
 from tests.tasks.releases.release_homes import Home
 
 _TARGETS = count(1)
@@ -134,6 +137,35 @@ def test_rollback_walks_back_through_the_parents_and_bars_what_was_left(home: Ho
     home.check()
 
 
+@pytest.mark.parametrize(("to", "states"), [(0, {1: "retired", 2: "rolled-back"}), (1, {1: "live", 2: "rolled-back"})])
+def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
+    home: Home, monkeypatch: pytest.MonkeyPatch, to: int, states: dict[int, str]
+) -> None:
+    for _ in range(2):
+        home.promoted({"refund": home.member("refund")})
+    rate = SuccessRate(success=0.5, low=0.4, high=0.6)
+    told: list[list[str]] = []
+
+    def measure(*_: object) -> dict[str, object]:
+        rollback(home.store, home.registry, home.target, to=to)
+        told.append([entry["reason"] for entry in home.newest().evidence["history"]])
+        return dict.fromkeys(("base", "live", "routed", "noop"), rate)
+
+    monkeypatch.setattr(evaluate_file, "_measure", measure)
+    monkeypatch.setattr(evaluate_file, "lineup_of", lambda *_: None)
+    monkeypatch.setattr(evaluate_file, "look_at", lambda *_: SimpleNamespace(number=1))
+    context = SimpleNamespace(
+        incumbent=None, store=home.store, round=SimpleNamespace(target=home.target),
+        settings=SimpleNamespace(evaluation=SimpleNamespace(trials=1), seed=0),
+        result=lambda kind: GateResult(promoted=["refund"], release=2),
+    )  # fmt: skip
+    assert evaluate_file.test._work(context).release == 2  # type: ignore[arg-type]
+    assert home.states() == states
+    assert [[entry["reason"] for entry in home.newest().evidence["history"]]] == told
+    assert home.newest().evidence["test"]["routed"]["success"] == 0.5
+    home.check()
+
+
 def test_rollback_to_a_number(home: Home) -> None:
     members = [home.member("refund") for _ in range(3)]
     for member in members:
@@ -147,6 +179,19 @@ def test_rollback_to_a_number(home: Home) -> None:
             rollback(home.store, home.registry, home.target, to=number)
     assert waiting.number == 4
     assert rollback(home.store, home.registry, home.target, to=0) is None
+    home.check()
+
+
+def test_a_rollback_to_a_release_that_was_rolled_back_allows_its_adapters_again(home: Home) -> None:
+    one, two = home.member("refund"), home.member("cancel")
+    home.promoted({"refund": one})
+    home.promoted({"refund": one, "cancel": two})
+    rollback(home.store, home.registry, home.target)
+    assert set(barred(home.store, home.target)) == {two["sha256"]}
+    assert rollback(home.store, home.registry, home.target, to=2).number == 2  # type: ignore[union-attr]
+    assert barred(home.store, home.target) == {}
+    home.promoted({"refund": one, "cancel": two, "exchange": home.member("exchange")})
+    assert home.states() == {1: "rolled-back", 2: "retired", 3: "live"}
     home.check()
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from db import ConversationRow, Store, open_store
+from db import ConversationRow, Store, TrajectoryRow, open_store, writes
+from db.values.types import utc_now
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
 from models.router.router import RouteDecision
+from models.serving.gateway import traffic_log
 from models.serving.gateway.conversations import Routed
 from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog, parse_feedback
 from models.serving.openai_api.errors import ApiError
@@ -83,6 +88,55 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     assert store.rows(ConversationRow)[0].comment == "after all"
 
 
+class Meanwhile(dict[str, float]):
+    """A router's probabilities, with what happens when they are looked at."""
+
+    then: Callable[[], object]
+
+    def items(self) -> Any:
+        self.then()
+        return super().items()
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
+    store: Store, log: TrafficLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateways: int
+) -> None:
+    """Each comes when the other has read the row and has not written it, in one gateway or from a second one."""
+    begun: list[Future[object]] = []
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as seconds, ThreadPoolExecutor() as pool:
+        second = TrafficLog(seconds, PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
+        other = log if gateways == 1 else second
+
+        def meanwhile(write: Callable[[], object]) -> None:
+            begun.append(pool.submit(write))
+            wait(begun, 0.3)  # it ends now, or waits for the row
+
+        def stored(by: TrafficLog, turns: int, then: Callable[[], object] = lambda: None) -> None:
+            turn, probabilities = spoken("c", "ok", turns=turns), Meanwhile()
+            probabilities.then = then
+            decision = replace(turn.routed.decision, probabilities=probabilities)
+            by.add(replace(turn, routed=replace(turn.routed, decision=decision)))
+            by.flush()
+
+        def now() -> datetime:
+            meanwhile(lambda: stored(other, 3))
+            return utc_now()
+
+        wrong = Feedback("c", success=False, comment="wrong refund")
+        stored(log, 1)
+        stored(log, 2, lambda: meanwhile(lambda: other.say("", wrong)))
+        wait(begun)
+        (row,) = store.rows(ConversationRow)
+        assert (row.turns, row.success, row.comment) == (2, False, "wrong refund")
+        monkeypatch.setattr(traffic_log, "utc_now", now)
+        log.say("", Feedback("c", success=True))
+        wait(begun)
+        (row,) = store.rows(ConversationRow)
+        assert (row.turns, row.success, row.prompt_tokens) == (3, True, 150)
+        second.close()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -140,6 +194,28 @@ def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> N
     checks = {c.kind: c.passed for c in row.checks}
     assert checks["call_find_order"] is bool(row.success)
     assert checks[ANSWERED] is True
+
+
+def test_an_import_that_dies_halfway_is_made_whole_by_the_next(
+    store: Store, log: TrafficLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(store, log)
+    row = next(row for row in store.rows(ConversationRow) if row.success is not None)
+    store.put([replace(row, id=f"more {i}", conversation=f"more {i}") for i in range(600)])
+    target = TrafficTarget(store)
+    current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
+    left, whole = iter(range(600)), writes.step_values
+
+    def dies(row: TrajectoryRow) -> Any:
+        if next(left, None) is None:
+            raise SystemExit("killed")
+        return whole(row)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writes, "step_values", dies)
+        with pytest.raises(SystemExit):
+            import_conversations(store, current, target)
+    assert len(import_conversations(store, current, target)) == len(target.conversations) == 610
 
 
 def test_a_conversation_that_cannot_be_read_is_left_out_and_the_others_are_not(
