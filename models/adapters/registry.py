@@ -378,4 +378,4 @@ class Registry:
 
 def without_password(text: str) -> str:
     """A text without the user names and passwords of the addresses in it."""
-    return re.sub(r"//[^/@\s]*@", "//", text)
+    return re.sub(r"//[^/\s]*@", "//", text)  # up to the last @: a user's name may hold one

@@ -63,4 +63,4 @@ def mlflow_failures(settings: Settings, what: str) -> Iterator[None]:
             "disk), then run the same command, or wait for the next run"
         )
         failed.transient = True
-        raise failed from problem
+        raise failed from None  # MLflow's own words, in a logged traceback, would show the password

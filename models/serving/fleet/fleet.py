@@ -234,10 +234,11 @@ class Fleet:
         number = wanted.number if wanted else 0
         with self._changed:
             told = (self._wanted, self._problem) == (number, problem)
-            self._wanted, self._problem = number, problem
             serving = self._generation.number
-        if problem and not told:
+        if problem and not told:  # before it is seen in the status: who has read that finds it in the log
             logger.warning("%s is not served, %s goes on: %s", title(number), title(serving), problem)
+        with self._changed:
+            self._wanted, self._problem = number, problem
 
     def _fetch(self, adapter: RegisteredAdapter) -> Path:
         """The adapter's folder with the registered bytes; one that was changed is fetched again (servers read it again

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from errors import AdapterError, ConfigurationError
 from models.adapters import registry as registry_file
 from models.adapters.files import adapter_digest, export_adapter, order_config
-from models.adapters.registry import AdapterRecord, Registry
+from models.adapters.registry import AdapterRecord, Registry, without_password
 from models.adapters.releases import (
     Aliases,
     drop_champion,
@@ -336,3 +336,15 @@ def test_the_same_over_a_server(server, tmp_path):
 
 def registered_again(registry: Registry, tmp_path: Path):
     return registry.register(record(), tmp_path / "adapter-2.0", registry.start_run("r1/resend"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("asked http://anna:s3cret@mlflow:5000/api twice", "asked http://mlflow:5000/api twice"),
+        ("postgresql://anna@example.org:s3cret@db/mlflow", "postgresql://db/mlflow"),
+        ("http://mlflow:5000/x@y and mail to a@b.org", "http://mlflow:5000/x@y and mail to a@b.org"),
+    ],
+)
+def test_addresses_are_told_without_users_and_passwords(text: str, shown: str) -> None:
+    assert without_password(text) == shown
