@@ -36,7 +36,10 @@ HOST = "127.0.0.1"
 LONGEST_PATH = 100
 # An idle machine needs a small part of this; two cores that are busy otherwise may need it.
 SECONDS_TO_START = 180.0
-SECONDS_TO_STOP = 60.0
+# Supervisor stops one after the other, Prefect's server last, which hears how a round ends. Each may take so long, the
+# gateway for the answers that it is giving, before it is killed.
+SECONDS_TO_END = 35
+SECONDS_TO_STOP = 4 * SECONDS_TO_END + 20.0
 EVERY_SECONDS = 2.0
 # How often each is asked whether it is well, how long an answer may take, and without one for how long it hangs.
 ASKED_EVERY, SECONDS_TO_ANSWER, SECONDS_TO_HANG = 15.0, 5.0, 300.0
@@ -170,8 +173,8 @@ class Services:
             text += [
                 f"[program:{name}]", "command=" + " ".join(f'"{part}"' for part in command),
                 f"autostart={'true' if name in ('prefect', 'mlflow') else 'false'}", "autorestart=true", "startsecs=2",
-                "startretries=20", "stopasgroup=true", "killasgroup=true", "stopwaitsecs=35", "redirect_stderr=true",
-                f"stdout_logfile={self.log(name)}", "stdout_logfile_maxbytes=10MB",
+                "startretries=20", "stopasgroup=true", "killasgroup=true", f"stopwaitsecs={SECONDS_TO_END}",
+                "redirect_stderr=true", f"stdout_logfile={self.log(name)}", "stdout_logfile_maxbytes=10MB",
                 "stdout_logfile_backups=2",
             ]  # fmt: skip
         return "\n".join(text) + "\n"
@@ -312,19 +315,17 @@ def running(path: Path) -> bool:
 
 
 def stop(path: Path) -> bool:
-    """Stop supervisord and all its services, and wait; False when none runs."""
-    if not running(path):
-        return False
+    """Stop supervisord and all its services, and wait, also where it is stopping already; False when none is there."""
     deadline = time.monotonic() + SECONDS_TO_STOP
-    supervisor = connect(path)
+    supervisor, there = connect(path), False
     try:
-        supervisor.shutdown()
         while time.monotonic() < deadline:
+            with suppress(xmlrpc.client.Error):  # it is stopping its services
+                supervisor.shutdown()
+            there = True
             time.sleep(0.2)
-            with suppress(xmlrpc.client.Fault):  # it is stopping its services
-                supervisor.getState()
     except (OSError, HTTPException):  # it is gone
-        return True
+        return there
     raise StoreError(f"the services behind {path} did not stop within {SECONDS_TO_STOP:g} s; look at the logs there")
 
 

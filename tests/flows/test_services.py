@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -247,6 +248,25 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
     late = f"the gateway is not healthy yet: {services.folder / 'gateway.log'}"
     for line in (*services.addresses(), late, "all others healthy after", "supervisor was stopped", "are stopped"):
         assert line in done.output
+
+
+def test_a_stop_waits_for_as_long_as_supervisor_gives_the_services_and_where_another_has_begun_it(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Supervisor stops them one after the other, and each may use what it is given."""
+    given = re.findall(r"stopwaitsecs=(\d+)", services.configuration())
+    assert (len(given), sum(map(int, given)) < services_file.SECONDS_TO_STOP) == (4, True)
+    slow = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
+    serving = services.programs()
+    monkeypatch.setattr(Standing, "programs", lambda made: {n: [c[0], "-c", slow, c[-1]] for n, c in serving.items()})
+    monkeypatch.setattr(services_file, "SECONDS_TO_END", 1)
+    with services.started() as supervisor:
+        services.wait_for("prefect", "mlflow")
+        alive = [pid for pid in pids(supervisor).values() if pid]
+        supervisor.shutdown()
+        assert all(psutil.pid_exists(pid) for pid in alive), "they still stop"
+        assert stop(services.socket), "a stop that is under way is no absence"
+        assert not any(psutil.pid_exists(pid) for pid in alive)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:
