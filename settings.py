@@ -286,8 +286,9 @@ def _read(kind: type[Read], **given: Any) -> Read:
         first = problem.errors()[0]
         where, value = ".".join(str(p) for p in first["loc"]), first.get("input")
         unknown = first["type"] == "extra_forbidden"
-        # What has a wrong name may be anything, a password as well.
-        hidden = "key" in where.lower() or (unknown and not isinstance(value, int | float))
+        # What has a wrong name may be anything, a password as well; and a variable's name may be the key itself.
+        secret = any(word in where.lower() for word in ("key", "variable"))
+        hidden = secret or (unknown and not isinstance(value, int | float))
         said = f"setting {where} = {'(not shown)' if hidden else repr(value)}"
         if unknown:
             mend = _mend(closest_setting(where), "take it out")

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 
 TRANSFER = 24
+
+
+def _names_a_variable(value: str) -> str:
+    if value and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", value):
+        raise PydanticCustomError(
+            "no_variable", "it holds no variable's name; put the key into a variable and its name here"
+        )
+    return value
+
+
+# What is no name is most likely the key itself: no error shows the value (`settings._read`).
+VariableName = Annotated[str, AfterValidator(_names_a_variable)]
+
+
+def shown_variable(name: str) -> str:
+    """The name as errors about a variable that is not set show it. Some keys are letters and digits alone, and such a
+    key may stand where its variable's name belongs: what is not in capitals is not shown."""
+    return repr(name) if name == name.upper() else "(not shown, as it may be a key)"
 
 
 class Part(BaseModel):
@@ -161,7 +181,7 @@ class PolicySettings(Part):
     backend: Literal["local", "vllm"] = "local"
     url: str = "http://127.0.0.1:8000"
     model: str = Field("base", description="the name that the base is served under")
-    api_key_env: str = Field("", description="the variable that holds the servers' key")
+    api_key_env: VariableName = Field("", description="the variable that holds the servers' key")
     concurrency: int = Field(64, ge=1, le=1024, description="turns in flight")
     seconds: float = Field(300.0, gt=0, description="longest wait for one turn")
     stall_seconds: float = Field(
@@ -190,7 +210,7 @@ class AnalystSettings(Part):
     kind: Literal["checks", "llm"] = "checks"
     model: str = Field("", description="LiteLLM's name of a model, such as openai/NAME or hosted_vllm/NAME")
     api_base: str = Field("", description="address of a server of your own, up to /v1")
-    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    api_key_variable: VariableName = Field("", description="name of the environment variable that holds the key")
     structured: Literal["schema", "object", "text"] = Field("schema", description="how a schema is asked for")
     max_tokens: int = Field(8192, ge=16, description="longest reply")
     temperature: float = Field(0.8, gt=0, le=2, description="of raters, judges and writers")
@@ -219,7 +239,7 @@ class SynthesizerSettings(Part):
     versions: int = Field(5, ge=1, le=5, description="attempts before a capability is unsynthesizable")
     model: str = Field("", description="LiteLLM's name of the model that writes; empty: analyst.model")
     api_base: str = Field("", description="address of a server of your own, up to /v1")
-    api_key_variable: str = Field("", description="name of the environment variable that holds the key")
+    api_key_variable: VariableName = Field("", description="name of the environment variable that holds the key")
     prompt_price: float | None = Field(None, ge=0, description="dollars per million tokens; LiteLLM's table otherwise")
     sampled_price: float | None = Field(None, ge=0)
 
@@ -260,5 +280,5 @@ class UnattendedSettings(Part):
     approval_hours: float = Field(24.0, gt=0, description="how long a round waits for that")
     roll_back: bool = Field(False, description="the watch rolls a release back that has fallen significantly")
     watch_tasks: int = Field(48, ge=4, description="fresh tasks that the watch plays")
-    webhook_variable: str = Field("", description="name of the variable with the webhook's address")
+    webhook_variable: VariableName = Field("", description="name of the variable with the webhook's address")
     webhook_format: Literal["json", "slack"] = Field("json", description="slack: the field text alone")

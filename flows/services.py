@@ -36,7 +36,10 @@ HOST = "127.0.0.1"
 LONGEST_PATH = 100
 # An idle machine needs a small part of this; two cores that are busy otherwise may need it.
 SECONDS_TO_START = 180.0
-SECONDS_TO_STOP = 60.0
+# Supervisor stops one after the other, Prefect's server last, which hears how a round ends. Each may take so long, the
+# gateway for the answers that it is giving, before it is killed.
+SECONDS_TO_END = 35
+SECONDS_TO_STOP = 4 * SECONDS_TO_END + 20.0
 EVERY_SECONDS = 2.0
 # How often each is asked whether it is well, how long an answer may take, and without one for how long it hangs.
 ASKED_EVERY, SECONDS_TO_ANSWER, SECONDS_TO_HANG = 15.0, 5.0, 300.0
@@ -170,8 +173,8 @@ class Services:
             text += [
                 f"[program:{name}]", "command=" + " ".join(f'"{part}"' for part in command),
                 f"autostart={'true' if name in ('prefect', 'mlflow') else 'false'}", "autorestart=true", "startsecs=2",
-                "startretries=20", "stopasgroup=true", "killasgroup=true", "stopwaitsecs=35", "redirect_stderr=true",
-                f"stdout_logfile={self.folder / f'{name}.log'}", "stdout_logfile_maxbytes=10MB",
+                "startretries=20", "stopasgroup=true", "killasgroup=true", f"stopwaitsecs={SECONDS_TO_END}",
+                "redirect_stderr=true", f"stdout_logfile={self.log(name)}", "stdout_logfile_maxbytes=10MB",
                 "stdout_logfile_backups=2",
             ]  # fmt: skip
         return "\n".join(text) + "\n"
@@ -198,13 +201,17 @@ class Services:
             except subprocess.TimeoutExpired:
                 process.kill()
 
+    def log(self, name: str) -> Path:
+        """What a service writes."""
+        return self.folder / f"{name}.log"
+
     def wait(self, ready: Callable[[], bool], what: str, process: Any = None) -> None:
         """Return when it is ready. Raises `StoreError` with the end of its log when it is not in time."""
         deadline = time.monotonic() + SECONDS_TO_START
         while not ready():
             dead = process is not None and process.poll() is not None
             if dead or time.monotonic() > deadline:
-                log = self.folder / f"{what}.log"
+                log = self.log(what)
                 tail = log.read_text(errors="replace")[-1500:] if log.is_file() else "no log"
                 raise StoreError(f"{what} {'ended' if dead else 'is not healthy'}; its log {log} ends: {tail}")
             time.sleep(0.25)
@@ -213,6 +220,12 @@ class Services:
         """Return when these services are healthy."""
         for name in names:
             self.wait(lambda name=name: answers(self.health[name]), name)  # type: ignore[misc]
+
+    def in_time(self, name: str) -> bool:
+        """Whether a service is healthy before `wait_for` would give it up; the wait ends with supervisor, too."""
+        with suppress(StoreError):
+            self.wait(lambda: answers(self.health[name]) or not running(self.socket), name)
+        return answers(self.health[name])
 
     def make_deployments(self) -> None:
         """What `trace-agent deploy` does, on the server that was started."""
@@ -227,12 +240,12 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
     """Say what dies and is started again, kill what hangs, and start the gateway when there is a round; until Ctrl-C,
     or until somebody else has stopped supervisord. A question that it did not answer is asked again."""
     supervisor, answered = services.connection(), Answered(services.health)
-    known = dict(pids(supervisor))
+    known: Mapping[str, int] = {}
     try:
         while True:
             time.sleep(EVERY_SECONDS)
             try:
-                if not known["gateway"] and has_round():
+                if known and not known["gateway"] and has_round():
                     with suppress(xmlrpc.client.Fault):  # it is being started again
                         supervisor.startProcess("gateway", False)
                 now = dict(pids(supervisor))
@@ -243,7 +256,7 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
                 logger.warning("supervisor or the store did not answer (%s): asked again", problem)
                 supervisor = services.connection()
                 continue
-            for name in (n for n in now if now[n] != known[n]):
+            for name in (n for n in known if now[n] != known[n]):
                 before = "died and " if known[name] else ""
                 say(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
             known = now
@@ -302,19 +315,17 @@ def running(path: Path) -> bool:
 
 
 def stop(path: Path) -> bool:
-    """Stop supervisord and all its services, and wait; False when none runs."""
-    if not running(path):
-        return False
+    """Stop supervisord and all its services, and wait, also where it is stopping already; False when none is there."""
     deadline = time.monotonic() + SECONDS_TO_STOP
-    supervisor = connect(path)
+    supervisor, there = connect(path), False
     try:
-        supervisor.shutdown()
         while time.monotonic() < deadline:
+            with suppress(xmlrpc.client.Error):  # it is stopping its services
+                supervisor.shutdown()
+            there = True
             time.sleep(0.2)
-            with suppress(xmlrpc.client.Fault):  # it is stopping its services
-                supervisor.getState()
     except (OSError, HTTPException):  # it is gone
-        return True
+        return there
     raise StoreError(f"the services behind {path} did not stop within {SECONDS_TO_STOP:g} s; look at the logs there")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
@@ -22,17 +23,21 @@ SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["servi
 EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "docker" / ".env.example").read_text(), re.MULTILINE))
 
 
+def filled(text: str, known: Mapping[str, str]) -> str:
+    """As compose fills the variables in: an empty one counts as none."""
+    return re.sub(r"\$\{(\w+):[-?]([^}]*)\}", lambda found: known.get(found[1]) or found[2], text)
+
+
 def settings_in(service: str, monkeypatch: pytest.MonkeyPatch, **given: str) -> Settings:
-    """As compose fills the variables in: an empty one counts as none, and one without a value is handed on or is not
-    there."""
+    """What compose gives a service; a variable without a value is handed on or is not there."""
     known = EXAMPLE | {"POSTGRES_PASSWORD": "secret"} | given
     for name, value in SERVICES[service]["environment"].items():
         if value is None:
             monkeypatch.setenv(name, known[name]) if name in known else monkeypatch.delenv(name, raising=False)
             continue
-        filled = re.sub(r"\$\{(\w+):[-?]([^}]*)\}", lambda found: known.get(found[1]) or found[2], value)
-        assert "${" not in filled
-        monkeypatch.setenv(name, filled)
+        value = filled(value, known)
+        assert "${" not in value
+        monkeypatch.setenv(name, value)
     return load_settings()
 
 
@@ -106,6 +111,19 @@ def test_the_storage_reaches_whoever_needs_files_and_is_off_by_itself(
     assert EXAMPLE["MLFLOW_ARTIFACTS"] == "/artifacts"
     others = SERVICES.keys() - {"worker", "gateway", "worker-gpu", "gateway-gpu", "mlflow"}
     assert not [name for name in others if keys.keys() & SERVICES[name].get("environment", {}).keys()]
+
+
+def test_each_gateways_memory_holds_the_bases_that_its_profile_is_for() -> None:
+    """It loads the whole base, in two bytes a parameter with a GPU: up to nine billion of them."""
+    gib = {}
+    for service in ("gateway", "gateway-gpu"):
+        limits = SERVICES[service]["deploy"]["resources"]["limits"]
+        for given, memory in (({}, "default"), ({"GATEWAY_MEMORY": "7g"}, "given")):
+            gib[service, memory] = int(filled(limits["memory"], EXAMPLE | given).removesuffix("g"))
+        assert limits == SERVICES["gateway"]["deploy"]["resources"]["limits"] | {"memory": limits["memory"]}
+    assert gib["gateway-gpu", "default"] * 2**30 >= 2 * 9e9
+    assert gib["gateway", "default"] <= 8, "a laptop's"
+    assert gib["gateway", "given"] == gib["gateway-gpu", "given"] == 7
 
 
 def test_the_image_installs_what_a_storage_needs() -> None:

@@ -71,18 +71,22 @@ def up(
     began = time.monotonic()
     typer.echo(f"starting the services of {settings.folder} (logs in {services.folder})", err=True)
     with open_store(settings.database_url) as store, services.started() as supervisor:
-        waits = ["worker"]
-        if store.rows(Round):
+        serves = bool(store.rows(Round))
+        if serves:
             supervisor.startProcess("gateway", False)
-            waits.append("gateway")
         services.wait_for("prefect")
         supervisor.startProcess("worker", False)
         services.make_deployments()
-        services.wait_for("mlflow", *waits)
+        services.wait_for("mlflow", "worker")
+        # No night waits for the gateway: it may load a large base, or wait for servers that are away.
+        late = serves and not services.in_time("gateway")
         typer.echo("\n".join(services.addresses()))
-        if "gateway" not in waits:
+        if not serves:
             typer.echo("the gateway starts when there is a round: 'trace-agent improve', or the deployment 'improve'")
-        typer.echo(f"all healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
+        if late:
+            typer.echo(f"the gateway is not healthy yet: {services.log('gateway')}")
+        well = "all others" if late else "all"
+        typer.echo(f"{well} healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
         follow(services, lambda: bool(store.rows(Round)), lambda said: typer.echo(said, err=True))
     typer.echo(f"the services of {settings.folder} are stopped")
 

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from errors import ConfigurationError, ProviderError
+from settings_parts import shown_variable
 
 logger = logging.getLogger("trace.models")
 
@@ -187,7 +188,7 @@ def _key(call: ModelCall) -> str | None:
     key = os.environ.get(call.api_key_variable)
     if not key:
         raise ConfigurationError(
-            f"the environment variable {call.api_key_variable!r} that should hold the key is empty"
+            f"the environment variable {shown_variable(call.api_key_variable)} that should hold the key is empty"
         )
     return key
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from errors import ConfigurationError
 from models.policy import PolicyIdentity, TrainablePolicy
 from settings import Settings, writable_folder
+from settings_parts import shown_variable
 from tasks.unattended.alive import check_nobody_trains
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def open_servers(settings: Settings, seconds: float | None = None) -> list[VllmS
     key = os.environ.get(wanted.api_key_env, "") if wanted.api_key_env else ""
     if wanted.api_key_env and not key:
         raise ConfigurationError(
-            f"policy.api_key_env names {wanted.api_key_env}, which is not set; set it to the servers' key"
+            f"policy.api_key_env names the variable {shown_variable(wanted.api_key_env)}, which is not set; set it to "
+            "the servers' key"
         )
     if not wanted.urls:
         raise ConfigurationError(f"policy.url = {wanted.url!r} names no server; give an address")

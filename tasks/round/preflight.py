@@ -22,6 +22,7 @@ from models.objects import files_of
 from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
+from settings_parts import shown_variable
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
@@ -71,7 +72,8 @@ def check_model(settings: Settings, part: str, how: AnalystSettings) -> None:
         )
     if how.api_key_variable and not os.environ.get(how.api_key_variable):
         raise ConfigurationError(
-            f"{part}.api_key_variable names the environment variable {how.api_key_variable!r}, which is empty; "
+            f"{part}.api_key_variable names the environment variable "
+            f"{shown_variable(how.api_key_variable)}, which is empty; "
             "put the key there, or name another"
         )
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from db.values.types import utc_now
 from errors import ConfigurationError
 from settings import Settings
+from settings_parts import shown_variable
 
 if TYPE_CHECKING:
     import httpx
@@ -89,8 +90,8 @@ def check_webhook(settings: Settings) -> None:
     address = urlsplit(os.environ.get(name, ""))
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigurationError(
-            f"unattended.webhook_variable names the variable {name!r}, which holds no http(s) address; put the "
-            "webhook's address there, or clear the setting"
+            f"unattended.webhook_variable names the variable {shown_variable(name)}, which holds no http(s) address; "
+            "put the webhook's address there, or clear the setting"
         )
 
 

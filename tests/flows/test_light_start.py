@@ -56,7 +56,7 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
         (
             ("improve",),
             {"TRACE_POLICY__BACKEND": "vllm", "TRACE_POLICY__API_KEY_ENV": "NO_SUCH_KEY"},
-            "NO_SUCH_KEY, which is not set",
+            "'NO_SUCH_KEY', which is not set",
         ),
         (
             ("compare-methods", "--seed", "3", "--budget", "900", "--used-seeds", "used.toml"),

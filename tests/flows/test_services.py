@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from db import Store
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
 from flows.cli.main import app
@@ -207,6 +209,64 @@ def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
     assert done.output.index(services.addresses()[0]) < done.output.index("all healthy after")
     assert (ended[0].returncode, "are stopped" in ended[0].stdout) == (0, True), ended[0].stderr
     assert not running(services.socket)
+
+
+def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large base takes longer than anything else may, and vLLM may be away: nights go on without it."""
+
+    def programs(made: Services) -> dict[str, list[str]]:
+        standing = Standing(made.settings, made.ports).programs()
+        return standing | {"gateway": [sys.executable, "-c", "import time; time.sleep(600)"]}
+
+    def deploy(made: Services) -> None:
+        made.wait_for("mlflow", "worker")
+        monkeypatch.setattr(services_file, "SECONDS_TO_START", 0.5)
+
+    def followed(made: Services, *given: Any) -> None:
+        thread = threading.Thread(target=follow, args=(made, *given))
+        thread.start()
+        time.sleep(0.5)
+        alive.update(pids(made.connection()), prefect=answers(made.health["prefect"]))
+        assert stop(made.socket)
+        thread.join(10)
+
+    alive: dict[str, int] = {}
+    for name, instead in (("programs", programs), ("make_deployments", deploy)):
+        monkeypatch.setattr(Services, name, instead)
+    monkeypatch.setattr(services_file, "follow", followed)
+    monkeypatch.setattr(Store, "rows", lambda *given: ["a round"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
+        done = CliRunner().invoke(app, ["up", "--home", str(services.settings.folder), *ports], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert done.exit_code == 0, done.output
+    assert all(alive.values()), alive
+    late = f"the gateway is not healthy yet: {services.folder / 'gateway.log'}"
+    for line in (*services.addresses(), late, "all others healthy after", "supervisor was stopped", "are stopped"):
+        assert line in done.output
+
+
+def test_a_stop_waits_for_as_long_as_supervisor_gives_the_services_and_where_another_has_begun_it(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Supervisor stops them one after the other, and each may use what it is given."""
+    given = re.findall(r"stopwaitsecs=(\d+)", services.configuration())
+    assert (len(given), sum(map(int, given)) < services_file.SECONDS_TO_STOP) == (4, True)
+    slow = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERVE}"
+    serving = services.programs()
+    monkeypatch.setattr(Standing, "programs", lambda made: {n: [c[0], "-c", slow, c[-1]] for n, c in serving.items()})
+    monkeypatch.setattr(services_file, "SECONDS_TO_END", 1)
+    with services.started() as supervisor:
+        services.wait_for("prefect", "mlflow")
+        alive = [pid for pid in pids(supervisor).values() if pid]
+        supervisor.shutdown()
+        assert all(psutil.pid_exists(pid) for pid in alive), "they still stop"
+        assert stop(services.socket), "a stop that is under way is no absence"
+        assert not any(psutil.pid_exists(pid) for pid in alive)
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:
