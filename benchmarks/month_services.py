@@ -158,7 +158,7 @@ class Deployment:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(120)
+            return self._process.wait(180)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             return -9
