@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
+from errors import ProviderError
 from models.serving.fleet.releases import title
 from models.serving.gateway.settings import LOOPBACK, GatewaySettings, check_host, check_port
 from tasks.serving.gateway import NoRound, Serving, build_gateway, serving_settings
@@ -54,13 +56,19 @@ def run_gateway(
     wait: bool = False,
 ) -> None:
     """Serve until stopped; `wait` for a first round. Raises `ConfigurationError` before anything is loaded for what
-    cannot work."""
+    cannot work, and `ProviderError` when the model in this process is gone: whoever started the gateway starts another.
+    """
     check_host(host, wanted.keys)
     check_port(host, port, "the gateway", "--port")
     if wait:
         wait_for_round(home, target)
     settings, store = serving_settings(home, target, serving.release)
-    app = build_gateway(settings, store, serving, wanted, host in LOOPBACK)
+    ended = threading.Event()
+    app = build_gateway(settings, store, serving, wanted, host in LOOPBACK, ended.set)
+
+    async def look() -> None:
+        server.should_exit = server.should_exit or ended.is_set()
+
     config = uvicorn.Config(
         app,
         host=host,
@@ -70,12 +78,17 @@ def run_gateway(
         server_header=False,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         h11_max_incomplete_event_size=64 << 10,
+        callback_notify=look,
+        timeout_notify=1,
     )
+    server = uvicorn.Server(config)
     standing = app.gateway.fleet.standing()
     what = f"{title(standing.serving.number)} of {settings.target}"
     if standing.problem:  # the log has said why
         what += f" ({title(standing.wanted)} cannot be served)"
     print(f"serving {what} on http://{host}:{port} (page, /v1, /metrics); stop with Ctrl-C", flush=True)
     keep_loaded()
-    uvicorn.Server(config).run()
+    server.run()
     store.close()
+    if ended.is_set():
+        raise ProviderError("the model in this process is gone, the log says why; start the gateway again")

@@ -17,6 +17,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from tokenizers import decoders
+
 from environments.contract import Action, Message, Prompt, ToolCall, canonical_json, content_hash
 from errors import ConfigurationError
 from models.chat_template import THOUGHT, THOUGHT_END, read_template
@@ -182,6 +184,9 @@ class Renderer:
         self._last = frozenset(self._marked(turns.closing)[:1]) & self._special_ids - ends
         self.stop_ids = frozenset(ends) | self._last
         self.thinks = THOUGHT_END in str(tokenizer.chat_template)
+        # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self.bytewise = isinstance(decoder, decoders.ByteLevel) and not tokenizer.clean_up_tokenization_spaces
 
     def _marked(self, text: str) -> tuple[int, ...]:
         """Ids of a separator, whose special tokens are meant."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -93,9 +94,15 @@ def preset_of(settings: Settings) -> Preset:
 
 
 def build_gateway(
-    settings: Settings, store: Store, serving: Serving, wanted: GatewaySettings, loopback: bool = True
+    settings: Settings,
+    store: Store,
+    serving: Serving,
+    wanted: GatewaySettings,
+    loopback: bool = True,
+    ended: Callable[[], object] = lambda: None,
 ) -> GatewayApp:
-    """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns."""
+    """Everything between a socket and a model, ready to be run. The first reconciliation is done when this returns.
+    `ended` is called, by another thread, when the model in this process is gone for good."""
     preset = preset_of(settings)
     if serving.servers:
         policy = settings.policy.model_copy(update={"backend": "vllm", "url": ",".join(serving.servers)})
@@ -104,7 +111,7 @@ def build_gateway(
     # Before servers the base only routes: a server on this machine fills the GPU.
     base = load_base(settings.base_model, settings.dtype, settings.calls, ROWS, settings.cache, host=remote)
     base.policy.context = min(base.policy.context, CONTEXT)
-    engine = LocalEngine(base.policy)
+    engine = LocalEngine(base.policy, ended)
     engine.start()
     base_name = settings.policy.model if remote else wanted.base
     wanted = replace(wanted, target=settings.target, base=base_name, pinned=serving.release)

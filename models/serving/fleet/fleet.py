@@ -19,14 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import AdapterError, ProviderError, StoreError, TraceError
+from errors import AdapterError, StoreError, TraceError
 from models.adapters.files import RegisteredAdapter
 from models.adapters.fingerprint import prove, read_fingerprint
 from models.adapters.limits import ServerLimits, check_limits
 from models.serving.fleet.hosts import Host
 from models.serving.fleet.lifecycle import AdapterState, ServedAdapter
 from models.serving.fleet.releases import Generation, Releases, ServedRelease, Standing, answered, identity, title
-from models.vllm.server import ModelMissing
 
 logger = logging.getLogger("trace.models")
 Loaded = dict[Host, set[str]]
@@ -181,12 +180,17 @@ class Fleet:
         self._seen, problem = identity(wanted), ""
         another = self._seen != identity(self._release)
         proven = set[str]() if anew else self._proven(loaded)
-        if another:
-            problem = self._make_ready(wanted, loaded, changes, proven)
-            if not problem:
-                self._swap(wanted, changes)
-        if not another or problem:
-            self._make_ready(self._release, loaded, changes, proven)
+        try:
+            if another:
+                problem = self._make_ready(wanted, loaded, changes, proven)
+                if not problem:
+                    self._swap(wanted, changes)
+            if not another or problem:
+                self._make_ready(self._release, loaded, changes, proven)
+        except Exception as unexpected:
+            if another:
+                self._tell(wanted, f"{type(unexpected).__name__}: {unexpected}")
+            raise
         self._tell(wanted, problem)
         self._retire(wanted, changes)
         self._unload(self._gone(loaded), loaded, changes)
@@ -288,8 +292,9 @@ class Fleet:
                 try:
                     if self._prove(host, adapter, folder, loaded[host], changes):
                         proven.append(host)
-                except (AdapterError, ModelMissing, ProviderError) as problem:
-                    reasons.append(str(problem))
+                except TraceError as problem:  # one host's, which keeps no release from the others
+                    named = host.address in str(problem)
+                    reasons.append(str(problem) if named else f"{host.address}: {problem}")
                     refused = refused or isinstance(problem, AdapterError)
         with self._changed:
             entry.proven = proven

@@ -34,7 +34,7 @@ from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
 from models.serving.openai_api.errors import ApiError, unknown_model
 from models.serving.openai_api.requests import ChatRequest, event
-from models.serving.upstreams.contract import AdapterGone, Turn, Upstream
+from models.serving.upstreams.contract import DEADLINE, AdapterGone, Turn, Upstream
 
 logger = logging.getLogger("trace.gateway")
 
@@ -256,8 +256,12 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self.settings.deadline):
-                yield
+            async with asyncio.timeout(self.settings.deadline) as limit:
+                before = DEADLINE.set(limit)
+                try:
+                    yield
+                finally:
+                    DEADLINE.reset(before)
         except TimeoutError:
             raise self._late() from None
 

@@ -1,17 +1,20 @@
 """Conversations that the gateway stores, and what people say of them.
 
 Writing happens in a thread of its own, so that no answer waits for the database. When the database cannot keep up,
-conversations are dropped and counted: serving goes on.
+conversations are dropped and counted, and feedback is refused: serving goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import queue
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -30,6 +33,8 @@ from models.serving.upstreams.contract import Turn
 logger = logging.getLogger("trace.gateway")
 WAITING = 1000
 LONGEST_COMMENT = 4000
+# How long a client waits for its feedback to be kept, and a gateway that ends for conversations to be stored.
+SAY_SECONDS, CLOSE_SECONDS = 5.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,15 @@ class Feedback:
     comment: str = ""
 
 
+@dataclass(frozen=True)
+class _Said:
+    """Feedback that a client waits for to be kept."""
+
+    owner: str
+    feedback: Feedback
+    kept: Future[dict[str, Any]] = field(default_factory=Future)
+
+
 class TrafficLog:
     """`sample` is the share of conversations that is stored, by their name: a conversation is stored whole or not."""
 
@@ -59,7 +73,7 @@ class TrafficLog:
         self, store: Store, identity: PolicyIdentity, target: str, sample: float, count: Callable[[str], None]
     ) -> None:
         self._store, self._identity, self._target, self._sample, self._count = store, identity, target, sample, count
-        self._queue: queue.Queue[LoggedTurn | threading.Event | None] = queue.Queue(WAITING)
+        self._queue: queue.Queue[LoggedTurn | _Said | threading.Event | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._run, name="traffic log", daemon=True)
         self._thread.start()
 
@@ -81,16 +95,42 @@ class TrafficLog:
         done.wait()
 
     def close(self) -> None:
-        """Store what waits, and end."""
-        self._queue.put(None)
-        self._thread.join()
+        """Store what waits, and end. What a database that hangs has not taken by then is lost."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logger.error("the database does not answer: conversations that wait for it are lost")
 
-    def say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
-        """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404)."""
-        self.flush()
-        # A row is written whole: between reading and writing it no other thread, and no other gateway, may write it.
-        with self._store.transaction() as connection:
-            return self._say(connection, owner, feedback)
+    async def say(self, owner: str, feedback: Feedback) -> dict[str, Any]:
+        """Keep feedback on a stored conversation of the same owner; the latest word counts. Raises `ApiError` (404, and
+        503 when the database does not answer in time)."""
+        said = _Said(owner, feedback)
+        try:
+            # Behind the turns that were added before it, in the thread that writes them: however many wait, they hold
+            # no thread that others need.
+            self._queue.put_nowait(said)
+            async with asyncio.timeout(SAY_SECONDS):
+                return await asyncio.wrap_future(said.kept)
+        except (queue.Full, TimeoutError):
+            problem = "the database does not answer in time"
+        except StoreError as failed:
+            problem = str(failed)
+        logger.error("feedback was not kept: %s", problem)
+        raise ApiError(503, "the gateway's database does not answer; send the feedback again later", retry_after=30)
+
+    def _hear(self, said: _Said) -> None:
+        """Keep feedback, unless nobody waits for it any more; what is raised is its client's."""
+        if not said.kept.set_running_or_notify_cancel():
+            return
+        try:
+            # A row is written whole: between reading and writing it no other gateway may write it.
+            with self._store.transaction() as connection:
+                kept = self._say(connection, said.owner, said.feedback)
+        except Exception as problem:
+            said.kept.set_exception(problem)
+        else:
+            said.kept.set_result(kept)
 
     def _say(self, connection: Connection, owner: str, feedback: Feedback) -> dict[str, Any]:
         row = _stored(connection, conversation_id(owner, feedback.conversation))
@@ -119,8 +159,11 @@ class TrafficLog:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
+            if isinstance(item, _Said):
+                self._hear(item)
+                continue
             try:
-                with self._store.transaction() as connection:  # for the reason given in `say`
+                with self._store.transaction() as connection:  # for the reason given in `_hear`
                     self._keep(connection, item)
                 self._count("stored")
             except StoreError as problem:

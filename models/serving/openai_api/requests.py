@@ -20,6 +20,8 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 MOST_MESSAGES = 4096
 # Levels of a body. Python gives up at about a thousand, and not everywhere at the same one.
 MOST_LEVELS = 100
+# Stop texts (OpenAI's limit) and characters of each: every one is searched for after each token.
+MOST_STOPS, LONGEST_STOP = 4, 256
 # What this process cannot do, by parameter, with the values that ask for nothing.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
@@ -232,6 +234,9 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
     stop = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stop, list | tuple) or not all(isinstance(s, str) and s for s in stop):
         raise ApiError(400, "stop must be a text or a list of texts", param="stop")
+    if len(stop) > MOST_STOPS or any(len(s) > LONGEST_STOP for s in stop):
+        most = f"at most {MOST_STOPS} of at most {LONGEST_STOP} characters each"
+        raise ApiError(400, f"stop has too many texts, or one that is too long; give {most}", param="stop")
     if not isinstance(options, dict):
         raise ApiError(400, "stream_options must be an object", param="stream_options")
     longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True)

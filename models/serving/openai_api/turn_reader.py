@@ -33,6 +33,9 @@ class TurnReader:
         self._names = () if plain else tuple(tool["function"]["name"] for tool in tools)
         self._compact = isinstance(renderer.calls, CompactCalls)
         self._ids: list[int] = []
+        # The ids up to the last one that ends with a whole character: how many, and their text. Spelling all of a long
+        # turn again for each of its ids would take the server's event loop many seconds.
+        self._settled, self._settled_text = 0, ""
         self._shown = 0
         self.stopped = False
 
@@ -55,7 +58,7 @@ class TurnReader:
 
     def complete(self, ids: Sequence[int]) -> None:
         """The turn's ids, whole: those that were not fed are still to be shown."""
-        self._ids = list(ids)
+        self._ids, self._settled, self._settled_text = list(ids), 0, ""
 
     @property
     def count(self) -> int:
@@ -75,7 +78,7 @@ class TurnReader:
 
     def _text(self, whole: bool = False) -> str:
         """What the ids say, up to the first stop text; without the space that some vocabularies begin with."""
-        text = self._renderer.text_of(self._ids)
+        text = self._spelled()
         if not self._plain:
             # Thoughts are not for clients, nor is what may become their beginning.
             begins = not whole and self._renderer.thinks and THOUGHT.startswith(text.strip())
@@ -84,6 +87,13 @@ class TurnReader:
         if found:
             self.stopped = True
             text = text[: min(found)]
+        return text
+
+    def _spelled(self) -> str:
+        """What the ids spell."""
+        text = self._settled_text + self._renderer.text_of(self._ids[self._settled :])
+        if self._renderer.bytewise and not text.endswith(BROKEN):
+            self._settled, self._settled_text = len(self._ids), text
         return text
 
     def _sure(self, text: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +13,10 @@ from errors import ProviderError
 from models.policy import Generation, Request
 from models.serving.fleet.lifecycle import ServedAdapter
 from models.serving.openai_api.requests import ChatRequest, Usage
+
+# The limit of the request that is being answered. A wait that is cancelled learns from it whether time was up, or the
+# client has left.
+DEADLINE: ContextVar[asyncio.Timeout | None] = ContextVar("deadline", default=None)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from errors import ConfigurationError
 from models.policy import Generation, Request
 from models.serving.openai_api.errors import KINDS, ApiError, too_long
 from models.serving.openai_api.requests import ROLES, Usage
-from models.serving.upstreams.contract import AdapterGone, Replica, Turn
+from models.serving.upstreams.contract import DEADLINE, AdapterGone, Replica, Turn
 from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
 
@@ -59,6 +60,7 @@ class Pool:
         self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
         self._opened: aiohttp.ClientSession | None = None
         self.balance = Balance(self.addresses)
+        self._answers = Counter[str]()
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -80,13 +82,15 @@ class Pool:
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
         asked (all when empty). One that cannot be reached is asked again after a pause, and sooner only where all are
-        like that. Raises `ApiError`."""
+        like that; so is one that fails, or answers nobody until their time is up, several times in a row. Raises
+        `ApiError`."""
         asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
         left = [a for a in self.addresses if a in asked] or list(self.addresses)
         while left:
-            address = self.balance.choose(conversation, left, trials=True) or left[0]
+            circuits = self.balance.circuits
+            address = self.balance.choose(conversation, left, trials=True) or min(left, key=lambda a: circuits[a].busy)
             left.remove(address)
-            circuit = self.balance.circuits[address]
+            circuit, answers = circuits[address], self._answers[address]
             circuit.busy += 1
             try:
                 try:
@@ -99,6 +103,14 @@ class Pool:
                     continue
                 except aiohttp.ClientError:
                     raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
+                except asyncio.CancelledError:
+                    limit = DEADLINE.get()
+                    late = limit is not None and limit.expired()
+                    # A server that answered others meanwhile is at work: what was asked here takes longer.
+                    if late and answers == self._answers[address] and self.balance.failed(address):
+                        self.balance.open(address)
+                    raise
+                self._answers[address] += 1
                 if response.status < 500:
                     self.balance.answered(address)
                 elif self.balance.failed(address):

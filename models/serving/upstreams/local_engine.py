@@ -65,10 +65,11 @@ class _Call:
 
 
 class LocalEngine:
-    """Use as a context manager, or `start` and `stop`. Thread-safe."""
+    """Use as a context manager, or `start` and `stop`. Thread-safe. `ended` is called by the thread when it ends though
+    nobody stopped it: nothing in this process starts it again, so a server had better end, too."""
 
-    def __init__(self, policy: LocalPolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: LocalPolicy, ended: Callable[[], object] = lambda: None) -> None:
+        self.policy, self._ended = policy, ended
         self._inbox: queue.SimpleQueue[_Turn | _Call | str | None] = queue.SimpleQueue()
         self._waiting: deque[_Turn] = deque()
         self._sampling: dict[str, _Turn] = {}
@@ -174,16 +175,26 @@ class LocalEngine:
                     self._admit()
                 if self.policy.busy:
                     self._step()
-        finally:
+        except BaseException:
+            logger.exception("the local model's thread has ended")
+            try:
+                self._end()
+            finally:
+                self._ended()
+        else:
             self._end()
 
     def _step(self) -> None:
-        """One forward pass. One that the GPU has no memory for costs the turns in flight, and no later one."""
+        """One forward pass. One that fails costs the turns in flight, and no later one: memory that a CPU lacks, and
+        what a GPU's libraries report, have no class of their own."""
         try:
             finished = self.policy.step()
-        except torch.OutOfMemoryError as problem:
+        except Exception as problem:
+            known = isinstance(problem, torch.OutOfMemoryError)
+            logger.error("a pass of the local model failed: %s", problem, exc_info=not known)
+            self.policy.close()  # if this fails, the thread ends, and `_end` tells the turns
+            _check_gpu()
             turns, self._sampling = list(self._sampling.values()), {}
-            self.policy.close()
             refused = _refused(problem)
             logger.error("%d turns in flight are refused: %s", len(turns), refused)
             for turn in turns:
@@ -230,6 +241,7 @@ class LocalEngine:
             call.future.set_exception(self.refused(problem))
         except Exception as problem:  # carried to the caller, who is in another thread
             call.future.set_exception(problem)
+            _check_gpu()
 
     def _admit(self) -> None:
         """Hand the turns that may join the batch to the policy."""
@@ -289,8 +301,17 @@ class LocalEngine:
         self._alone.clear()
 
 
-def _refused(problem: torch.OutOfMemoryError) -> ProviderError:
-    """What callers are told of a pass that the GPU had no memory for; what the pass held is free again."""
+def _check_gpu() -> None:
+    """Raises what has broken the GPU's context, if it is broken: nothing will work on it in this process any more."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _refused(problem: Exception) -> ProviderError:
+    """What callers are told of a pass that failed; what the pass held is free again."""
+    if not isinstance(problem, torch.OutOfMemoryError):
+        let_go(problem)
+        return ProviderError("a pass of the local model failed, its log says why; ask again", transient=True)
     what = missing(problem)
     let_go(problem)
     return ProviderError(

@@ -94,6 +94,14 @@ def test_bodies_that_parse_and_cannot_be_used_are_refused_by_name(running: Runni
     assert running.chat("x", tools=[tool(None), tool({"properties": None})]).status_code == 200
 
 
+def test_stop_texts_that_cost_too_much_after_each_token_are_refused(running: Running) -> None:
+    for stop in (["a", "b", "c", "d", "e"], "x" * 1000, ["x", "y" * 257]):
+        refused = running.chat("x", stop=stop)
+        assert (refused.status_code, error(refused)["param"]) == (400, "stop")
+        assert "at most 4 of at most 256 characters" in error(refused)["message"]
+    assert running.chat("x", stop=["a", "b", "c", "d" * 256]).status_code == 200
+
+
 @pytest.mark.parametrize(
     "calls",
     [

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
-from models.serving.upstreams.http import Pool, Servers
-from models.vllm.balance import Balance
+from models.serving.openai_api.requests import parse_chat
+from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.vllm.balance import FAILURES, Balance
+from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
 from tests.models.vllm_backend.vllm_stub import vllm_stub
 
 NOBODY = "http://127.0.0.1:9"
@@ -74,3 +79,70 @@ def test_a_server_that_fails_three_times_in_a_row_is_left_to_the_others() -> Non
         broken.failures = [500] * 40
         found = asyncio.run(all_of_it([broken.url, sound.url]))
         assert found.count(broken.url) == 3
+
+
+@asynccontextmanager
+async def hung() -> AsyncIterator[str]:
+    """The address of a server that takes connections and answers nothing."""
+
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until whoever asked hangs up
+        writer.close()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def before(pool: Pool, deadline: float) -> Gateway:
+    """A gateway on these servers. Their clock stands still, so that a circuit that is open stays open."""
+    pool.balance = Balance(pool.addresses, lambda: 100.0)
+    settings = GatewaySettings("shop", base="stub-base", deadline=deadline)
+    return Gateway(settings, HttpUpstream(pool, "stub-base"), HandMadeFleet())
+
+
+async def status(gateway: Gateway, conversation: str) -> int:
+    body = {"model": "stub-base", "messages": [{"role": "user", "content": conversation}]}
+    try:
+        await gateway.answer(parse_chat(body), "", conversation)
+    except ApiError as problem:
+        return problem.status
+    return 200
+
+
+def test_a_server_that_takes_requests_and_answers_none_is_left_to_the_others() -> None:
+    async def all_of_it(url: str) -> list[int]:
+        async with hung() as silent:
+            pool = Pool(Servers([silent, url]))
+            gateway = before(pool, 0.3)
+            found = [await status(gateway, f"c{i}") for i in range(40)]
+            await pool.close()
+        return found
+
+    with serving(Stub().app) as url:
+        found = asyncio.run(all_of_it(url))
+    assert Counter(found) == {504: FAILURES, 200: 40 - FAILURES}
+
+
+def test_clients_that_leave_and_requests_that_only_take_long_take_no_server_out_of_use() -> None:
+    async def leave(pool: Pool) -> None:
+        gateway = before(pool, 30)
+        for number in range(FAILURES + 1):
+            asked = asyncio.create_task(status(gateway, f"c{number}"))
+            while not pool.balance.circuits[pool.addresses[0]].busy:
+                await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+
+    async def all_of_it(url: str) -> None:
+        async with hung() as silent:
+            left, slow = Pool(Servers([silent])), Pool(Servers([url]))
+            await leave(left)
+            gateway = before(slow, 0.8)
+            found = await asyncio.gather(*(status(gateway, "stall") for _ in range(FAILURES + 1)), status(gateway, "c"))
+            assert found == [504] * (FAILURES + 1) + [200]
+            for pool in (left, slow):
+                assert pool.balance.used == list(pool.addresses)
+                await pool.close()
+
+    with serving(Stub().app) as url:
+        asyncio.run(all_of_it(url))

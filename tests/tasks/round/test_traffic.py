@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -73,13 +74,17 @@ def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, cou
     assert (row.tools, row.success, counts) == (["findOrder"], None, ["stored", "stored"])
 
 
+def say(log: TrafficLog, owner: str, feedback: Feedback) -> dict[str, Any]:
+    return asyncio.run(log.say(owner, feedback))
+
+
 def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: TrafficLog) -> None:
     log.add(spoken("c", "ok", owner="anna"))
-    assert log.say("anna", Feedback("c", reward=0.25))["success"] is False
-    said = log.say("anna", Feedback("c", success=True, comment="after all"))
+    assert say(log, "anna", Feedback("c", reward=0.25))["success"] is False
+    said = say(log, "anna", Feedback("c", success=True, comment="after all"))
     assert (said["success"], said["reward"], said["comment"]) == (True, 0.25, "after all")
     with pytest.raises(ApiError, match="not stored") as missing:
-        log.say("bert", Feedback("c", success=False))
+        say(log, "bert", Feedback("c", success=False))
     assert missing.value.status == 404
     assert store.rows(ConversationRow)[0].success is True
     # What is said stays when the conversation goes on.
@@ -125,12 +130,12 @@ def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
 
         wrong = Feedback("c", success=False, comment="wrong refund")
         stored(log, 1)
-        stored(log, 2, lambda: meanwhile(lambda: other.say("", wrong)))
+        stored(log, 2, lambda: meanwhile(lambda: say(other, "", wrong)))
         wait(begun)
         (row,) = store.rows(ConversationRow)
         assert (row.turns, row.success, row.comment) == (2, False, "wrong refund")
         monkeypatch.setattr(traffic_log, "utc_now", now)
-        log.say("", Feedback("c", success=True))
+        say(log, "", Feedback("c", success=True))
         wait(begun)
         (row,) = store.rows(ConversationRow)
         assert (row.turns, row.success, row.prompt_tokens) == (3, True, 150)
@@ -168,7 +173,7 @@ def filled(store: Store, log: TrafficLog) -> None:
         bad = i % 3 == 0
         log.add(spoken(f"c{i}", "error: no order" if bad else "pending", capability="" if i % 2 else "refund_payment"))
         if i < 10:
-            log.say("", Feedback(f"c{i}", success=not bad, comment="wrong" if bad else ""))
+            say(log, "", Feedback(f"c{i}", success=not bad, comment="wrong" if bad else ""))
 
 
 def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> None:
@@ -183,7 +188,7 @@ def test_import_keeps_what_was_said_and_done(store: Store, log: TrafficLog) -> N
         target.environment()
     current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
     ids = import_conversations(store, current, target)
-    log.say("", Feedback("c11", success=True))
+    say(log, "", Feedback("c11", success=True))
     assert import_conversations(store, current, TrafficTarget(store)) == ids, "a round keeps what it began with"
     assert TrafficTarget(store).data_hash != target.data_hash
     frame = store.trajectory_frame(current.id)

@@ -1,0 +1,74 @@
+"""A model in this process whose forward pass fails: later turns are answered, or it is told that none will be."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from models.renderer import Renderer
+from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.upstreams.local_engine import LocalEngine
+from models.serving.upstreams.rendered import RenderedUpstream
+from tests.models.serving.gateway_servers import HandMadeFleet, serving
+
+Tiny = tuple[Any, Renderer]
+NO_MEMORY = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"
+
+
+def fails(*_: object) -> Any:
+    raise RuntimeError(NO_MEMORY)
+
+
+def app_of(engine: LocalEngine, renderer: Renderer) -> GatewayApp:
+    return GatewayApp(Gateway(GatewaySettings("shop"), RenderedUpstream(engine, renderer), HandMadeFleet()))
+
+
+def asked(url: str) -> httpx.Response:
+    body = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30, trust_env=False)
+
+
+def test_a_pass_that_fails_is_a_503_and_the_next_turn_is_answered_as_before(
+    tiny_model: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, renderer = tiny_model
+    engine, step, ends = LocalEngine(policy, lambda: ends.append(1)), policy.step, list[int]()
+    engine.start()
+    with serving(app_of(engine, renderer)) as url:
+        before = asked(url)
+        policy.step = fails
+        refused = asked(url)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "alloc_cpu" not in refused.text, "what failed is for the log"
+        assert "RuntimeError: [enforce fail at alloc_cpu" in caplog.text
+        policy.step = step
+        after = asked(url)
+    assert (before.status_code, after.status_code) == (200, 200)
+    assert after.json()["choices"] == before.json()["choices"]
+    assert ends == [], "an engine that was stopped has not died"
+
+
+@pytest.mark.parametrize("broken", ["close", "gpu"])
+def test_an_engine_that_cannot_go_on_after_a_pass_refuses_who_waits_and_says_that_it_has_ended(
+    tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    policy, renderer = tiny_model
+    ended = threading.Event()
+    engine = LocalEngine(policy, ended.set)
+    engine.start()
+    policy.step = fails
+    if broken == "close":
+        policy.close = fails
+    else:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", fails)
+    with serving(app_of(engine, renderer)) as url:
+        assert asked(url).status_code == 503
+        assert ended.wait(10)
+        assert not engine.alive

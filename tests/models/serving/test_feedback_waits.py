@@ -1,0 +1,88 @@
+"""Feedback while the database hangs: it is refused in time, and no other request waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from db import Store
+from errors import StoreError
+from models.policy import PolicyIdentity
+from models.serving.gateway import traffic_log
+from models.serving.gateway.app import GatewayApp
+from models.serving.gateway.gateway import Gateway
+from models.serving.gateway.settings import GatewaySettings
+from models.serving.gateway.traffic_log import Feedback, TrafficLog
+from models.serving.openai_api.errors import ApiError
+from models.serving.upstreams.local_engine import LocalEngine
+from models.serving.upstreams.rendered import LONG, RenderedUpstream
+from tests.models.serving.gateway_servers import HandMadeFleet, serving
+
+# More than asyncio has threads for what blocks.
+CLIENTS = min(32, (os.cpu_count() or 1) + 4) + 2
+SAID = {"conversation": "c", "success": True}
+LONG_CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "user": "x" * LONG}
+
+
+class Hanging:
+    """A store that does not answer before `over` is set, and then fails."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        if self.over.wait(60):
+            raise StoreError("database at /secret/path is away")
+        yield
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    monkeypatch.setattr(traffic_log, "SAY_SECONDS", 0.3)
+    monkeypatch.setattr(traffic_log, "CLOSE_SECONDS", 0.1)
+    store = Hanging()
+    yield store
+    store.over.set()
+
+
+def log_of(store: Hanging) -> TrafficLog:
+    return TrafficLog(cast("Store", store), PolicyIdentity("tiny", "1"), "shop", 1.0, lambda _: None)
+
+
+def test_feedback_that_a_database_does_not_take_is_a_503_and_keeps_no_prompt_waiting(
+    tiny_model: Any, hanging: Hanging
+) -> None:
+    policy, renderer = tiny_model
+    engine = LocalEngine(policy)
+    engine.start()
+    gateway = Gateway(GatewaySettings("shop"), RenderedUpstream(engine, renderer), HandMadeFleet(), log=log_of(hanging))
+
+    async def ask(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+            words = [asyncio.create_task(client.post("/v1/feedback", json=SAID)) for _ in range(CLIENTS)]
+            await asyncio.sleep(0.1)
+            assert (await client.post("/v1/chat/completions", json=LONG_CHAT)).status_code == 200
+            refused = await asyncio.gather(*words)
+            assert [(r.status_code, r.headers["retry-after"]) for r in refused] == [(503, "30")] * CLIENTS
+            hanging.over.set()
+            failed = await client.post("/v1/feedback", json=SAID)
+            assert (failed.status_code, "/secret" in failed.text) == (503, False)
+
+    with serving(GatewayApp(gateway)) as url:
+        asyncio.run(ask(url))
+
+
+def test_a_gateway_ends_though_its_database_hangs(hanging: Hanging, caplog: pytest.LogCaptureFixture) -> None:
+    log = log_of(hanging)
+    with pytest.raises(ApiError, match="does not answer"):
+        asyncio.run(log.say("", Feedback("c", success=True)))
+    log.close()
+    assert "conversations that wait for it are lost" in caplog.text
