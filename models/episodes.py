@@ -7,17 +7,14 @@ has no reward: it is owed again. Only what the agent did counts as its failure.
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-from db.values.text import plain_value
 from environments.contract import (
     DEEPEST,
     Action,
-    Check,
     Environment,
     Message,
     Observation,
@@ -28,6 +25,7 @@ from environments.contract import (
     too_deep,
 )
 from environments.playing import take_turns
+from environments.scores import checked_score
 from environments.wrapping import WrappedEnvironment
 from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
@@ -195,7 +193,7 @@ class Player:
         if problem is None:
             since = time.perf_counter()
             try:
-                score = self._guarded("score", lambda: _checked(playing.environment.score()))
+                score = self._guarded("score", lambda: checked_score(playing.environment.score()))
             except TraceError as raised:
                 problem, termination = raised, Termination.ERROR
             self._spent(since)
@@ -323,46 +321,6 @@ def _observed(observation: Observation, name: str) -> Observation:
         if too_deep(message.tool_calls):
             raise EnvironmentFault(f"{name}() gave a call that is nested deeper than {DEEPEST}; give a flatter one")
     return observation
-
-
-def _checked(score: Score) -> Score:
-    """The score with NumPy's numbers as Python's. One outside the contract is refused here, where it costs its own
-    episode: in the store it would cost all those that are written with it."""
-    if not isinstance(score, Score):
-        raise EnvironmentFault(f"score() returned {type(score).__name__}; return environments.contract.Score")
-    reward, success = plain_value(score.reward), plain_value(score.success)
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise EnvironmentFault(f"score() gave reward {reward!r:.80}; a reward is a number")
-    if not 0.0 <= reward <= 1.0:  # also catches NaN
-        raise EnvironmentFault(f"score() gave reward {reward}; rewards lie in [0, 1]")
-    if not isinstance(success, bool):
-        raise EnvironmentFault(f"score() gave success {success!r:.80}; success is True or False")
-    if not isinstance(score.metrics, Mapping):
-        raise EnvironmentFault(f"score() gave metrics {score.metrics!r:.80}; give a dict of numbers")
-    if not isinstance(score.checks, list | tuple):
-        raise EnvironmentFault(f"score() gave checks {score.checks!r:.80}; give a tuple of contract.Check")
-    metrics = {name: plain_value(value) for name, value in score.metrics.items()}
-    for name, value in metrics.items():
-        # The comparison is also false for NaN, and refuses integers that no column holds.
-        if not (isinstance(name, str) and isinstance(value, int | float) and abs(value) <= sys.float_info.max):
-            raise EnvironmentFault(f"score() gave metric {name!r:.80} as {value!r:.80}; metrics are finite numbers")
-    return Score(reward, success, tuple(map(_checked_check, score.checks)), metrics)
-
-
-def _checked_check(check: Check) -> Check:
-    if not isinstance(check, Check):
-        raise EnvironmentFault(f"score() gave {check!r:.80} as a check; give environments.contract.Check")
-    for name in ("name", "kind", "detail"):
-        _refuse_other(check, name, getattr(check, name), str, "a text")
-    flags: dict[str, Any] = {name: plain_value(getattr(check, name)) for name in ("required", "passed")}
-    for name, value in flags.items():
-        _refuse_other(check, name, value, bool, "True or False")
-    return Check(check.name, check.kind, flags["required"], flags["passed"], check.detail)
-
-
-def _refuse_other(check: Check, name: str, value: Any, kind: type, wanted: str) -> None:
-    if not isinstance(value, kind):
-        raise EnvironmentFault(f"score() gave check {check.name!r:.80} with {name} {value!r:.80}; it is {wanted}")
 
 
 def play_all(player: Player, episodes: Sequence[Episode]) -> list[Trajectory]:

@@ -7,11 +7,9 @@ template (`models/chat_template.py`); a template that rewrites earlier turns is 
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -19,117 +17,16 @@ from typing import Any
 
 from tokenizers import decoders
 
-from environments.contract import Action, Message, Prompt, ToolCall, canonical_json, content_hash
+from environments.contract import Action, Message, Prompt, content_hash
 from errors import ConfigurationError
+from models.call_formats import FORMATS
 from models.chat_template import THOUGHT, THOUGHT_END, read_template
 
 logger = logging.getLogger("trace.models")
 
 ANSWERS = "assistant"
-CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
-TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-
-
-def _parameters(tool: Mapping[str, Any]) -> dict[str, str]:
-    """Parameter name -> JSON type, in the order of the schema."""
-    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
-    return {
-        n: str(what.get("type", "string")) if isinstance(what, Mapping) else "string" for n, what in properties.items()
-    }
-
-
-def _typed(word: str, kind: str) -> Any:
-    """The word as the JSON type `kind`, or as it is if it is none."""
-    kinds: Mapping[str, Callable[[str], Any]] = {"integer": int, "number": _number}
-    try:
-        return kinds.get(kind, str)(word)
-    except ValueError:
-        return word
-
-
-def _number(word: str) -> int | float:
-    value = float(word)
-    if not math.isfinite(value):
-        raise ValueError(f"{word} is not a JSON number")
-    return int(value) if value.is_integer() else value
-
-
-class CompactCalls:
-    """`name(first, second)`: a handful of tokens a call, for small models. One call a turn.
-
-    Arguments stand in the order of the tool's parameters; the last one takes all the rest. Values take the type that
-    the schema names where they can. A turn that is not wholly a call is a message, and so is every turn where no tool
-    is offered: a target may ask for an answer that looks like a call.
-    """
-
-    name = "compact"
-
-    def system(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Instructions that already show every call stay as they are; else the signatures are added."""
-        signatures = {t["function"]["name"]: ", ".join(_parameters(t)) for t in tools}
-        if all(f"{name}(" in instructions for name in signatures):
-            return instructions
-        return f"{instructions}\nCalls: {' '.join(f'{name}({inner})' for name, inner in signatures.items())}"
-
-    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        """The text of an assistant turn."""
-        return f"{calls[0].name}({', '.join(map(str, calls[0].arguments.values()))})" if calls else content
-
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        """The action that a turn's text stands for. Too few values leave the last parameters out."""
-        text = text.strip()
-        match = CALL.fullmatch(text) if tools else None
-        if match is None:
-            return Action(content=text) if text else Action(malformed="(nothing)")
-        name, inner = match.groups()
-        schema = next((t for t in tools if t["function"]["name"] == name), None)
-        parameters = _parameters(schema) if schema else {}
-        values = [v.strip() for v in inner.split(",", max(0, len(parameters) - 1))] if inner.strip() else []
-        if len(values) > len(parameters):
-            parameters = {f"argument_{index}": "string" for index in range(len(values))}
-        arguments = {key: _typed(value, kind) for (key, kind), value in zip(parameters.items(), values, strict=False)}
-        return Action(tool_calls=(ToolCall(name, arguments, "call_0"),))
-
-
-class JsonCalls:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number a turn: what most open models learnt."""
-
-    name = "json"
-
-    def system(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Instructions, then one schema per line; without tools the instructions alone."""
-        if not tools:
-            return instructions
-        lines = "\n".join(json.dumps(t, ensure_ascii=False) for t in tools)
-        how = 'To call a tool, answer <tool_call>{"name": NAME, "arguments": {...}}</tool_call>.'
-        return f"{instructions}\n\nTools:\n{lines}\n\n{how}"
-
-    def write(self, content: str, calls: Sequence[ToolCall]) -> str:
-        tags = [
-            f"<tool_call>{json.dumps({'name': c.name, 'arguments': dict(c.arguments)}, ensure_ascii=False)}</tool_call>"
-            for c in calls
-        ]
-        return "\n".join(([content] if content else []) + tags)
-
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
-        found = TAGGED.findall(text)
-        if not found:
-            malformed = "<tool_call>" in text
-            return Action(malformed=text.strip()) if malformed else Action(content=text.strip())
-        calls = []
-        for index, body in enumerate(found):
-            try:
-                call = json.loads(body)
-                canonical_json(call).encode()  # NaN and lone surrogates are not JSON that can be stored
-                calls.append(ToolCall(str(call["name"]), dict(call.get("arguments") or {}), f"call_{index}"))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return Action(malformed=text.strip())
-        return Action(content=TAGGED.sub("", text).strip(), tool_calls=tuple(calls))
-
-
 # Texts whose ids are kept: instructions and worked examples, and what was said last.
 TEXTS_KEPT = 4096
-FORMATS: Mapping[str, type[CompactCalls] | type[JsonCalls]] = {"compact": CompactCalls, "json": JsonCalls}
 
 
 @dataclass
@@ -224,9 +121,11 @@ class Renderer:
         """Hash of template and call format; part of a policy's identity."""
         return content_hash([self.tokenizer.chat_template, self.calls.name])
 
-    def content(self, message: Message) -> str:
-        """The text of a message."""
-        return self.calls.write(message.content, message.tool_calls) if message.role == "assistant" else message.content
+    def content(self, message: Message, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text of a message, given the tools on offer."""
+        if message.role != ANSWERS:
+            return message.content
+        return self.calls.write(message.content, message.tool_calls, tools)
 
     def start(self, prompt: Prompt, first: Sequence[Message]) -> Conversation:
         """A conversation up to its first turn: `first` behind the prompt, which is its shared part."""
@@ -236,9 +135,9 @@ class Renderer:
         for index, message in enumerate(messages):
             if index:
                 conversation.append(self.separator(messages[index - 1].role, message.role), False)
-            conversation.append(self._encode(self.content(message)), False)
+            conversation.append(self._encode(self.content(message, prompt.tools)), False)
         conversation.shared = len(conversation.ids)
-        self._extend(conversation, messages[-1].role, first)
+        self._extend(conversation, messages[-1].role, first, prompt.tools)
         return conversation
 
     def answer(
@@ -262,15 +161,21 @@ class Renderer:
         for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):
             then = messages[place + 1 : after]
             end = self.separator(ANSWERS, then[0].role)[0] if then else self.end_id
-            ids = [*self._encode(self.content(messages[place])), end]
+            ids = [*self._encode(self.content(messages[place], prompt.tools)), end]
             self.answer(conversation, ids, [0.0] * len(ids), then)
         return conversation
 
-    def _extend(self, conversation: Conversation, last: str, messages: Sequence[Message]) -> None:
+    def _extend(
+        self,
+        conversation: Conversation,
+        last: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Append messages after one of role `last`, and open the assistant's turn."""
         for message in messages:
             conversation.append(self.separator(last, message.role), False)
-            conversation.append(self._encode(self.content(message)), False)
+            conversation.append(self._encode(self.content(message, tools)), False)
             last = message.role
         conversation.append(self.opening(last), False)
 

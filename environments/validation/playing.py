@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, canonical_json
 from environments.playing import take_turns
+from environments.scores import checked_score
 from errors import BudgetExceeded, ProviderError
 
 # What code from outside this project may raise, on purpose or by mistake: a list of classes would always lack one
@@ -47,10 +48,9 @@ def play(
 ) -> Played:
     """Play `task` to its end and score it. `past_the_end` goes on acting after `done`, as a hostile client may.
 
-    What the environment raises is kept in `error`, and a score outside the contract is a fault too; what is of
-    `OUTSIDE` is raised. Its calls have no
-    limit of time here: a module's worker has its own, any other environment is given one by whoever makes it
-    (`models.episodes.Guarded`).
+    What the environment raises is kept in `error`, and a score that episodes would refuse is a fault too; what is of
+    `OUTSIDE` is raised. Its calls have no limit of time here: a module's worker has its own, any other environment is
+    given one by whoever makes it (`models.episodes.Guarded`).
     """
     rng = random.Random(seed)
     messages: list[Message] = []
@@ -71,25 +71,13 @@ def play(
         first = environment.reset(task)
         messages.extend(first.messages)
         take_turns(environment, first, act, step, past_the_end=past_the_end)
-        score = environment.score()
-        wrong = _score_fault(score)
-        if wrong:
-            return Played(None, b"", steps, wrong)
+        score = checked_score(environment.score())
         shown = [message.as_dict() for message in messages if message.role != "assistant"]
         return Played(score, _bytes([shown, asdict(score)]), steps, "", tuple(messages))
     except OUTSIDE:
         raise
     except FAULTS as error:
         return Played(None, b"", steps, f"{type(error).__name__}: {error}"[:500], tuple(messages))
-
-
-def _score_fault(score: object) -> str:
-    """What is wrong with a score; "" when it is within the contract."""
-    if not isinstance(score, Score):
-        return f"score() gave {type(score).__name__}, not a Score"
-    if not isinstance(score.reward, int | float) or isinstance(score.reward, bool) or not 0 <= score.reward <= 1:
-        return f"the reward is {score.reward!r}, not a number in [0, 1]"
-    return "" if isinstance(score.success, bool) else f"success is {score.success!r}, not a bool"
 
 
 def play_all(

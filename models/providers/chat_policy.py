@@ -242,12 +242,17 @@ def _action(model: str, reply: Completion) -> Action:
     for index, call in enumerate(reply.calls):
         try:
             arguments = json.loads(call.arguments)
-            canonical_json(arguments).encode()  # NaN and lone surrogates are not JSON that can be stored
+            canonical_json([call.name, arguments]).encode()  # NaN and lone surrogates are not JSON that can be stored
         except (ValueError, RecursionError):
-            return Action(malformed=f"{call.name}({call.arguments})")
+            arguments = None
         if not isinstance(arguments, dict) or not call.name:
-            return Action(malformed=f"{call.name}({call.arguments})")
-        calls.append(ToolCall(call.name, arguments, call.id or f"call_{index}"))
+            return Action(malformed=_encodable(f"{call.name}({call.arguments})"))
+        calls.append(ToolCall(call.name, arguments, _encodable(call.id) or f"call_{index}"))
     if not calls and not content:
         return Action(malformed="(nothing)")
-    return Action(content=content.encode("utf-8", "replace").decode(), tool_calls=tuple(calls))
+    return Action(content=_encodable(content), tool_calls=tuple(calls))
+
+
+def _encodable(text: str) -> str:
+    """The text as the next request can hold it: a lone surrogate becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()

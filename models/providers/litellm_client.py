@@ -8,13 +8,16 @@ belong to the caller, whose client (`models.providers.client`) reserves each one
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import quote
 
 from errors import ConfigurationError, ProviderError
 from settings_parts import shown_variable
@@ -22,6 +25,10 @@ from settings_parts import shown_variable
 logger = logging.getLogger("trace.models")
 
 _ABOUT_CONTEXT = ("context length", "context window", "maximum context", "too many tokens", "prompt is too long")
+# Variables that may hold what LiteLLM sends to a provider: every provider has names of its own.
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+# A shorter value of such a variable is a switch or a number, and words of the message would go with it.
+_SHORTEST_SECRET = 8
 _ABOUT_FORMAT = ("response_format", "json_schema", "structured output", "guided")
 
 
@@ -112,8 +119,11 @@ async def send(call: ModelCall) -> Completion:
         text = f"did not answer within {call.seconds:.4g} s"
         raise CallFailed(f"{call.model} {text}", text, transient=True) from error
     except openai.OpenAIError as error:
-        raise _failure(call.model, error) from error
-    return _completion(call, response)
+        failure = _failure(call, error)
+    else:
+        return _completion(call, response)
+    # Outside of the handler: LiteLLM's own error as its cause or context would show in logs what the server quoted.
+    raise failure
 
 
 def _completion(call: ModelCall, response: Any) -> Completion:
@@ -151,9 +161,10 @@ def _cost(call: ModelCall, response: Any, prompt: int, sampled: int) -> float:
     return (prompt * price[0] + sampled * price[1]) / 1e6
 
 
-def _failure(model: str, error: Any) -> CallFailed:
+def _failure(call: ModelCall, error: Any) -> CallFailed:
     litellm, _ = litellm_modules()
-    status, text = getattr(error, "status_code", None), str(error)[:400]
+    model = call.model
+    status, text = getattr(error, "status_code", None), _without_secrets(str(error), call.api_key_variable)[:400]
     if status == 429:
         problem = CallFailed(f"{model} asks to slow down: {text}", text, status, transient=True)
         asked = str((getattr(error, "litellm_response_headers", None) or {}).get("retry-after", ""))
@@ -165,6 +176,17 @@ def _failure(model: str, error: Any) -> CallFailed:
     about_context = status == 400 and any(words in str(error).lower() for words in _ABOUT_CONTEXT)
     problem.too_long = about_context or isinstance(error, litellm.ContextWindowExceededError)
     return problem
+
+
+def _without_secrets(text: str, key_variable: str) -> str:
+    """The text with `***` for each key that may have been sent: servers quote it in their errors, and these are
+    stored."""
+    secrets = {v for n, v in os.environ.items() if _SECRET_NAME.search(n) and len(v) >= _SHORTEST_SECRET}
+    secrets = {secret.strip() for secret in secrets | {os.environ.get(key_variable, "")}} - {""}
+    spelled = {form for s in secrets for form in (s, quote(s, safe=""), json.dumps(s)[1:-1], repr(s)[1:-1])}
+    for secret in sorted(spelled, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
 
 
 def explained(problem: CallFailed, model: str, structured: bool = False) -> ProviderError | ConfigurationError:

@@ -9,7 +9,8 @@ import pytest
 
 from environments.contract import Message, Prompt, ToolCall
 from errors import ConfigurationError
-from models.renderer import CompactCalls, JsonCalls, Renderer
+from models.call_formats import CompactCalls, JsonCalls
+from models.renderer import Renderer
 from tests.tokenizers_trained import CHATML, byte_level, header_tokenizer, metaspace_tokenizer
 
 TOOLS = [

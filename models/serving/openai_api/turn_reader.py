@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.contract import Action
+from models.call_formats import CompactCalls
 from models.chat_template import THOUGHT
-from models.renderer import CompactCalls, Renderer
+from models.renderer import Renderer
 
 TAG = "<tool_call>"
 BROKEN = "\ufffd"  # what decoding gives for the first bytes of a character whose last ones are still to come

@@ -17,7 +17,7 @@ from environments.targets.reasoning_gym.target import DEFAULT_FAMILIES, NEAR_MIS
 from environments.targets.reference_check import no_op, oracle, play, validate
 from environments.targets.third_party.procedural import Procedural, for_training
 from errors import TargetError
-from models.renderer import CompactCalls
+from models.call_formats import CompactCalls
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is absent: it needs a C compiler"

@@ -171,7 +171,7 @@ def test_whatever_an_environment_raises_is_a_finding():
         def score(self):
             return None
 
-    assert "score() gave NoneType, not a Score" in reasons(Unscored)
+    assert "score() returned NoneType" in reasons(Unscored)
 
     def drawn(seed):
         raise re.error("unterminated")
@@ -223,7 +223,7 @@ def test_a_reward_outside_the_contract_is_a_fault():
         def score(self):
             return Score(7.0, True)
 
-    assert "not a number in [0, 1]" in reasons(Generous)
+    assert "rewards lie in [0, 1]" in reasons(Generous)
 
 
 def test_the_red_team_has_at_least_twenty_classes_and_reports_each():

@@ -108,6 +108,25 @@ def test_arguments_that_are_no_object_are_the_agents_mistake() -> None:
     assert [m["role"] for m in server.requests[-1]["messages"]][-2:] == ["assistant", "user"]
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("look", '{"at": "\ud800"}'), ("look\ud800", "{}")])
+def test_a_call_that_no_request_can_hold_is_the_agents_mistake_and_its_episode_goes_on(
+    name: str, arguments: str, no_waiting: None
+) -> None:
+    replies = [calls((name, arguments)), calls(("look", {"at": 7})), says("Seen it.")]
+    with agent(lambda n, r: replies[n]) as server:
+        policy = chat(settings(server))
+        trajectory, _ = play(policy)
+        close(policy)
+        assert [step.action.malformed for step in trajectory.steps] == [
+            f"{name}({arguments})".replace("\ud800", "?"),
+            "",
+            "",
+        ]
+        assert trajectory.score is not None
+        assert trajectory.score.success
+        assert len(server.requests) == 3
+
+
 def test_a_model_without_tool_calling_is_refused_before_work() -> None:
     with ScriptedAnalyst(lambda n, r: says("ping pong")) as server, pytest.raises(ConfigurationError, match="tool"):
         chat(settings(server)).check()

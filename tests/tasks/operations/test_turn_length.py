@@ -1,25 +1,30 @@
-"""Turns that are too short for the target's own solutions are refused before anything is played."""
+"""Turns that cannot say the target's own solutions are refused before anything is played."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from environments.contract import Action, Message, Observation, TargetTask
+from environments.contract import Action, Message, Observation, TargetTask, ToolCall
 from errors import ConfigurationError, EnvironmentFault
+from models.call_formats import FORMATS
 from tasks.operations.turn_length import check_turn_length
 
 
 class Sentences:
-    """The solution of a task is one sentence of as many words as its number says; -1 has none, -2 does not open."""
+    """The solution of a task is one sentence of as many words as its number says, or the calls that it names; -1 has
+    none, -2 does not open."""
 
     max_steps = 2
+    tools = ({"function": {"name": "look", "parameters": {"properties": {"key": {"type": "string"}}}}},)
 
     def reset(self, task: TargetTask) -> Observation:
         self.words = int(task.payload["words"])
+        self.calls: Sequence[ToolCall] = task.payload["calls"]
         if self.words == -2:
             raise EnvironmentFault("broken")
         return Observation((Message("user", "Say."),))
@@ -29,15 +34,23 @@ class Sentences:
         return Observation((), done=True)
 
     def oracle(self) -> Action | None:
-        return None if self.words < 0 else Action(content=" ".join(["word"] * self.words))
+        if self.words < 0:
+            return None
+        return Action(tool_calls=tuple(self.calls)) if self.calls else Action(content=" ".join(["word"] * self.words))
 
     def close(self) -> None:
         return None
 
 
-def context(words: list[int], most: int) -> Any:
-    tasks = [TargetTask(f"t{i}", "diagnosis", "f", i, {"words": n}) for i, n in enumerate(words)]
-    renderer = SimpleNamespace(text_ids=str.split, content=lambda message: message.content)
+def context(words: list[int], most: int, calls: Sequence[Sequence[ToolCall]] = (), form: str = "compact") -> Any:
+    payloads = [{"words": n, "calls": calls[i] if i < len(calls) else ()} for i, n in enumerate(words)]
+    tasks = [TargetTask(f"t{i}", "diagnosis", "f", i, payload) for i, payload in enumerate(payloads)]
+    written = FORMATS[form]()
+    renderer = SimpleNamespace(
+        text_ids=str.split,
+        content=lambda message, tools: written.write(message.content, message.tool_calls, tools),
+        calls=written,
+    )
     return SimpleNamespace(
         settings=SimpleNamespace(rollout=SimpleNamespace(max_tokens=most)),
         round=SimpleNamespace(target="sentences"),
@@ -64,3 +77,19 @@ def test_a_few_long_solutions_are_told_and_played_all_the_same(caplog: pytest.Lo
 def test_tasks_without_a_solution_say_nothing() -> None:
     check_turn_length(context([-1, -2] * 10, 1))
     check_turn_length(context([], 1))
+
+
+def test_calls_that_the_format_changes_are_refused_with_the_format_that_keeps_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    look, other = ToolCall("look", {"key": "a"}), ToolCall("look", {"key": 'b, "c"\n'})
+    with pytest.raises(
+        ConfigurationError, match=r'calls = "compact", and 3 of 20 .* as look\(a\): .*set calls = "json"'
+    ):
+        check_turn_length(context([1] * 20, 20, [(look, other)] * 3))
+    check_turn_length(context([1] * 20, 20, [(look,), (other,)] * 10))
+    check_turn_length(context([1] * 20, 20, [(look, other)] * 3, "json"))
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING, "trace"):
+        check_turn_length(context([1] * 20, 20, [(look, other)] * 2))
+    assert "2 of 20" in caplog.text
