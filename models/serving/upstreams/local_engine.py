@@ -296,7 +296,8 @@ class LocalEngine:
         for session in list(self._sampling):
             self._cancel(session)
         for call in self._alone:
-            call.future.set_exception(gone)
+            if call.future.set_running_or_notify_cancel():  # who left has cancelled it, and hears nothing
+                call.future.set_exception(gone)
         self._waiting.clear()
         self._alone.clear()
 
