@@ -7,7 +7,8 @@ import logging
 
 from environments.contract import Action, Observation, TargetTask
 from environments.playing import take_turns
-from errors import ConfigurationError, EnvironmentFault
+from errors import ConfigurationError, EnvironmentFault, TargetError
+from models.episodes import Guarded
 from tasks.round.context import Context
 
 logger = logging.getLogger("trace")
@@ -38,17 +39,18 @@ def check_turn_length(context: Context) -> None:
 
 def _longest_turn(context: Context, task: TargetTask) -> int:
     """Tokens of the longest turn of the reference solution, its end included; 0 without one."""
-    renderer, environment = context.base.renderer, context.target.environment()
-    lengths = [0]
-
-    def step(action: Action) -> Observation:
-        lengths.append(len(renderer.text_ids(renderer.content(action.as_message()))) + 1)
-        return environment.step(action)
-
+    renderer, lengths = context.base.renderer, [0]
     try:
-        take_turns(environment, environment.reset(task), lambda taken: environment.oracle(), step)
-    except EnvironmentFault:  # the episode itself will tell
+        environment = Guarded.made(context.target.environment)
+
+        def step(action: Action) -> Observation:
+            lengths.append(len(renderer.text_ids(renderer.content(action.as_message()))) + 1)
+            return environment.step(action)
+
+        try:
+            take_turns(environment, environment.reset(task), lambda taken: environment.oracle(), step)
+        finally:
+            environment.close()
+    except (EnvironmentFault, TargetError):  # the episode itself will tell
         return 0
-    finally:
-        environment.close()
     return max(lengths)

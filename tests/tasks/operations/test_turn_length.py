@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,20 @@ from tasks.operations.turn_length import check_turn_length
 
 
 class Sentences:
-    """The solution of a task is one sentence of as many words as its number says; -1 has none, -2 does not open."""
+    """The solution of a task is one sentence of as many words as its number says; -1 has none, -2 does not open,
+    and -3 asks for a record that is not there."""
 
+    tools: Sequence[Any] = ()
+    instructions = ""
+    examples: Sequence[Message] = ()
     max_steps = 2
 
     def reset(self, task: TargetTask) -> Observation:
         self.words = int(task.payload["words"])
         if self.words == -2:
             raise EnvironmentFault("broken")
+        if self.words == -3:
+            raise KeyError("no such record")
         return Observation((Message("user", "Say."),))
 
     def step(self, action: Action) -> Observation:
@@ -62,5 +69,5 @@ def test_a_few_long_solutions_are_told_and_played_all_the_same(caplog: pytest.Lo
 
 
 def test_tasks_without_a_solution_say_nothing() -> None:
-    check_turn_length(context([-1, -2] * 10, 1))
+    check_turn_length(context([-1, -2, -3] * 10, 1))
     check_turn_length(context([], 1))
