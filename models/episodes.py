@@ -31,7 +31,7 @@ from environments.contract import (
 )
 from environments.playing import take_turns
 from environments.wrapping import WrappedEnvironment
-from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
+from errors import CallOverdue, ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.offered import observed, offered, refuse_tools, suggested
 from models.overlap import Overlap
@@ -297,7 +297,7 @@ def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kw
     except TraceError:
         raise
     except DeadlinePassed:
-        raise EnvironmentFault(
+        raise CallOverdue(
             f"the environment's {name} did not return within {seconds} s; make it faster or allow more"
         ) from None
     except Exception as problem:  # a user's environment may raise anything; the round must not end for it
