@@ -34,6 +34,10 @@ class EnvironmentFault(TraceError, RuntimeError):
     boundary = "environment"
 
 
+class CallOverdue(EnvironmentFault):
+    """A call into an environment did not return within its limit; on another day it may."""
+
+
 class SandboxError(EnvironmentFault):
     """The sandbox refused, died, or passed its deadline."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from environments.contract import (
     DEEPEST,
@@ -18,16 +19,18 @@ from environments.contract import (
     Environment,
     Message,
     Observation,
+    Prompt,
     Score,
     TargetTask,
     Termination,
     content_hash,
     too_deep,
 )
+from environments.offered import observed, offered, refuse_tools, suggested
 from environments.playing import take_turns
 from environments.scores import checked_score
 from environments.wrapping import WrappedEnvironment
-from errors import ContextOverflow, EnvironmentFault, PolicyError, TraceError
+from errors import CallOverdue, ContextOverflow, EnvironmentFault, PolicyError, TraceError
 from models.deadline import DeadlinePassed, within
 from models.overlap import Overlap
 from models.policy import MessagePolicy, PolicyIdentity, Request, Sampling, TokenPolicy
@@ -99,6 +102,9 @@ class Playing:
     episode: Episode
     environment: Environment
     began: float
+    prompt: Prompt = field(default_factory=Prompt)
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_steps: int = 0
     messages: list[Message] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     conversation: Conversation = field(default_factory=Conversation)
@@ -150,13 +156,20 @@ class Player:
         environment = self._guarded("make", self.make)
         playing = Playing(episode, environment, began)
         try:
-            first = self._guarded("reset", lambda: _observed(environment.reset(episode.task), "reset"))
+            first = self._guarded("reset", self._reset, playing)
         except TraceError:
             self._close(environment)
             raise
         playing.messages.extend(first.messages)
         self._spent(began)
         return playing, first
+
+    def _reset(self, playing: Playing) -> Observation:
+        environment = playing.environment
+        first = observed(environment.reset(playing.episode.task), "reset")
+        playing.prompt, playing.max_steps = offered(environment)
+        playing.tools = environment.tools
+        return first
 
     def _spent(self, since: float) -> float:
         """Seconds since then, which the caller's thread waited unless the environment has one of its own."""
@@ -174,11 +187,19 @@ class Player:
             names = ", ".join(str(call.name) for call in action.tool_calls)
             action = Action(malformed=f"({names}: arguments nested deeper than {DEEPEST})")
         since = time.perf_counter()
-        observation = self._guarded("step", lambda: _observed(playing.environment.step(action), "step"))
+        observation = self._guarded("step", self._step, playing, action)
         seconds = self._spent(since)
         playing.messages.append(action.as_message())
         playing.messages.extend(observation.messages)
         playing.steps.append(Step(action, observation, sampled, 1000 * seconds))
+        return observation
+
+    def _step(self, playing: Playing, action: Action) -> Observation:
+        observation = observed(playing.environment.step(action), "step")
+        tools = playing.environment.tools
+        if tools is not playing.tools:  # some environments offer more in later turns
+            refuse_tools(tools)
+            playing.tools = tools
         return observation
 
     def count_step(self) -> None:
@@ -236,11 +257,11 @@ class Player:
             return self.failed(episode, problem)
 
         def act(taken: int) -> Action:
-            seed = episode.seed * 1_000_003 + taken
+            given = playing.environment, playing.messages, episode.seed * 1_000_003 + taken
             if isinstance(policy, OraclePolicy):
                 # It asks the environment, so what is raised there is the environment's too.
-                return self._guarded("oracle", policy.act, playing.environment, playing.messages, seed)
-            return policy.act(playing.environment, playing.messages, seed)
+                return self._guarded("oracle", lambda: suggested(policy.act(*given), "oracle()"))
+            return policy.act(*given)
 
         def step(action: Action) -> Observation:
             observation = self.step(playing, action, 0)
@@ -274,7 +295,7 @@ def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kw
     except TraceError:
         raise
     except DeadlinePassed:
-        raise EnvironmentFault(
+        raise CallOverdue(
             f"the environment's {name} did not return within {seconds} s; make it faster or allow more"
         ) from None
     except Exception as problem:  # a user's environment may raise anything; the round must not end for it
@@ -287,40 +308,34 @@ class Guarded(WrappedEnvironment):
     """An environment that is played without a `Player`, as validation does: its calls have the same limit."""
 
     def __init__(self, inner: Environment, seconds: float = STEP_SECONDS) -> None:
-        super().__init__(inner)
-        self.seconds = seconds
+        self.inner, self.seconds = inner, seconds
+        with suppress(AttributeError):  # some set what they offer at `reset`
+            self.take_over()
+
+    @classmethod
+    def made(cls, make: Callable[[], Environment], seconds: float = STEP_SECONDS) -> Guarded:
+        """What `make` gives; making it has the same limit."""
+        return guarded(seconds, "make", lambda: cls(make(), seconds))
 
     def reset(self, task: TargetTask) -> Observation:
-        return guarded(self.seconds, "reset", super().reset, task)
+        return guarded(self.seconds, "reset", self._reset, task)
+
+    def _reset(self, task: TargetTask) -> Observation:
+        first = observed(super().reset(task), "reset")
+        offered(self)
+        return first
 
     def step(self, action: Action) -> Observation:
-        return guarded(self.seconds, "step", super().step, action)
+        return guarded(self.seconds, "step", lambda: observed(super(Guarded, self).step(action), "step"))
 
     def score(self) -> Score:
         return guarded(self.seconds, "score", super().score)
 
     def oracle(self) -> Action | None:
-        return guarded(self.seconds, "oracle", super().oracle)
+        return guarded(self.seconds, "oracle", lambda: suggested(super(Guarded, self).oracle(), "oracle()"))
 
     def close(self) -> None:
         guarded(self.seconds, "close", super().close)
-
-
-def _observed(observation: Observation, name: str) -> Observation:
-    """Refuse an observation outside the contract."""
-    if not isinstance(observation, Observation):
-        kind = type(observation).__name__
-        raise EnvironmentFault(f"{name}() returned {kind}; return environments.contract.Observation")
-    for message in observation.messages:
-        if not isinstance(message, Message) or not isinstance(message.content, str):
-            raise EnvironmentFault(f"{name}() gave {message!r:.80} as a message; give contract.Message with a text")
-        try:
-            message.content.encode()
-        except UnicodeEncodeError as problem:
-            raise EnvironmentFault(f"{name}() gave a text that is not Unicode ({problem}); clean it") from None
-        if too_deep(message.tool_calls):
-            raise EnvironmentFault(f"{name}() gave a call that is nested deeper than {DEEPEST}; give a flatter one")
-    return observation
 
 
 def play_all(player: Player, episodes: Sequence[Episode]) -> list[Trajectory]:

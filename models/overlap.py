@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from environments.contract import Prompt, Termination
+from environments.contract import Termination
 from errors import TraceError
 from models.lanes import Lanes
 from models.policy import Cancelling, Generation, TokenPolicy, Waking
@@ -108,7 +108,7 @@ class Overlap:
             return self.player.failed(episode, problem)
         self.open[episode.key] = playing
         try:
-            playing.conversation = self.renderer.start(Prompt.of(playing.environment), first.messages)
+            playing.conversation = self.renderer.start(playing.prompt, first.messages)
             self._submit(playing)
         except TraceError as problem:
             self._end(playing, Termination.ERROR, problem)
@@ -121,7 +121,7 @@ class Overlap:
         try:
             if generation.problem is not None:
                 raise generation.problem
-            action = self.renderer.read(generation.ids, playing.environment.tools)
+            action = self.renderer.read(generation.ids, playing.tools)
         except TraceError as problem:
             self._end(playing, Termination.ERROR, problem)
             return
@@ -132,7 +132,7 @@ class Overlap:
         try:
             observation = result()
             self.player.count_step()
-            last = observation.done or len(playing.steps) >= playing.environment.max_steps
+            last = observation.done or len(playing.steps) >= playing.max_steps
             self.renderer.answer(
                 playing.conversation, generation.ids, generation.logprobs, () if last else observation.messages
             )

@@ -110,7 +110,10 @@ def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEn
         environment, contrast, alone = contrasted(composed)
     except (EnvironmentFault, TargetError) as fault:
         return composed, ValidationVerdict(False, (f"contrast: {fault}",), {})
-    verdict = validate_environment(environment.environment, environment.scenario, limits, contrast=contrast)
+    content = getattr(composed.target, "content", None)
+    verdict = validate_environment(
+        environment.environment, environment.scenario, limits, contrast=contrast, content=content
+    )
     if alone:
         verdict = replace(verdict, accepted=False, reasons=(alone, *verdict.reasons))
     return environment, verdict

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from environments.contract import (
     Action,
@@ -23,6 +24,7 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
+from environments.synthesized.drawing import DRAWS, first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.references import References
 from environments.wrapping import WrappedEnvironment
@@ -146,12 +148,16 @@ class ComposedEnvironment:
             family = rng.choice(spec.retention_families)
         else:
             family = rng.choices(spec.families, spec.weights)[0] if spec.weights else rng.choice(spec.families)
-        return self.generators.generate(family, rng.randrange(10**9))
+        return self.drawn(family, rng)
 
     def own_scenario(self, seed: int) -> TargetTask:
         """A scenario that needs the capability, for calibration and for measuring an adapter."""
         rng = random.Random(f"{self.spec.id}:own:{seed}")
-        return self.generators.generate(rng.choice(self.spec.families), rng.randrange(10**9))
+        return self.drawn(rng.choice(self.spec.families), rng)
+
+    def drawn(self, family: str, rng: random.Random) -> TargetTask:
+        """A scenario of a family, of the next random number that the target's generator has one for."""
+        return first_made(partial(self.generators.generate, family), (rng.randrange(10**9) for _ in range(DRAWS)))
 
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario needs the capability; the others are there for retention."""
@@ -160,7 +166,7 @@ class ComposedEnvironment:
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How another scenario of the same family is solved (`hints.py`): the same one for all of the family's."""
         rng = random.Random(f"{self.spec.id}:advice:{task.family}")
-        return solved(self.target.environment(), self.generators.generate(task.family, rng.randrange(10**9)))
+        return solved(self.target.environment(), self.drawn(task.family, rng))
 
     def environment(self) -> Environment:
         near_miss = NEAR_MISS**self.spec.version

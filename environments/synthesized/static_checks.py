@@ -67,6 +67,10 @@ _FORBIDDEN_ATTRIBUTES = frozenset(
     ]
 )
 
+# What reads the clock, of the imports that have any: scenarios and answers would be others on another day, which two
+# runs of the other checks within one day do not see.
+_CLOCK, _CLOCKED = frozenset(["today", "now", "utcnow"]), frozenset(["datetime", "calendar"])
+
 
 def static_faults(source: str) -> list[str]:
     """What is wrong with the text of a module, each with its line; empty when it may be tried in the sandbox."""
@@ -132,6 +136,7 @@ def _shape_faults(tree: ast.Module) -> list[str]:
 
 def _use_faults(tree: ast.Module) -> list[tuple[int, str]]:
     faults: list[tuple[int, str]] = []
+    clocked = _clocked_names(tree)
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
@@ -142,6 +147,8 @@ def _use_faults(tree: ast.Module) -> list[tuple[int, str]]:
             faults.append((line, f"the name {node.id} is not available to modules"))
         elif isinstance(node, ast.Attribute) and (_is_dunder(node.attr) or node.attr in _FORBIDDEN_ATTRIBUTES):
             faults.append((line, f"the attribute {node.attr} is not available to modules"))
+        elif isinstance(node, ast.Attribute) and node.attr in _CLOCK and _root(node) in clocked:
+            faults.append((line, f"{node.attr} reads the clock: draw dates from random.Random(seed)"))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"__\w+__", node.value):
             faults.append((line, "a string names a double-underscore attribute"))
         elif isinstance(node, ast.Global | ast.Nonlocal) and isinstance(node, ast.Global):
@@ -149,6 +156,25 @@ def _use_faults(tree: ast.Module) -> list[tuple[int, str]]:
         elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
             faults.append((line, "a module is synchronous"))
     return [fault for fault in faults if fault[1]]
+
+
+def _clocked_names(tree: ast.Module) -> set[str]:
+    """The names under which a module has imported what knows the time."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in _CLOCKED}
+        elif isinstance(node, ast.ImportFrom) and node.module in _CLOCKED:
+            names |= {alias.asname or alias.name for alias in node.names}
+            names |= _CLOCKED | {"date"} if any(alias.name == "*" for alias in node.names) else set()
+    return names
+
+
+def _root(node: ast.expr) -> str:
+    """The name that a chain of attributes and calls begins with; "" where it begins with none."""
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.value if isinstance(node, ast.Attribute) else node.func
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _import_fault(name: str, level: int = 0) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from environments.contract import (
@@ -26,11 +27,13 @@ from environments.contract import (
     TargetTask,
     content_hash,
 )
+from environments.sandbox.workers import WorkerDied
 from environments.synthesized.composed import NEAREST, DenseEnvironment
+from environments.synthesized.drawing import DRAWS, first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
-from errors import EnvironmentFault, SandboxError, TargetError
+from errors import EnvironmentFault, TargetError
 
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
 SEEDS = 500_000
@@ -113,14 +116,16 @@ class WrittenEnvironment:
         if rng.random() < self.spec.retention_share:
             families = self.spec.retention_families
             if families and isinstance(self.target, Generators):
-                return self.target.generate(rng.choice(families), rng.randrange(10**9))
+                generate = partial(self.target.generate, rng.choice(families))
+                return first_made(generate, (rng.randrange(10**9) for _ in range(DRAWS)))
             if self._retention:
                 return rng.choice(self._retention)
-        return self._written(2 * rng.randrange(SEEDS))
+        return self._written(2 * rng.randrange(SEEDS) for _ in range(DRAWS))
 
     def own_scenario(self, seed: int) -> TargetTask:
         """A scenario of the module, for calibration and for measuring an adapter; none that `scenario` gives."""
-        return self._written(2 * random.Random(f"{self.spec.id}:own:{seed}").randrange(SEEDS) + 1)
+        rng = random.Random(f"{self.spec.id}:own:{seed}")
+        return self._written(2 * rng.randrange(SEEDS) + 1 for _ in range(DRAWS))
 
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario is the module's; the others are the target's, and there for retention."""
@@ -128,7 +133,7 @@ class WrittenEnvironment:
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""
-        return solved(self.module.environment(), self._written(SHOWN)) if self.own(task) else ()
+        return solved(self.module.environment(), self._written(range(SHOWN, SHOWN + DRAWS))) if self.own(task) else ()
 
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
@@ -138,11 +143,15 @@ class WrittenEnvironment:
         """End the module's worker."""
         self.module.close()
 
-    def _written(self, seed: int) -> TargetTask:
+    def _written(self, seeds: Iterable[int]) -> TargetTask:
+        """The module's scenario of the first of `seeds` that it has one for."""
+        return first_made(self._tried, seeds)
+
+    def _tried(self, seed: int) -> TargetTask:
         for _ in range(TRIES - 1):
             try:
                 return self.module.scenario(seed, self.level)
-            except SandboxError:
+            except WorkerDied:
                 continue  # a worker that was killed on a busy machine is replaced at the next call
         return self.module.scenario(seed, self.level)
 

@@ -11,11 +11,13 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from environments.contract import Action, Environment, Message, TargetTask, ToolCall, content_hash
+from environments.contract import Action, Environment, Message, TargetTask, ToolCall
 from environments.validation.contrast import Contrast, Grounds, grounds
+from environments.validation.distinct import Distinct
 from environments.validation.measuring import exhibit, measured
 from environments.validation.need import Need
 from environments.validation.playing import (
@@ -117,20 +119,25 @@ def validate_environment(
     make_twin: MakeEnvironment | None = None,
     need: NeedTest | None = None,
     contrast: Contrast | None = None,
+    content: Callable[[TargetTask], str] | None = None,
 ) -> ValidationVerdict:
     """Determinism, distinct scenarios, policies, red team and need for the environment that plays `scenario(seed)`.
 
-    `contrast` is for a capability that has one right answer (`contrast.py`). `need` tests whether the capability is
-    needed, once the oracle is known to solve the scenarios. `wrong` adds policies that must fail. `make_twin` builds
-    the environment again from nothing (another process, where there is one), so that what a process remembers shows as
-    a difference; default: `make_environment` once more. `twins` give the scenarios as other processes do: sets have
-    another order there. What the environment raises, whatever it is, is a reason and not raised here, but for
-    `ProviderError` and `BudgetExceeded` of the model that plays its user.
+    `contrast` is for a capability that has one right answer (`contrast.py`). `content` is a target's own word on which
+    scenarios are the same (`Drawable.content`); without it they are looked at (`distinct.py`). `need` tests whether the
+    capability is needed, once the oracle is known to solve the scenarios. `wrong` adds policies that must fail.
+    `make_twin` builds the environment again from nothing (another process, where there is one), so that what a process
+    remembers shows as a difference; default: `make_environment` once more. `twins` give the scenarios as other
+    processes do: sets have another order there. What the environment raises, whatever it is, is a reason and not
+    raised here, but for `ProviderError` and `BudgetExceeded` of the model that plays its user.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
     try:
-        tasks, figures, reasons = _scenarios(scenario, twins, limits)
+        with closing(Distinct(make_environment, content)) as met:
+            tasks, figures, reasons = _scenarios(scenario, twins, limits, met)
+    except OUTSIDE:
+        raise
     except FAULTS as error:
         return ValidationVerdict(False, (raised("scenario", error),), {"limits": asdict(limits)})
     figures["limits"] = asdict(limits)
@@ -170,23 +177,19 @@ def raised(check: str, error: BaseException) -> str:
     return f"{check}: raised {type(error).__name__}: {error}"[:500]
 
 
-def scenario_hash(task: TargetTask) -> str:
-    """Hash of what a scenario is, without its id and seed: equal for two seeds that give the same scenario."""
-    return content_hash([task.family, dict(task.payload)])
-
-
 def _scenarios(
-    scenario: Scenario, twins: Sequence[Scenario], limits: Limits
+    scenario: Scenario, twins: Sequence[Scenario], limits: Limits, met: Distinct
 ) -> tuple[list[TargetTask], dict[str, Any], list[str]]:
     """Distinct scenarios in the order of their seeds, with the figures of both checks on the generator."""
-    tasks: dict[str, TargetTask] = {}
+    tasks: list[TargetTask] = []
     differing, searched = [], 0
     for seed in range(limits.searched):
         searched = seed + 1
         task = scenario(seed)
         if seed < limits.replayed and any(_in_order(again(seed)) != _in_order(task) for again in (scenario, *twins)):
             differing.append(seed)
-        tasks.setdefault(scenario_hash(task), task)
+        if met.add(task):
+            tasks.append(task)
         if len(tasks) >= max(limits.distinct, limits.episodes):
             break
     reasons = []
@@ -198,7 +201,7 @@ def _scenarios(
     if len(tasks) < limits.distinct:
         reasons.append(f"scenarios: {len(tasks)} distinct of {searched} seeds; {limits.distinct} are needed")
     figures = {"scenarios": {"searched": searched, "distinct": len(tasks), "differing": differing}}
-    return list(tasks.values()), figures, reasons
+    return tasks, figures, reasons
 
 
 def _in_order(task: TargetTask) -> str:

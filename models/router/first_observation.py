@@ -9,13 +9,15 @@ which do not show hidden states.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from environments.contract import Environment, Message, Prompt, TargetTask
-from errors import ConfigurationError, PolicyError
+from errors import ConfigurationError, EnvironmentFault, PolicyError, TargetError
+from models.episodes import Guarded
 from models.local.policy import LocalPolicy
 from models.renderer import Renderer
 
@@ -58,12 +60,33 @@ def openings(
     and served behind one, also where tools differ by task. None: that of the first task."""
     found = []
     for task in tasks:
-        environment = make()
+        opening, prompt = _opened(make, renderer, task, prompt)
+        found.append(opening)
+    return found
+
+
+def openings_by_task(
+    make: Callable[[], Environment], renderer: Renderer, tasks: Sequence[TargetTask], prompt: Prompt
+) -> dict[str, Opening]:
+    """The openings of `tasks` by id, without those on which the environment faults: nothing can be routed there, and
+    their episodes will tell."""
+    found = {}
+    for task in tasks:
+        with suppress(EnvironmentFault, TargetError):
+            found[task.id] = _opened(make, renderer, task, prompt)[0]
+    return found
+
+
+def _opened(
+    make: Callable[[], Environment], renderer: Renderer, task: TargetTask, prompt: Prompt | None
+) -> tuple[Opening, Prompt]:
+    environment = Guarded.made(make)
+    try:
         first = environment.reset(task).messages
         prompt = prompt or Prompt.of(environment)
-        found.append(opening_of(prompt, renderer, first))
+        return opening_of(prompt, renderer, first), prompt
+    finally:
         environment.close()
-    return found
 
 
 def layer_range(depth: int, layers: tuple[int, int] = LAYERS) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from environments.picking import spread
 from errors import AdapterError, ConfigurationError
 from models.adapters.loading import load_folder
 from models.episodes import Episode
-from models.router.first_observation import openings
+from models.router.first_observation import openings_by_task
 from models.router.router import RouteDecision, Router
 from tasks.releases.lifecycle import release_router
 from tasks.round.adapters import own_adapter
@@ -118,7 +118,8 @@ def play_lineup(
         ids |= dict(zip(where, _play_one(context, lineup, capability, mine, title, purpose), strict=True))
     in_order = [ids[i] for i in range(len(episodes))]
     if lineup.router is not None:
-        _store_routes(context, lineup, {i: decisions[e.task.id] for i, e in zip(in_order, episodes, strict=True)})
+        routed = [(i, e.task.id) for i, e in zip(in_order, episodes, strict=True) if e.task.id in decisions]
+        _store_routes(context, lineup, {i: decisions[task] for i, task in routed})
     return Played(in_order, {t.id: acted.get(t.id, "") for t in tasks})
 
 
@@ -169,15 +170,16 @@ def _play_one(
 
 
 def _decide(context: Context, lineup: Lineup, tasks: Sequence[TargetTask]) -> dict[str, RouteDecision]:
-    """The router's decision by task; what is no member counts as no adapter. Empty without a router."""
+    """The router's decision by task; what is no member counts as no adapter. Empty without a router, and none for a
+    task that does not open: the base has its episode, which will tell why."""
     if lineup.router is None or not tasks:
         return {}
     base = context.base
-    given = openings(context.target.environment, base.renderer, tasks, first_opening(context.target)[0])
+    given = openings_by_task(context.target.environment, base.renderer, tasks, first_opening(context.target)[0])
     with context.model:
-        decisions = lineup.router.route(base.policy, base.renderer, given)
+        decisions = lineup.router.route(base.policy, base.renderer, list(given.values()))
     kept = [d if d.capability in lineup.members else replace(d, capability="") for d in decisions]
-    return {t.id: d for t, d in zip(tasks, kept, strict=True)}
+    return dict(zip(given, kept, strict=True))
 
 
 def _store_routes(context: Context, lineup: Lineup, decisions: Mapping[str, RouteDecision]) -> None:

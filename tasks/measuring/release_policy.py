@@ -14,7 +14,7 @@ from models.adapters.loading import load_folder
 from models.local.base import load_base
 from models.objects import files_of
 from models.policy import Sampling
-from models.router.first_observation import openings
+from models.router.first_observation import openings_by_task
 from settings import Settings
 from tasks.measuring.policy_names import LoadedPolicy, PolicyName, PolicyOptions
 from tasks.releases.lifecycle import live_release, member_adapters, release_numbered, release_router
@@ -72,9 +72,10 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
     def choose(tasks: Sequence[TargetTask]) -> list[str | None]:
         if router is None:
             return [None] * len(tasks)
-        given = openings(target.environment, base.renderer, tasks, first_opening(target)[0])
-        decisions = router.route(base.policy, base.renderer, given)
-        return [names.get(d.capability) for d in decisions]
+        given = openings_by_task(target.environment, base.renderer, tasks, first_opening(target)[0])
+        decisions = router.route(base.policy, base.renderer, list(given.values()))
+        chosen = {task: names.get(d.capability) for task, d in zip(given, decisions, strict=True)}
+        return [chosen.get(task.id) for task in tasks]
 
     rollout = settings.rollout
     temperature = rollout.temperature if options.temperature is None else options.temperature

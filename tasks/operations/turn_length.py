@@ -9,7 +9,8 @@ from typing import Any
 
 from environments.contract import Action, Observation, TargetTask, ToolCall, canonical_json
 from environments.playing import take_turns
-from errors import ConfigurationError, EnvironmentFault
+from errors import ConfigurationError, EnvironmentFault, TargetError
+from models.episodes import Guarded
 from models.renderer import Renderer
 from tasks.round.context import Context
 
@@ -50,22 +51,23 @@ def _refuse_or_say(share: float, said: str, remedy: str) -> None:
 def _turns(context: Context, task: TargetTask) -> tuple[int, str]:
     """Of the reference solution: tokens of its longest turn, the end included (0 without one), and the first turn whose
     calls are not read back ("" when all are)."""
-    renderer, environment = context.base.renderer, context.target.environment()
-    lengths, changed = [0], list[str]()
-
-    def step(action: Action) -> Observation:
-        text = renderer.content(action.as_message(), environment.tools)
-        lengths.append(len(renderer.text_ids(text)) + 1)
-        if not _read_back(renderer, text, action, environment.tools):
-            changed.append(f"{text:.120}")
-        return environment.step(action)
-
+    renderer, lengths, changed = context.base.renderer, [0], list[str]()
     try:
-        take_turns(environment, environment.reset(task), lambda taken: environment.oracle(), step)
-    except EnvironmentFault:  # the episode itself will tell
+        environment = Guarded.made(context.target.environment)
+
+        def step(action: Action) -> Observation:
+            text = renderer.content(action.as_message(), environment.tools)
+            lengths.append(len(renderer.text_ids(text)) + 1)
+            if not _read_back(renderer, text, action, environment.tools):
+                changed.append(f"{text:.120}")
+            return environment.step(action)
+
+        try:
+            take_turns(environment, environment.reset(task), lambda taken: environment.oracle(), step)
+        finally:
+            environment.close()
+    except (EnvironmentFault, TargetError):  # the episode itself will tell
         return 0, ""
-    finally:
-        environment.close()
     return max(lengths), changed[0] if changed else ""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from environments.contract import SPLITS, Message, Prompt, Target
+from environments.contract import SPLITS, Message, Prompt, Target, TargetTask
 from environments.targets.catalogue import with_scripted_user
+from errors import EnvironmentFault
+from models.episodes import Guarded
 
 # What a target without any task is asked, where something has to be asked.
 NEUTRAL = "Please help me with my request."
@@ -15,37 +17,49 @@ NEUTRAL = "Please help me with my request."
 
 def target_prompt(target: Target) -> Prompt:
     """The prompt of a target as its diagnosis tasks show it: instructions and examples of the first task that has some,
-    and the union of all tasks' tools, for those that differ by task."""
+    and the union of all tasks' tools, for those that differ by task. A task that does not open shows nothing; raises
+    what the first one raised where none does."""
     target = with_scripted_user(target)
-    environment = target.environment()
     shown = Prompt()
     tools: dict[str, Mapping[str, Any]] = {}
-    for task in target.tasks("diagnosis"):
-        environment.reset(task)
-        now = Prompt.of(environment)
+    for now, _ in _opened(target, target.tasks("diagnosis")):
         shown = Prompt(shown.instructions or now.instructions, (), shown.examples or now.examples)
         for tool in now.tools:
             tools.setdefault(str(tool["function"]["name"]), tool)
-    environment.close()
     return Prompt(shown.instructions, tuple(tools.values()), shown.examples)
 
 
 def first_opening(target: Target) -> tuple[Prompt, tuple[Message, ...]]:
-    """The prompt of a target's first task, and the messages that the task opens with.
+    """The prompt of a target's first task that opens, and the messages that the task opens with.
 
-    The task is the first one of diagnosis, or of the next split that has any. A target without a task gives an empty
-    prompt and a neutral sentence. Conversations of users (`TrafficTarget`) cannot be reset: they raise `TargetError`.
+    The task is of diagnosis, or of the next split that has any. A target without a task gives an empty prompt and a
+    neutral sentence; raises what the first task raised where none opens. Conversations of users (`TrafficTarget`)
+    cannot be reset: they raise `TargetError`.
     """
     target = with_scripted_user(target)
-    task = next((task for split in SPLITS for task in target.tasks(split)), None)
-    if task is None:
-        return Prompt(), (Message("user", NEUTRAL),)
-    environment = target.environment()
-    try:
-        first = environment.reset(task).messages
-        return Prompt.of(environment), first
-    finally:
-        environment.close()
+    tasks = (task for split in SPLITS for task in target.tasks(split))
+    return next(_opened(target, tasks), (Prompt(), (Message("user", NEUTRAL),)))
+
+
+def _opened(target: Target, tasks: Iterable[TargetTask]) -> Iterator[tuple[Prompt, tuple[Message, ...]]]:
+    """Prompt and first messages of the tasks that open. Raises what the first one raised where none of them does."""
+    opened = False
+    fault: EnvironmentFault | None = None
+    for task in tasks:
+        try:
+            environment = Guarded.made(target.environment)
+            try:
+                first = environment.reset(task).messages
+                prompt = Prompt.of(environment)
+            finally:
+                environment.close()
+        except EnvironmentFault as problem:  # the episode itself will tell
+            fault = fault or problem
+            continue
+        opened = True
+        yield prompt, first
+    if fault is not None and not opened:
+        raise fault
 
 
 def context_text(target: Target) -> str:

@@ -106,6 +106,11 @@ FAULTS = {
     "reward is 2": (giving("score", Score(2.0, True)), "reward 2.0"),
     "reward is negative": (giving("score", Score(-0.1, False)), "-0.1"),
     "reward is a text": (giving("score", Score("1", True)), "a reward is a number"),  # type: ignore[arg-type]
+    "step gives nothing to answer": (giving("step", Observation(())), "no message and is not done"),
+    "step gives a call with a set": (
+        giving("step", Observation((Message("assistant", "", (ToolCall("f", {"a": {1}}),)),))),
+        "no JSON",
+    ),
     "step gives no list": (giving("step", Observation(None)), "step raised TypeError"),  # type: ignore[arg-type]
     "step gives a deep call": (
         giving("step", Observation((Message("assistant", "", (ToolCall("f", {"a": nested(500)}),)),))),
@@ -176,6 +181,51 @@ def test_calls_nested_too_deeply_are_malformed_whoever_made_them(depth: int, kep
     assert kept or "f: arguments nested deeper than 64" in trajectory.messages[1].content
     for message in trajectory.messages:
         message.as_dict()
+
+
+def schema(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+OFFERS: dict[str, tuple[str, Any, str]] = {
+    "no tools": ("tools", None, "tools are None"),
+    "a tool without a function": ("tools", [{"name": "f", "input_schema": {}}], "OpenAI function schemas"),
+    "a tool with a list of properties": ("tools", [schema(properties=["a"])], "no schema of an object"),
+    "a tool with a set": ("tools", [schema(properties={"a": {"enum": {1, 2}}})], "no JSON"),
+    "no instructions": ("instructions", None, "instructions are None"),
+    "half a character": ("instructions", "a\ud800", "not Unicode"),
+    "examples that are dicts": ("examples", [{"role": "user", "content": "x"}], "contract.Message"),
+    "no limit of steps": ("max_steps", None, "max_steps is None"),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+def test_an_environment_that_offers_nonsense_costs_its_own_episode(name: str, tiny_model: Any) -> None:
+    attribute, value, words = OFFERS[name]
+    changes: dict[str, Change] = {"changed": lambda environment: setattr(environment, attribute, value)}
+    tasks = [TargetTask(key, "test", "plain", 0) for key in ("before", "changed", "after")]
+    player = Player(lambda: Plain(changes), *tiny_model, Sampling(1.0, 6))
+    before, changed, after = play_all(player, [Episode(t.id, t) for t in tasks])
+    assert (changed.boundary, changed.score) == ("environment", None)
+    assert words in changed.error
+    assert [t.termination for t in (before, after)] == [Termination.DONE] * 2
+
+
+def test_tools_that_turn_to_nonsense_in_a_later_turn_cost_their_own_episode(tiny_model: Any) -> None:
+    class Growing(Plain):
+        def step(self, action: Action) -> Any:
+            self.tools = (*self.tools, {"name": "f"})
+            return super().step(action)
+
+    task = TargetTask("t", "test", "plain", 0)
+    (trajectory,) = play_all(Player(lambda: Growing({}), *tiny_model, Sampling(1.0, 6)), [Episode("t", task)])
+    assert (trajectory.boundary, trajectory.score) == ("environment", None)
+
+
+def test_an_oracle_that_gives_no_action_costs_its_own_episode() -> None:
+    changed, others = played(giving("oracle", "Hello."), policy=OraclePolicy())
+    assert (changed.boundary, changed.score) == ("environment", None)
+    assert all(t.score for t in others)
 
 
 def test_an_environment_that_cannot_be_made() -> None:

@@ -26,7 +26,7 @@ def demonstrations(
         different: dict[tuple[int, ...], Conversation] = {}
         for place in range(2 * count):
             rng = random.Random(f"{environment.spec.id}:demonstrated:{family}:{place}")
-            task = environment.generators.generate(family, rng.randrange(10**9))
+            task = environment.drawn(family, rng)
             if len(different) == count:
                 break
             if messages := solved(environment.target.environment(), task):

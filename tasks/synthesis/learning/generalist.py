@@ -222,7 +222,7 @@ def play_advised(
 
 def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: int) -> TargetTask:
     rng = random.Random(f"{environment.spec.id}:shown:{draw}:{family}:{place}")
-    return environment.generators.generate(family, rng.randrange(10**9))
+    return environment.drawn(family, rng)
 
 
 def _parts(context: Context) -> list[str]:

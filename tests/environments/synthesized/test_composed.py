@@ -19,7 +19,7 @@ from environments.synthesized.composed import (
 from environments.synthesized.references import References
 from environments.targets.shop.target import target
 from environments.validation.checks import Limits, validate_environment
-from errors import ConfigurationError
+from errors import CallOverdue, ConfigurationError
 from models.scripted import RandomPolicy
 
 SHOP = target()
@@ -142,6 +142,41 @@ def test_near_misses_are_ordered() -> None:
     assert reward() == reward(made("find", order=right["order"])) == 0.0
     assert 0.0 < almost < NEAR_MISS
     assert reward(made("refund", **right)) == 1.0
+
+
+class _Gaps:
+    """The shop, whose generator fails for a fifth of the seeds."""
+
+    name, data_hash = SHOP.name, SHOP.data_hash
+
+    def __init__(self, problem: type[Exception]) -> None:
+        self.problem = problem
+
+    def families(self) -> Any:
+        return SHOP.families()
+
+    def generate(self, family: str, seed: int) -> TargetTask:
+        if seed % 5 == 0:
+            raise self.problem(f"nothing for {seed}")
+        return SHOP.generate(family, seed)
+
+
+def test_a_generator_that_fails_for_some_seeds_gives_a_scenario_for_each_and_always_the_same() -> None:
+    target: Any = _Gaps(KeyError)
+    composed = ComposedEnvironment(target, SPEC)
+    for draw, sound in ((composed.scenario, COMPOSED.scenario), (composed.own_scenario, COMPOSED.own_scenario)):
+        tasks, others = [draw(seed) for seed in range(60)], [sound(seed) for seed in range(60)]
+        assert tasks == [draw(seed) for seed in range(60)]
+        same = [task == other for task, other in zip(tasks, others, strict=True)]
+        assert 30 < sum(same) < 60
+        assert [t.family for t in tasks] == [t.family for t in others]
+
+
+def test_what_a_generator_cannot_help_is_raised_at_once() -> None:
+    target: Any = _Gaps(CallOverdue)
+    composed = ComposedEnvironment(target, SPEC)
+    with pytest.raises(CallOverdue):
+        [composed.scenario(seed) for seed in range(60)]
 
 
 class _Answers:

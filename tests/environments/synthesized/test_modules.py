@@ -250,6 +250,35 @@ def test_deeply_nested_source_is_refused_not_crashed_on():
     assert "longer than" in static_faults("#" * 70_000)[0]
 
 
+@pytest.mark.parametrize(
+    ("imported", "read"),
+    [
+        ("import datetime", "datetime.date.today()"),
+        ("import datetime as dt", "dt.datetime(2026, 1, 1).now()"),
+        ("from datetime import datetime", "datetime.utcnow()"),
+        ("from datetime import date as _date", "_date.today()"),
+        ("import calendar", "calendar.datetime.date.today()"),
+    ],
+)
+def test_a_module_that_reads_the_clock_is_refused_with_the_line(imported, read):
+    source = EXAMPLE.read_text().replace("import random\n", f"import random\n{imported}\n", 1)
+    drawn = source.replace("random.Random(seed)", f"random.Random(seed + {read}.toordinal())", 1)
+    answered = source.replace('order["status"] != "pending"', f'order["status"] != str({read})', 1)
+    assert source != drawn != answered != source
+    assert static_faults(source) == []
+    for text in (drawn, answered):
+        line = next(n for n, words in enumerate(text.splitlines(), 1) if read in words)
+        (reason,) = validate_module(text).reasons
+        assert reason.startswith(f"static: line {line}: ")
+        assert "reads the clock: draw dates from random.Random(seed)" in reason
+
+
+def test_a_module_may_have_a_day_of_its_own():
+    source = EXAMPLE.read_text().replace("import random\n", "import random\nimport datetime\n", 1)
+    own = "_DAY = datetime.date(2026, 1, 1)\n\n\nclass _Desk:\n    today = _DAY\n\n\n_NOW = _Desk.today.isoformat()\n"
+    assert static_faults(source + own) == []
+
+
 def test_a_module_that_never_loads_is_a_sandbox_error():
     with pytest.raises(SandboxError, match="ZeroDivisionError"):
         SandboxedModule("1 / 0")

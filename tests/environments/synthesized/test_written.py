@@ -83,6 +83,30 @@ def test_training_calibration_and_fresh_scenarios_never_meet(module: SandboxedMo
     assert source.scenario(7) == source.scenario(7)
 
 
+def test_a_module_that_fails_for_some_seeds_gives_a_scenario_for_each_and_always_the_same() -> None:
+    failing = "    rng = random.Random(seed)\n    if seed % 5 == 1:\n        return {}[seed]\n"
+    opened = SandboxedModule(SOURCE.replace("    rng = random.Random(seed)\n", failing, 1))
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        drawn = [[draw(seed) for seed in range(40)] for draw in (source.scenario, source.own_scenario) * 2]
+        assert drawn[:2] == drawn[2:]
+        seeds = [{task.seed for task in tasks} for tasks in drawn[:2]]
+        assert all(seed % 5 != 1 for part in seeds for seed in part)
+        assert [{seed % 2 for seed in part} for part in seeds] == [{0}, {1}]
+        assert opened.restarts == 0
+    finally:
+        opened.close()
+
+
+def test_a_module_that_fails_for_all_seeds_is_told_of() -> None:
+    opened = SandboxedModule(SOURCE.replace("    rng = random.Random(seed)\n", "    return {}[seed]\n", 1))
+    try:
+        with pytest.raises(EnvironmentFault, match=r"no scenario came of 20 random numbers: .* KeyError"):
+            written(shop(), opened, retention_share=0.0).scenario(0)
+    finally:
+        opened.close()
+
+
 def test_retention_comes_from_generators_where_there_are_some(module: SandboxedModule) -> None:
     source = written(shop(), module, retention_families=("cancel_pending", "item_price"), retention_share=1 / 3)
     families = [source.scenario(seed).family for seed in range(120)]

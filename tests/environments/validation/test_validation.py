@@ -94,6 +94,32 @@ def test_equal_scenarios_are_counted_once():
     assert "7 distinct of 60 seeds" in found
 
 
+def seeded(seed: int) -> TargetTask:
+    """One of 25 scenarios, whose payload holds the seed as well."""
+    task = scenario(seed % 25)
+    return replace(task, payload={**task.payload, "seed": seed})
+
+
+def test_scenarios_that_differ_in_their_payload_alone_are_counted_once():
+    limits = replace(LIMITS, searched=200)
+    (reason,) = validate_environment(Pricing, seeded, limits).reasons
+    assert reason == "scenarios: 25 distinct of 200 seeds; 40 are needed"
+
+    class Terse(Pricing):
+        def reset(self, task):
+            super().reset(task)
+            return Observation((Message("user", "Set the price."),))
+
+    assert validate_environment(Terse, seeded, limits).reasons == (reason,)
+    assert validate_environment(Terse, scenario, LIMITS).accepted, "what is shown is equal, what solves it is not"
+
+
+def test_a_targets_own_word_says_which_scenarios_are_the_same():
+    limits = replace(LIMITS, searched=200)
+    verdict = validate_environment(Pricing, scenario, limits, content=lambda task: str(task.seed % 25))
+    assert verdict.reasons == ("scenarios: 25 distinct of 200 seeds; 40 are needed",)
+
+
 def test_a_scenario_that_changes_is_found():
     counter = itertools.count()
     assert "different scenarios" in reasons(Pricing, lambda seed: scenario(1000 * next(counter) + seed))

@@ -148,7 +148,7 @@ def test_every_task_opens_behind_one_prompt_also_where_tools_differ(embedded_mod
         }
         first = Observation((Message("user", f"number {n}"),))
         return SimpleNamespace(
-            instructions="", tools=(tool,), examples=(), reset=lambda task: first, close=lambda: None
+            instructions="", tools=(tool,), examples=(), max_steps=1, reset=lambda task: first, close=lambda: None
         )
 
     given = openings(environment, embedded_model[1], tasks)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import torch
 
+from errors import ProviderError
 from models.renderer import Renderer
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
@@ -72,3 +73,18 @@ def test_an_engine_that_cannot_go_on_after_a_pass_refuses_who_waits_and_says_tha
         assert asked(url).status_code == 503
         assert ended.wait(10)
         assert not engine.alive
+
+
+def test_an_end_passes_over_calls_that_were_cancelled(tiny_model: Tiny) -> None:
+    policy, _ = tiny_model
+    engine, busy = LocalEngine(policy), threading.Event()
+    engine.start()
+    engine.call(busy.wait)
+    left, waits = engine.call(lambda: 1, alone=True), engine.call(lambda: 2, alone=True)
+    assert left.cancel()
+    engine._alone.extend([engine._inbox.get_nowait(), engine._inbox.get_nowait()])  # as while turns are in flight
+    engine._inbox.put(None)
+    busy.set()
+    with pytest.raises(ProviderError, match="was stopped"):
+        waits.result(20)
+    engine.stop()

@@ -117,21 +117,6 @@ def test_errors_reach_their_caller_and_nobody_waits_for_ever(tiny_model: Tiny) -
         engine.call(lambda: None)
 
 
-def test_an_end_passes_over_calls_that_were_cancelled(tiny_model: Tiny) -> None:
-    policy, _ = tiny_model
-    engine, busy = LocalEngine(policy), threading.Event()
-    engine.start()
-    engine.call(busy.wait)
-    left, waits = engine.call(lambda: 1, alone=True), engine.call(lambda: 2, alone=True)
-    assert left.cancel()
-    engine._alone.extend([engine._inbox.get_nowait(), engine._inbox.get_nowait()])  # as while turns are in flight
-    engine._inbox.put(None)
-    busy.set()
-    with pytest.raises(ProviderError, match="was stopped"):
-        waits.result(20)
-    engine.stop()
-
-
 def test_a_pass_that_the_gpu_has_no_memory_for_costs_the_turns_in_flight_alone(
     tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

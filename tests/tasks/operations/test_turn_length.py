@@ -17,8 +17,10 @@ from tasks.operations.turn_length import check_turn_length
 
 class Sentences:
     """The solution of a task is one sentence of as many words as its number says, or the calls that it names; -1 has
-    none, -2 does not open."""
+    none, -2 does not open, and -3 asks for a record that is not there."""
 
+    instructions = ""
+    examples: Sequence[Message] = ()
     max_steps = 2
     tools = ({"function": {"name": "look", "parameters": {"properties": {"key": {"type": "string"}}}}},)
 
@@ -27,6 +29,8 @@ class Sentences:
         self.calls: Sequence[ToolCall] = task.payload["calls"]
         if self.words == -2:
             raise EnvironmentFault("broken")
+        if self.words == -3:
+            raise KeyError("no such record")
         return Observation((Message("user", "Say."),))
 
     def step(self, action: Action) -> Observation:
@@ -75,7 +79,7 @@ def test_a_few_long_solutions_are_told_and_played_all_the_same(caplog: pytest.Lo
 
 
 def test_tasks_without_a_solution_say_nothing() -> None:
-    check_turn_length(context([-1, -2] * 10, 1))
+    check_turn_length(context([-1, -2, -3] * 10, 1))
     check_turn_length(context([], 1))
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from environments.contract import Message, Prompt, TargetTask
 from environments.targets.shop.target import target as shop
+from errors import EnvironmentFault
 from tasks.round.target_prompt import NEUTRAL, first_opening, target_prompt
 from tests.tasks.counting_target import Counting, target
 
@@ -56,3 +60,31 @@ def test_tools_that_differ_by_task_are_shown_together() -> None:
     prompt = target_prompt(several)
     assert [tool["function"]["name"] for tool in prompt.tools] == ["one", "count", "two"]
     assert prompt.instructions == "Count."
+
+
+class Breaking(Counting):
+    """Nothing is found for the tasks below the number `opens`."""
+
+    opens = 2
+
+    def reset(self, task: TargetTask) -> Any:
+        if int(task.payload["n"]) < self.opens:
+            raise KeyError("no such record")
+        return super().reset(task)
+
+
+def breaking(opens: int) -> Any:
+    tasks = [TargetTask(f"t{n}", "diagnosis", "f", n, {"n": n}) for n in range(4)]
+    environment = type("Broken", (Breaking,), {"opens": opens})
+    return SimpleNamespace(tasks=lambda split: tasks, environment=environment)
+
+
+def test_a_task_that_does_not_open_is_passed_over() -> None:
+    assert target_prompt(breaking(2)) == Prompt("Count.", tuple(Counting.tools))
+    assert first_opening(breaking(2))[1] == (Message("user", "Count 2."),)
+
+
+def test_a_target_none_of_whose_tasks_opens_is_told_why() -> None:
+    for ask in (target_prompt, first_opening):
+        with pytest.raises(EnvironmentFault, match="reset raised KeyError"):
+            ask(breaking(9))

@@ -1,0 +1,99 @@
+"""What an environment offers and says, refused where it is outside the contract: found here it costs its own episode,
+found where prompts are rendered and stored it would cost all those that are played beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, TypeVar
+
+from environments.contract import DEEPEST, Action, Environment, Message, Observation, Prompt, ToolCall, too_deep
+from errors import EnvironmentFault
+
+A = TypeVar("A", bound=Action | None)
+
+
+def offered(environment: Environment) -> tuple[Prompt, int]:
+    """The prompt that an environment shows after `reset`, and its most steps."""
+    if not isinstance(environment.instructions, str):
+        raise EnvironmentFault(f"instructions are {environment.instructions!r:.80}; give a text, '' for none")
+    _refuse_no_unicode(environment.instructions, "instructions")
+    _refuse_no_sequence(environment.examples, "examples")
+    refuse_tools(environment.tools)
+    prompt, most = Prompt.of(environment), environment.max_steps
+    for message in prompt.examples:
+        _refuse_message(message, "examples")
+    if isinstance(most, bool) or not isinstance(most, Integral):
+        raise EnvironmentFault(f"max_steps is {most!r:.80}; give a whole number")
+    return prompt, most
+
+
+def observed(observation: Observation, name: str) -> Observation:
+    """The observation that the environment's `name` gave."""
+    if not isinstance(observation, Observation):
+        kind = type(observation).__name__
+        raise EnvironmentFault(f"{name}() returned {kind}; return environments.contract.Observation")
+    for message in observation.messages:
+        _refuse_message(message, f"{name}()")
+    if not observation.done and not observation.messages:  # there would be nothing to answer
+        raise EnvironmentFault(f"{name}() gave no message and is not done; say something, or end the episode")
+    return observation
+
+
+def refuse_tools(tools: Sequence[Any]) -> None:
+    """Refuse what is no OpenAI function schema that can be shown and read."""
+    _refuse_no_sequence(tools, "tools")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise EnvironmentFault(
+                f"tools hold {tool!r:.80}; give OpenAI function schemas: "
+                "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
+            )
+        schema = function.get("parameters") or {}
+        properties = (schema.get("properties") or {}) if isinstance(schema, Mapping) else None
+        if not isinstance(properties, Mapping):
+            raise EnvironmentFault(f"the parameters of the tool {function['name']!r:.80} are no schema of an object")
+        _refuse_no_json(tool, f"the tool {function['name']!r:.80}")
+
+
+def suggested(action: A, name: str) -> A:
+    """The action that an environment's own solution gave, refused where it is none."""
+    if action is not None and not isinstance(action, Action):
+        raise EnvironmentFault(f"{name} returned {type(action).__name__}; return environments.contract.Action or None")
+    if action is not None and not too_deep(action.tool_calls):  # that turn is malformed, whoever made it
+        _refuse_message(action.as_message(), name)
+    return action
+
+
+def _refuse_message(message: Message, name: str) -> None:
+    """Refuse a message that cannot be rendered and stored; `name` says where it comes from."""
+    if not isinstance(message, Message) or not isinstance(message.content, str):
+        raise EnvironmentFault(f"{name} gave {message!r:.80} as a message; give contract.Message with a text")
+    _refuse_no_unicode(message.content, name)
+    if too_deep(message.tool_calls):
+        raise EnvironmentFault(f"{name} gave a call that is nested deeper than {DEEPEST}; give a flatter one")
+    for call in message.tool_calls:
+        if not (isinstance(call, ToolCall) and isinstance(call.name, str) and isinstance(call.arguments, Mapping)):
+            raise EnvironmentFault(f"{name} gave {call!r:.80} as a call; give contract.ToolCall with a dict")
+        _refuse_no_json(call.arguments, f"a call that {name} gave")
+
+
+def _refuse_no_sequence(given: Any, name: str) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise EnvironmentFault(f"{name} are {given!r:.80}; give a tuple, () for none")
+
+
+def _refuse_no_unicode(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise EnvironmentFault(f"{name} gave a text that is not Unicode ({problem}); clean it") from None
+
+
+def _refuse_no_json(value: Any, what: str) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as problem:  # half a character is a ValueError, too
+        raise EnvironmentFault(f"{what} is no JSON ({problem}); give dicts, lists, texts and numbers") from None
