@@ -115,9 +115,9 @@ def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
         result = stage_file.train._work(context, CAPABILITY)
     assert {r.id for r in tried(context)} == {r.id for r in rows}
     # The base and the adapter met the same own and retention scenarios, which nothing else has.
-    assert len(rows) == 2 * (6 + 3)
+    assert len(rows) == 2 * (6 + 4)
     assert {r.adapter_id for r in rows} == {None, first.adapter}
-    assert len({r.task_id for r in rows}) == 9
+    assert len({r.task_id for r in rows}) == 10
     every = [*played(context, "training"), *played(context, "evaluation")]
     others = {r.task_id for r in every if r.group_id != starting.START}
     assert not {r.task_id for r in rows} & others

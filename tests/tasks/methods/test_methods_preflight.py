@@ -107,7 +107,7 @@ def test_a_budget_that_fills_no_group_is_refused(home: Path) -> None:
     assert least == diagnosis + calibration + group + proof
     shown = small_settings(home, train=TRAIN | {"demonstrations": 4})
     # The generalist plays the diagnosis (mined, kept for the router), is measured, proven, and compared as a start.
-    again, compared = 2 * SIZE + 2 * 4, 2 * 6
+    again, compared = 2 * SIZE + 2 * 4, 2 * (4 + 4)
     assert least_episodes(shown, SIZE, SIZE, False) == least + again + compared
 
     def check(budget: int, *names: str) -> None:

@@ -26,7 +26,7 @@ def test_the_process_needs_nothing(settings_folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("runner", ["dask", "ray"])
 def test_a_package_that_is_not_installed(runner: str, settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, f"prefect_{runner}", None)
-    with pytest.raises(ConfigurationError, match=rf"runner = '{runner}' needs the package .*'trace-agent\[{runner}\]'"):
+    with pytest.raises(ConfigurationError, match=rf"runner = '{runner}' needs the package .*-e '\.\[{runner}\]'"):
         check_runner(load_settings(runner=runner))
 
 
