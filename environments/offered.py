@@ -67,6 +67,15 @@ def suggested(action: A, name: str) -> A:
     return action
 
 
+def can_be_said(action: Action) -> bool:
+    """Whether an agent's turn can be such an action: what is no Unicode, or no JSON, is malformed before."""
+    try:
+        suggested(action, "the agent")
+    except EnvironmentFault:
+        return False
+    return True
+
+
 def _refuse_message(message: Message, name: str) -> None:
     """Refuse a message that cannot be rendered and stored; `name` says where it comes from."""
     if not isinstance(message, Message) or not isinstance(message.content, str):

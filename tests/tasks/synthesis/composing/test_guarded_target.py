@@ -11,6 +11,7 @@ import pytest
 
 from environments.contract import Action, Generators, Message, Observation, Score, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.targets.catalogue import load_target
 from environments.validation.checks import Limits
 from errors import ConfigurationError
 from tasks import synthesize
@@ -127,3 +128,16 @@ def test_the_stage_composes_of_the_guarded_target_and_ends_for_nothing_of_it(mon
     context.target = Words(generate=refuse)
     with pytest.raises(ConfigurationError, match="no such folder"):
         synthesize._composed(context, "say_word")
+
+
+@pytest.mark.parametrize("name", ["shop", "bfcl:single"])
+def test_built_in_targets_are_as_sound_when_they_are_guarded(name: str) -> None:
+    """Also for what the red team alone says, such as half a character, which the shop repeats."""
+    target = load_target(name)
+    assert isinstance(target, Generators)
+    for family, needs in list(target.families().items())[:3]:
+        spec = CompositionSpec(name, target.data_hash, needs[0], (family,))
+        limits = Limits(distinct=5, searched=20, episodes=5, attack_seeds=1, replayed=4)
+        _, verdict = validated(ComposedEnvironment(GuardedTarget(target), spec), limits)
+        assert [reason for reason in verdict.reasons if "fault" in reason] == []
+        assert verdict.figures["red_team"]["attacks"]
