@@ -72,6 +72,7 @@ def _one_of(word: str, values: Mapping[str, Any]) -> Any:
 
 
 STRING = frozenset(("string",))
+OPENS = ('"', "[", "{")
 READ: Mapping[str, Callable[[str], Any]] = {
     "integer": int,
     "number": _number,
@@ -82,7 +83,7 @@ READ: Mapping[str, Callable[[str], Any]] = {
 
 def _cut(text: str) -> tuple[str, str, str]:
     """The first value, the comma behind it, and the rest. Commas within a JSON value belong to it."""
-    if text[:1] in ('"', "[", "{"):
+    if text[:1] in OPENS:
         try:
             end = json.JSONDecoder().raw_decode(text)[1]
         except (ValueError, RecursionError):
@@ -106,7 +107,8 @@ def _word(value: Any, kinds: frozenset[str], names: Sequence[str]) -> str:
         return _json_text(value)
     if _typed(value, kinds) != value or value != value.strip() or len(value.splitlines()) > 1:
         return _json_text(value)
-    whole = len(names) == 1 or _cut(f"{value}, ")[0] == value
+    # What opens like JSON might be closed by an argument behind it.
+    whole = len(names) == 1 or (value[:1] not in OPENS and _cut(f"{value}, ")[0] == value)
     return value if whole and not _later(value, names[1:]) else _json_text(value)
 
 

@@ -40,6 +40,15 @@ KINDS: list[tuple[dict[str, Any], st.SearchStrategy[Any]]] = [
 ]
 
 
+def test_a_quote_is_not_closed_by_the_argument_behind_it() -> None:
+    properties = {"one": {"type": "string"}, "two": {"type": "string"}}
+    tools = [{"type": "function", "function": {"name": "do", "parameters": {"properties": properties}}}]
+    for value in ('"', "[", "{"):
+        call = ToolCall("do", {"one": value, "two": f", {value}"})
+        (read,) = COMPACT.read(COMPACT.write("", (call,), tools), tools).tool_calls
+        assert read.arguments == call.arguments
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_call_is_read_back_with_every_type_of_argument(data: st.DataObject) -> None:
