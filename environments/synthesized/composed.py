@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 
 from environments.contract import (
     Action,
@@ -24,7 +25,7 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
-from environments.synthesized.drawing import DRAWS, first_made
+from environments.synthesized.drawing import first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.references import References
 from environments.wrapping import WrappedEnvironment
@@ -157,7 +158,7 @@ class ComposedEnvironment:
 
     def drawn(self, family: str, rng: random.Random) -> TargetTask:
         """A scenario of a family, of the next random number that the target's generator has one for."""
-        return first_made(partial(self.generators.generate, family), (rng.randrange(10**9) for _ in range(DRAWS)))
+        return first_made(partial(self.generators.generate, family), (rng.randrange(10**9) for _ in count()))
 
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario needs the capability; the others are there for retention."""

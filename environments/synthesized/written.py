@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from environments.contract import (
@@ -29,7 +30,7 @@ from environments.contract import (
 )
 from environments.sandbox.workers import WorkerDied
 from environments.synthesized.composed import NEAREST, DenseEnvironment
-from environments.synthesized.drawing import DRAWS, first_made
+from environments.synthesized.drawing import first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
@@ -117,15 +118,15 @@ class WrittenEnvironment:
             families = self.spec.retention_families
             if families and isinstance(self.target, Generators):
                 generate = partial(self.target.generate, rng.choice(families))
-                return first_made(generate, (rng.randrange(10**9) for _ in range(DRAWS)))
+                return first_made(generate, (rng.randrange(10**9) for _ in count()))
             if self._retention:
                 return rng.choice(self._retention)
-        return self._written(2 * rng.randrange(SEEDS) for _ in range(DRAWS))
+        return self._written(2 * rng.randrange(SEEDS) for _ in count())
 
     def own_scenario(self, seed: int) -> TargetTask:
         """A scenario of the module, for calibration and for measuring an adapter; none that `scenario` gives."""
         rng = random.Random(f"{self.spec.id}:own:{seed}")
-        return self._written(2 * rng.randrange(SEEDS) + 1 for _ in range(DRAWS))
+        return self._written(2 * rng.randrange(SEEDS) + 1 for _ in count())
 
     def own(self, task: TargetTask) -> bool:
         """Whether a scenario is the module's; the others are the target's, and there for retention."""
@@ -133,7 +134,7 @@ class WrittenEnvironment:
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""
-        return solved(self.module.environment(), self._written(range(SHOWN, SHOWN + DRAWS))) if self.own(task) else ()
+        return solved(self.module.environment(), self._written(count(SHOWN))) if self.own(task) else ()
 
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
