@@ -23,7 +23,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
-from errors import StageHeld, TraceError
+from errors import StageHeld, TargetBusy, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
 from models.telemetry.metrics import METRICS, serve
@@ -109,7 +109,7 @@ def _parent(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | No
 def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: ReleaseRow | None) -> Round | None:
     """The newest unfinished round of the settings. One that cannot be gone on with is closed as failed with the reason:
     an upgrade, other data of the target or another live release must not stop a schedule. Its trajectories are found by
-    their ids."""
+    their ids. Raises `TargetBusy` where another process is at work on it: that one would find its round closed."""
     while found := store.open_round(settings.target, settings.seed, settings.profile, settings.identity()):
         reason = StoredRound(store, found).unreadable()
         if found.data_hash != data_hash:
@@ -118,6 +118,11 @@ def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: R
             reason = f"another release of {settings.target} became live since it began"
         if not reason:
             return found
+        if (other := other_worker(store, found.id)) is not None:
+            raise TargetBusy(
+                f"round {found.number} of {settings.target} goes on in another process ({other}), and cannot be joined: "
+                f"{reason}; wait for its end, or stop it first"
+            )
         logger.warning("round %d is closed, and another begins: %s", found.number, reason)
         store.finish_round(found.id, RoundState.FAILED, reason)
     return None

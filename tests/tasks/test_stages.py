@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from db import GENERALIST, StageRow
-from errors import EnvironmentFault, StoreError
+from errors import EnvironmentFault, StoreError, TargetBusy
 from models.adapters.files import checked_name
 from settings import load_settings
 from tasks.reporting.lookup import find_row
@@ -23,6 +23,7 @@ from tasks.select import select
 from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 from tasks.synthesis.learning import generalist as learnt_first
 from tasks.synthesis.learning.generalist import store_generalist
+from tasks.unattended import alive
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False, "high": 0.6}
 
@@ -215,6 +216,19 @@ def test_a_round_that_another_version_began_is_closed_and_another_begins(
     assert "round 1 is closed, and another begins" in caplog.text
     selecting("kept").do(again)
     assert open_context(load_settings(profile="smoke", home=settings_folder / "home")).round.id == again.round.id
+
+
+def test_a_round_that_cannot_be_joined_is_not_closed_under_the_process_that_works_on_it(
+    context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = context.store.stage(context.round.id, "rollout")
+    assert row.claim()
+    row.finish({"episodes": 36, "errors": 0, "success": 0.5})  # as version 0.1 stored it
+    monkeypatch.setattr(alive, "is_own_or_ended", lambda owner: False)
+    context.store.presence(context.round.id, 3600.0).beat()
+    with pytest.raises(TargetBusy, match="round 1 of shop goes on in another process"):
+        open_context(load_settings(profile="smoke", home=settings_folder / "home"))
+    assert context.store.round(context.round.id).state == "running"
 
 
 def test_a_stage_returns_the_result_of_its_name() -> None:
