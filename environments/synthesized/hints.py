@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from environments.contract import Action, Environment, Message, Observation, Prompt, TargetTask
 from environments.playing import take_turns
+from environments.synthesized.drawing import AT_ONCE
 from environments.wrapping import WrappedEnvironment
 
 # Where a task carries its advice: a tuple of messages, which stays within the process.
@@ -21,21 +22,27 @@ ADVICE = "advice"
 
 def solved(environment: Environment, task: TargetTask) -> tuple[Message, ...]:
     """The reference solution of a scenario as a worked example, up to the agent's last turn; () without one that
-    succeeds."""
-    first = environment.reset(task)
-    messages = list(first.messages)
+    succeeds, which one that raises is, too. Raises what is of `drawing.AT_ONCE`: it says nothing of the scenario."""
+    messages: list[Message] = []
 
     def step(action: Action) -> Observation:
         observation = environment.step(action)
         messages.extend((action.as_message(), *observation.messages))
         return observation
 
-    take_turns(environment, first, lambda taken: environment.oracle(), step)
-    while messages and messages[-1].role != "assistant":
-        messages.pop()
-    succeeded = bool(messages) and environment.score().success
-    environment.close()
-    return tuple(messages) if succeeded else ()
+    try:
+        first = environment.reset(task)
+        messages.extend(first.messages)
+        take_turns(environment, first, lambda taken: environment.oracle(), step)
+        while messages and messages[-1].role != "assistant":
+            messages.pop()
+        return tuple(messages) if messages and environment.score().success else ()
+    except AT_ONCE:
+        raise
+    except Exception:  # a user's environment may raise anything
+        return ()
+    finally:
+        environment.close()
 
 
 def advised(task: TargetTask, advice: Sequence[Message]) -> TargetTask:

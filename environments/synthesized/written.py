@@ -30,7 +30,7 @@ from environments.contract import (
 )
 from environments.sandbox.workers import WorkerDied
 from environments.synthesized.composed import NEAREST, DenseEnvironment
-from environments.synthesized.drawing import first_made
+from environments.synthesized.drawing import AT_ONCE, first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
@@ -71,7 +71,12 @@ def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
     environment = target.environment()
     try:
         for task in target.tasks("diagnosis"):
-            environment.reset(task)
+            try:
+                environment.reset(task)
+            except AT_ONCE:
+                raise
+            except Exception:  # a user's task may raise anything; the rollout has said so of its episodes
+                continue
             offered = {str(tool["function"]["name"]) for tool in environment.tools}
             if offered.issuperset(names):
                 return Prompt.of(environment)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from db import AdapterRow, SpendRow, Store, row_id
 from environments.contract import Prompt, Target, TargetTask, content_hash
 from environments.targets.third_party.adapter import MODEL_USER
-from errors import ConfigurationError
-from models.episodes import Episode
+from errors import ConfigurationError, EnvironmentFault, TargetError
+from models.episodes import Episode, Guarded
 from models.policy import TokenPolicy
 from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
@@ -173,21 +174,25 @@ def check_context(spec: EvaluationSpec, loaded: LoadedPolicy) -> int:
         return 0
     needs = []
     for task in spec.tasks:
-        environment = spec.target.environment()
-        try:
-            first = environment.reset(task).messages
-            if isinstance(loaded.policy, TokenPolicy) and loaded.renderer is not None:
-                need = len(loaded.renderer.start(Prompt.of(environment), first).ids)
-            else:
-                texts = [environment.instructions, *(m.content for m in (*environment.examples, *first))]
-                need = (sum(map(len, texts)) + len(json.dumps([dict(t) for t in environment.tools]))) // 4
-            needs.append(need + loaded.sampling.max_tokens)
-        finally:
-            environment.close()
+        with suppress(EnvironmentFault, TargetError):  # its episode will tell
+            needs.append(_first_turn(spec, loaded, task) + loaded.sampling.max_tokens)
     too_long = [need for need in needs if need > loaded.context]
-    if too_long and len(too_long) == len(needs):
+    if needs and len(too_long) == len(needs):
         raise ConfigurationError(
             f"{loaded.name.text} has a context of {loaded.context} tokens; the first turn of {spec.target.name} needs "
             f"{min(needs)} to {max(needs)}; take a model with a longer context, or lower --max-tokens"
         )
     return len(too_long)
+
+
+def _first_turn(spec: EvaluationSpec, loaded: LoadedPolicy, task: TargetTask) -> int:
+    """Tokens of a task's first prompt, counted or estimated."""
+    environment = Guarded.made(spec.target.environment)
+    try:
+        first = environment.reset(task).messages
+        if isinstance(loaded.policy, TokenPolicy) and loaded.renderer is not None:
+            return len(loaded.renderer.start(Prompt.of(environment), first).ids)
+        texts = [environment.instructions, *(m.content for m in (*environment.examples, *first))]
+        return (sum(map(len, texts)) + len(json.dumps([dict(t) for t in environment.tools]))) // 4
+    finally:
+        environment.close()

@@ -120,8 +120,8 @@ def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: R
             return found
         if (other := other_worker(store, found.id)) is not None:
             raise TargetBusy(
-                f"round {found.number} of {settings.target} goes on in another process ({other}), and cannot be joined: "
-                f"{reason}; wait for its end, or stop it first"
+                f"round {found.number} of {settings.target} goes on in another process ({other}), and cannot "
+                f"be joined: {reason}; wait for its end, or stop it first"
             )
         logger.warning("round %d is closed, and another begins: %s", found.number, reason)
         store.finish_round(found.id, RoundState.FAILED, reason)

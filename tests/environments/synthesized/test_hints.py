@@ -10,6 +10,7 @@ from environments.synthesized.hints import Advised, advised, is_advised, solved,
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
 from environments.wrapping import WrappedEnvironment
+from errors import CallOverdue
 
 
 def composed(*families: str) -> ComposedEnvironment:
@@ -62,6 +63,31 @@ def test_a_reference_that_fails_is_no_advice() -> None:
     task = composed("use_coupon").own_scenario(1)
     assert solved(target().environment(), task)
     assert solved(Wrong(target().environment()), task) == ()
+
+
+def test_a_reference_that_raises_is_no_advice_and_its_environment_is_closed() -> None:
+    """A rare scenario of a user's target may raise: it ends no training."""
+
+    class Broken(WrappedEnvironment):
+        closed = False
+
+        def __init__(self, problem: Exception) -> None:
+            super().__init__(target().environment())
+            self.problem = problem
+
+        def step(self, action: Action) -> Observation:
+            raise self.problem
+
+        def close(self) -> None:
+            self.closed = True
+
+    task = composed("use_coupon").own_scenario(1)
+    raising, overdue = Broken(KeyError("price")), Broken(CallOverdue("the step did not return"))
+    assert solved(raising, task) == ()
+    with pytest.raises(CallOverdue):  # on another day it may return: the same seed would give two scenarios
+        solved(overdue, task)
+    assert raising.closed
+    assert overdue.closed
 
 
 def test_an_environment_shows_the_advice_of_its_task_alone() -> None:

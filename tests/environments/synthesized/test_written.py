@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from environments.contract import Action, Environment, Generators, Target, ToolCall
+from environments.contract import Action, Environment, Generators, Observation, Target, TargetTask, ToolCall
 from environments.synthesized.module_files import tool_faults
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec, prompt_of
 from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
+from environments.targets.shop.episode import ShopEnvironment
 from errors import EnvironmentFault, TargetError
 from tasks.round.target_prompt import target_prompt
 from tests.integration.targets.small_shop import target as small_shop
@@ -144,6 +145,19 @@ def test_another_module_and_tools_that_no_task_offers_are_refused(module: Sandbo
         WrittenEnvironment(shop(), WrittenSpec("shop", "h", "move_order_exactly", "0" * 64, ()), module)
     with pytest.raises(TargetError, match="no diagnosis task of 'shop' offers"):
         prompt_of(shop(), ["move", "teleport"])
+
+
+def test_a_task_that_raises_does_not_hide_the_prompt_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, first = prompt_of(shop(), ["move"]), next(iter(shop().tasks("diagnosis"))).id
+    reset = ShopEnvironment.reset
+
+    def reset_or_raise(environment: ShopEnvironment, task: TargetTask) -> Observation:
+        if task.id == first:
+            raise KeyError("opening")
+        return reset(environment, task)
+
+    monkeypatch.setattr(ShopEnvironment, "reset", reset_or_raise)
+    assert prompt_of(shop(), ["move"]) == expected
 
 
 def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from db import SpendRow, open_store
+from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
@@ -193,12 +195,28 @@ def test_refused_before_work(given: dict[str, Any], error: type[Exception], word
 def test_a_context_too_small_is_refused_before_work(tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tasks.measuring import policy_names as names
     from tasks.measuring.evaluation import EvaluationSpec, check_context
-    from tests.tasks.counting_target import target
+    from tests.tasks.counting_target import Counting, target
 
     policy, renderer = tiny_model
     acting = names.LoadedPolicy(parse_policy("local:x"), policy, names.Sampling(0.0, 8), renderer, context=20)
     with pytest.raises(ConfigurationError, match="context of 20 tokens"):
         check_context(EvaluationSpec(target, "test"), acting)
+    monkeypatch.setattr(Counting, "reset", raises_on_the_first(Counting.reset))
+    assert check_context(EvaluationSpec(target, "test"), replace(acting, context=10_000)) == 0
+    with pytest.raises(ConfigurationError, match="context of 20 tokens"):
+        check_context(EvaluationSpec(target, "test"), acting)
+
+
+def raises_on_the_first(reset: Any) -> Any:
+    """A `reset` whose first task raises, as a user's may: its episode tells of it, and nothing else does."""
+
+    def reset_or_raise(environment: Any, task: TargetTask) -> Observation:
+        if task.id == "t0":
+            raise KeyError("n")
+        opened: Observation = reset(environment, task)
+        return opened
+
+    return reset_or_raise
 
 
 def test_names_of_policies_and_targets() -> None:
