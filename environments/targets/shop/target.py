@@ -64,6 +64,7 @@ class ShopTarget(Shop):
         super().__init__("shop", fixed_splits)
         # The latest round's draw: its two splits are drawn together and asked for one after the other.
         self._latest: tuple[Draw, Mapping[str, tuple[TargetTask, ...]]] | None = None
+        self._latest_test: tuple[Draw, tuple[TargetTask, ...]] | None = None
 
     def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
         if split not in DRAWN_SPLITS:
@@ -76,9 +77,16 @@ class ShopTarget(Shop):
     def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
         _known(family)
         elsewhere = {s: [*self._fixed[s], *(self.drawn(s, draw) if s in DRAWN_SPLITS else ())] for s in SPLITS}
+        if count > MOST_FURTHER:  # a draw's test tasks are unlike the first so many; those behind them give way to it
+            elsewhere["test"] += self.drawn_test(draw)
         return further_tasks(draw, elsewhere, family, count)
 
     def drawn_test(self, draw: Draw) -> Sequence[TargetTask]:
+        if self._latest_test is None or self._latest_test[0] != draw:
+            self._latest_test = draw, self._drawn_test(draw)
+        return self._latest_test[1]
+
+    def _drawn_test(self, draw: Draw) -> tuple[TargetTask, ...]:
         fixed = [task for split in SPLITS for task in self._fixed[split]]
         drawn = [task for split in DRAWN_SPLITS for task in self.drawn(split, draw)]
         further = [task for family in FAMILIES for task in self.further(draw, family, MOST_FURTHER)]

@@ -266,7 +266,10 @@ def test_a_draw_has_test_tasks_and_a_shift_test_of_its_own() -> None:
     assert Counter(t.family for t in test) == dict.fromkeys(FAMILIES, draws.PER_FAMILY)
     elsewhere = [t for split in SPLITS for t in SHOP.tasks(split)]
     elsewhere += [t for split in DRAWN for t in SHOP.drawn(split, draw)]
-    elsewhere += [t for family in FAMILIES for t in SHOP.further(draw, family, 20)]
+    for family in FAMILIES:
+        more = SHOP.further(draw, family, draws.MOST_FURTHER + 120)
+        assert SHOP.further(draw, family, draws.MOST_FURTHER) == more[: draws.MOST_FURTHER]
+        elsewhere += more
     elsewhere += [SHOP.generate(family, seed) for family in FAMILIES for seed in range(50)]
     assert set(contents(test)).isdisjoint(contents(elsewhere))
     assert {c[:8] for c in contents(test)}.isdisjoint(c[:8] for c in contents(elsewhere))
