@@ -26,7 +26,8 @@ CONTRACT = f"""\
 Write one Python module. It is stateless: every function gets everything and returns everything, and nothing may be
 kept between calls. It runs in a sandbox without files, network or processes, 3 seconds a call. It has at most
 {MAX_SOURCE:,} bytes.
-It may import: {", ".join(MODULE_IMPORTS)}. No eval, getattr, open, global, or double-underscore names.
+It may import: {", ".join(MODULE_IMPORTS)}. No eval, getattr, open, global, or double-underscore names, and no clock
+(today, now, utcnow): a scenario has the date that its state says.
 Public names are exactly those below; helpers start with an underscore. The module begins with a docstring.
 
 Constants
