@@ -42,7 +42,9 @@ def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
             called = REFERENCE if place == 0 else f"{Path(folder).name}:{method}"
             found[result.seed] = known.with_method(called, result.methods[method])
     first = next(iter(found.values()))
-    same = {name: getattr(first, name) for name in ("budget", "settings", "profile", "base", "trials")}
+    same: dict[str, object] = {n: getattr(first, n) for n in ("budget", "settings", "profile", "base", "trials")}
+    if not asked[0].endswith(f":{REFERENCE}"):  # what it trained for says nothing of TRACE's untouched families
+        same["needs"] = {}
     return [found[seed].model_copy(update=same) for seed in sorted(found)]
 
 

@@ -6,6 +6,7 @@ kill costs at most what was being played.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,8 +23,8 @@ from flows.improve import code_version, stages
 from models.adapters.registry import Registry
 from models.deadline import end_with_parent
 from models.telemetry.place import Place, at
-from settings import Settings, load_settings, writable_folder
-from tasks.comparison.results import path_of
+from settings import Settings, load_settings, variable_of, writable_folder
+from tasks.comparison.results import changed_settings, path_of
 from tasks.comparison.tracking import log_method
 from tasks.methods.catalogue import QUICK, chosen
 from tasks.methods.preflight import check_budget, check_files, seed_settings
@@ -126,9 +127,12 @@ def play_round(context: Context, last: str = "gate") -> None:
 
 
 def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str]) -> str:
-    """The command that runs this seed again, without a folder of this machine."""
+    """The command that runs this seed again, with the settings that differ from the profile's as variables and without
+    a folder of this machine."""
+    changed = changed_settings(seed_settings(settings, seed, budget)).items()
+    given = "".join(f"{variable_of(n)}={v if isinstance(v, str) else json.dumps(v)} " for n, v in changed)
     model = Path(settings.base_model).name if Path(settings.base_model).is_dir() else settings.base_model
-    return (
+    return given + (
         f"trace-agent compare-methods --target {settings.target} --profile {settings.profile} --base-model {model} "
         f"--seed {seed} --budget {budget} --methods {','.join(names)}"
     )

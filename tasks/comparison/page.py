@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from tasks.comparison.results import SeedResult
-from tasks.comparison.table import Share, Table
+from tasks.comparison.table import Difference, Share, Table
+from tasks.measuring.gate_plan import p_text
 from tasks.reporting.charts import curve_chart, heat_chart, lettered
 from tasks.reporting.page import environment
 
@@ -15,16 +17,18 @@ from tasks.reporting.page import environment
 def lines(table: Table) -> list[str]:
     """The comparison as text: the methods, then success by family."""
     width = max(len(row.name) for row in table.rows) + 2
-    over = "seeds" if len(table.seeds) > 1 else "tasks alone (one seed)"
     found = [
-        f"{table.target}, data {table.data_hash}: {table.tasks} test tasks, seeds {', '.join(map(str, table.seeds))}, "
-        f"budget {table.budget} episodes; 95 % intervals over {over}, p after Holm",
-        f"{'method':<{width}} {'seeds':>5} {'success':>8}  {'interval':<15} {'- trace':>8}  {'interval':<17} {'p':>7} "
+        f"{table.target}, data {table.data_hash}: {table.tasks} test tasks ({whose_tasks(table)}), seeds "
+        f"{', '.join(map(str, table.seeds))}, budget {table.budget} episodes; 95 % intervals {over_what(table)}, p "
+        "after Holm",
+        f"{'method':<{width}} {'seeds':>5} {'success':>8}  {'interval':<15} {'- trace':>8}  {'interval':<17} {'p':>8} "
         f"{'episodes':>9} {'tokens':>10} {'seconds':>8} {'dollars':>8}",
     ]
     for row in table.rows:
         d = row.difference
-        apart = f"{d.points:>+8.1f}  {_span(d.low, d.high, '+'):<17} {d.p:>7.4f}" if d else f"{'':>8}  {'':<17} {'':>7}"
+        apart = (
+            f"{d.points:>+8.1f}  {_span(d.low, d.high, '+'):<17} {p_of(d):>8}" if d else f"{'':>8}  {'':<17} {'':>8}"
+        )
         found.append(
             f"{row.name:<{width}} {row.seeds:>5} {100 * row.success:>6.1f} %  "
             f"{_span(100 * row.low, 100 * row.high):<15} {apart} {row.episodes:>9.0f} {row.tokens:>10.0f} "
@@ -39,9 +43,9 @@ def lines(table: Table) -> list[str]:
     for family, rates in table.families.items():
         shown = [f"{100 * rates[name]:>4.0f}" if rates[name] == rates[name] else f"{'':>4}" for name in names]
         found.append(f"{family:<{broad}} " + " ".join(shown))
-    if table.capabilities:
-        nested = ", ".join(f"{count}: {100 * rate:.1f} % ({seeds})" for count, rate, seeds in table.capabilities)
-        found += ["", f"TRACE by number of capabilities (seeds): {nested}"]
+    if table.members:
+        nested = ", ".join(f"{count}: {100 * rate:.1f} %" for count, rate in table.members)
+        found += ["", f"TRACE by number of its release's members (a generalist is the first): {nested}"]
     for name, points in table.curves.items():
         shown = [f"{episodes:.0f}: {100 * rate:.1f} %" for episodes, rate in points]
         found.append(f"{name} by episodes: {', '.join(shown)}")
@@ -66,23 +70,41 @@ def heads_of(table: Table) -> dict[str, str]:
     return {name: head for name, head in heads.items() if any(getattr(o, name) for o in table.others)}
 
 
+def whose_tasks(table: Table) -> str:
+    """Whether the seeds have test tasks of their own."""
+    return "drawn for each seed" if table.drawn else "the same for every seed"
+
+
+def over_what(table: Table) -> str:
+    """What intervals and p-values are taken over."""
+    if len(table.seeds) == 1:
+        return "over tasks alone (one seed)"
+    return "over seeds" if table.drawn else "over seeds and tasks"
+
+
 def said(share: Share | None) -> str:
     """A share in per cent with its interval; "" without one."""
-    return f"{100 * share.value:.1f} {_span(100 * share.low, 100 * share.high)}" if share else ""
+    return f"{100 * share.value:.1f} {_span(100 * share.low, 100 * share.high)}".rstrip() if share else ""
+
+
+def p_of(difference: Difference) -> str:
+    """The p-value as text, "" where there is none."""
+    return "" if math.isnan(difference.p) else p_text(difference.p)
 
 
 def _span(low: float, high: float, sign: str = "") -> str:
-    return f"[{low:{sign}.1f}, {high:{sign}.1f}]"
+    return "" if math.isnan(low) else f"[{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def render(table: Table, results: Sequence[SeedResult]) -> str:
     """The page as text (UTF-8 when written)."""
     names = [row.name for row in table.rows]
-    points = [(float(count), rate) for count, rate, _ in table.capabilities]
-    curve = curve_chart("TRACE by number of capabilities", "capabilities", points) if points else ""
+    points = [(float(count), rate) for count, rate in table.members]
+    curve = curve_chart("TRACE by number of its release's members", "members", points) if points else ""
     template = environment().get_template("methods.html.j2")
     return template.render(
-        t=table, results=results, lettered=lettered, heads=heads_of(table), said=said,
+        t=table, results=results, lettered=lettered, heads=heads_of(table), said=said, p_of=p_of,
+        whose_tasks=whose_tasks(table), over_what=over_what(table),
         heat=Markup(heat_chart(table.families, names)),
         curve=Markup(curve),
         curves={n: Markup(curve_chart(f"{n} by episodes", "episodes", p)) for n, p in table.curves.items()},

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from environments.contract import content_hash
 from errors import ConfigurationError
-from settings import Settings
+from settings import PROFILES, Settings
 from tasks.round.registry import registry_name
 
 Outcomes = dict[str, list[float | None]]
@@ -76,7 +77,8 @@ class MethodFigures(_Part):
 class SeedResult(_Part):
     """A seed of a comparison. `settings` is the hash of everything that decides the figures but the seed, `commit` the
     version of the program, `machine` what it ran on. `families` and `shift` are the families of the test split's and of
-    the shift test's tasks, `drawn` whether they are of this seed alone; `needs` are the capabilities of each family."""
+    the shift test's tasks, `drawn` whether they are of this seed alone; `needs` are the capabilities of each family,
+    `changed` the settings that are others than the profile's (not kept before there was the field)."""
 
     format: int = 1
     target: str
@@ -94,16 +96,47 @@ class SeedResult(_Part):
     families: dict[str, str]
     needs: dict[str, list[str]] = {}
     shift: dict[str, str] = {}
+    changed: dict[str, Any] = {}
     methods: dict[str, MethodFigures] = {}
 
     def with_method(self, name: str, figures: MethodFigures) -> SeedResult:
         """The result with one method more."""
         return self.model_copy(update={"methods": {**self.methods, name: figures}})
 
+    def wrong(self) -> str:
+        """Why the file can be no comparison's: a method without an outcome of each task, or with one that is none; ""
+        where nothing is."""
+        for name, figures in self.methods.items():
+            for outcomes, tasks in ((figures.outcomes, self.families), (figures.shift, self.shift)):
+                if outcomes.keys() != tasks.keys():
+                    return f"{name} has outcomes of {len(outcomes)} tasks, the file has {len(tasks)}"
+                wrong = [x for trials in outcomes.values() for x in trials if x not in (0.0, 1.0, None)]
+                if wrong:
+                    return f"{name} has the outcome {wrong[0]}; one is 0, 1 or null"
+        return ""
+
 
 def settings_hash(settings: Settings) -> str:
     """Hash of everything that decides a comparison's figures but the seed."""
     return content_hash({k: v for k, v in settings.identity().items() if k != "seed"})
+
+
+def changed_settings(settings: Settings) -> dict[str, Any]:
+    """Of what decides a comparison's figures, the settings (such as "train.rank") that neither the profile nor its
+    defaults have, with their values; what the command says otherwise is left out."""
+    defaults: dict[str, Any] = type(settings).model_construct().model_dump(mode="json")
+    profile = tomllib.loads((PROFILES / f"{settings.profile}.toml").read_text(encoding="utf-8"))
+    plain = _by_name(defaults) | _by_name(profile)
+    said = {"profile", "target", "seed", "budget", "base_model"}
+    return {n: v for n, v in _by_name(settings.identity()).items() if n not in said and v != plain.get(n)}
+
+
+def _by_name(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, with a dot behind the part."""
+    found: dict[str, Any] = {}
+    for name, value in parts.items():
+        found |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def machine() -> dict[str, str | int | float]:
@@ -153,6 +186,8 @@ def read_result(path: Path) -> SeedResult:
         ) from None
     if result.format != 1:
         raise ConfigurationError(f"{path} has format {result.format}, this version reads 1; run its seed again")
+    if wrong := result.wrong():
+        raise ConfigurationError(f"{path} is no result of compare-methods: {wrong}; remove it, or run its seed again")
     return result
 
 
@@ -172,10 +207,28 @@ def read_results(folder: Path, target: str) -> list[SeedResult]:
                 "remove one of the two"
             )
         check_same([known, result])
-        found[result.seed] = known.model_copy(update={"methods": {**known.methods, **result.methods}})
+        found[result.seed] = _joined(known, result)
     results = [found[seed] for seed in sorted(found)]
     check_same(results)
     return results
+
+
+def _joined(one: SeedResult, other: SeedResult) -> SeedResult:
+    """Two files of a seed as one: the methods of both, with the version that ran them, and both commands."""
+    if one is other:
+        return one
+    methods = {
+        name: figures.model_copy(update={"commit": figures.commit or result.commit})
+        for result in (one, other)
+        for name, figures in result.methods.items()
+    }
+    commands = dict.fromkeys([one.command, other.command])
+    return one.model_copy(update={"methods": methods, "command": "; ".join(commands)})
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a seed that lie beside each other: `path`, and those whose names go on."""
+    return [p for p in (path, *sorted(path.parent.glob(f"{path.stem}-*.json"))) if p.is_file()]
 
 
 def check_same(results: Sequence[SeedResult]) -> None:

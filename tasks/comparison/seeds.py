@@ -21,7 +21,10 @@ def used_seeds(path: Path) -> dict[int, str]:
             f"{path} with the seeds that settings were chosen on cannot be read ({problem}); name it with --used-seeds"
         ) from None
     found: dict[int, str] = {}
-    for table in given.get("used", []):
+    tables = given.get("used", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigurationError(f"{path}: used = {tables!r:.80} is no list of tables; write them as [[used]]")
+    for table in tables:
         seeds, purpose = table.get("seeds"), table.get("for")
         whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
         if not whole or not isinstance(purpose, str):

@@ -1,12 +1,8 @@
 """The comparison over seeds: each method's mean with its interval, and its paired difference to TRACE.
 
-The estimand is the mean over seeds of the mean over tasks of a task's success rate over its trials. Another night would
-have another seed, and where the target draws, other tasks: so a seed's mean is one observation, and intervals and
-p-values are Student's over the seeds' means, two-sided, p after Holm over the methods compared with TRACE. A bootstrap
-of two to five seeds calls 13 to 27 % of equal methods different where their difference varies by 20 points from seed to
-seed, this one 5 %. No mean is held to be known better than the spread over tasks within its seeds says. With one seed
-there is only that spread, and nothing is said of another seed. What goes wrong on one seed in five no statistic of five
-seeds sees: they all go well in a third of such comparisons.
+Intervals and p-values are those of `over_seeds`, p after Holm over the methods compared with TRACE. Where there are
+several seeds, a method that has one alone has no interval and no p: what its tasks say of it is another statistic than
+the rest of the table's, and stays out of Holm's family.
 """
 
 from __future__ import annotations
@@ -17,20 +13,21 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
-from scipy import special
 
+from db import GENERALIST
 from errors import ConfigurationError
-from tasks.comparison.results import Outcomes, SeedResult, check_same
+from tasks.comparison.over_seeds import difference_over, share_over
+from tasks.comparison.results import MethodFigures, Outcomes, SeedResult, check_same
 from tasks.measuring.paired_tasks import pass_k_of
-from tasks.measuring.statistics import Floats, clustered_interval, difference_of, holm, stabilised
+from tasks.measuring.statistics import Floats, holm
 
 REFERENCE = "trace"
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus TRACE in points on the seeds that have both, with 95 % interval and p after Holm."""
+    """A method minus TRACE in points on the seeds that have both, with 95 % interval and p after Holm (NaN where one of
+    the table's seeds has both)."""
 
     points: float
     low: float
@@ -40,18 +37,9 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, its 95 % interval, and the two-sided p-value of its being 0."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-
-
-@dataclass(frozen=True)
 class MethodRow:
-    """A method over its seeds: success in [0, 1] with its 95 % interval, and means per seed of what it used."""
+    """A method over its seeds: success in [0, 1] with its 95 % interval (NaN where one of the table's seeds has it),
+    and means per seed of what it used."""
 
     name: str
     seeds: int
@@ -67,7 +55,7 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Share:
-    """A share of successes in [0, 1] with its 95 % interval."""
+    """A share of successes in [0, 1] with its 95 % interval, NaN as in `MethodRow`."""
 
     value: float
     low: float
@@ -76,9 +64,9 @@ class Share:
 
 @dataclass(frozen=True)
 class OtherTests:
-    """What a method does beside the test split's success: `shift` on the shift test, `untouched` on the test tasks
-    whose families need no capability that TRACE trained for in the same seed (the same tasks for every method),
-    `pass_k` the chance that `k` trials of a test task all succeed. None where nothing was measured."""
+    """What a method does beside the test split's success: `shift` on the shift test, `untouched` on the test tasks of
+    `untouched_families` (the same tasks for every method), `pass_k` the chance that `k` trials of a test task all
+    succeed. None where nothing was measured."""
 
     name: str
     shift: Share | None
@@ -89,8 +77,8 @@ class OtherTests:
 @dataclass(frozen=True)
 class Table:
     """A comparison: its rows in the order in which methods were run, success by family and method, and by number of
-    nested capabilities (with how many seeds have that many). `curves` have the success of a method's checkpoints
-    by episodes of its budget; `others` every method's other tests, with k = `trials`."""
+    nested members of TRACE's release. `curves` have the success of a method's checkpoints by episodes of its budget;
+    `others` every method's other tests, with k = `trials`. `drawn` says whether each seed has test tasks of its own."""
 
     target: str
     data_hash: str
@@ -99,10 +87,11 @@ class Table:
     tasks: int
     rows: tuple[MethodRow, ...]
     families: dict[str, dict[str, float]]
-    capabilities: tuple[tuple[int, float, int], ...]
+    members: tuple[tuple[int, float], ...]
     curves: dict[str, tuple[tuple[float, float], ...]]
     others: tuple[OtherTests, ...]
     trials: int
+    drawn: bool
 
 
 def table_of(results: Sequence[SeedResult]) -> Table:
@@ -114,20 +103,21 @@ def table_of(results: Sequence[SeedResult]) -> Table:
     names = list(dict.fromkeys(n for r in results for n in r.methods))
     rates = {n: [_rates(r, n) for r in results] for n in names}
     compared = [n for n in names if n != REFERENCE and REFERENCE in rates]
-    found = {n: d for n in compared if (d := _difference(rates[n], rates[REFERENCE])) is not None}
-    adjusted = dict(zip(found, holm([d.p for d in found.values()]).tolist() if found else [], strict=True))
+    found = {n: d for n in compared if (d := _difference(results, rates[n], rates[REFERENCE])) is not None}
+    tested = {n: d.p for n, d in found.items() if not math.isnan(d.p)}
+    adjusted = dict(zip(tested, holm(list(tested.values())).tolist() if tested else [], strict=True))
     rows = []
     for name in names:
         there = [r.methods[name] for r in results if name in r.methods]
-        known, d = _within(estimate(rates[name], shares=True)), found.get(name)
+        known, d = _share_of(results, rates[name]), found.get(name)
         rows.append(
             MethodRow(
                 name=name,
                 seeds=len(there),
-                success=known.mean,
-                low=known.low,
-                high=known.high,
-                difference=replace(d, p=adjusted[name]) if d else None,
+                success=known.value if known else math.nan,
+                low=known.low if known else math.nan,
+                high=known.high if known else math.nan,
+                difference=replace(d, p=adjusted.get(name, math.nan)) if d else None,
                 episodes=fmean(m.episodes for m in there),
                 tokens=fmean(m.prompt_tokens + m.sampled_tokens for m in there),
                 seconds=fmean(m.seconds for m in there),
@@ -135,7 +125,7 @@ def table_of(results: Sequence[SeedResult]) -> Table:
             )
         )
     families = {
-        family: {n: estimate([_rates(r, n, (family,)) for r in results]).mean for n in names}
+        family: {n: share_over([_rates(r, n, (family,)) for r in results]).mean for n in names}
         for family in sorted(set(first.families.values()))
     }
     seeds = tuple(r.seed for r in results)
@@ -147,10 +137,11 @@ def table_of(results: Sequence[SeedResult]) -> Table:
         tasks=len(first.families),
         rows=tuple(rows),
         families=families,
-        capabilities=_nested(results),
+        members=_nested(results),
         curves=_curves(results),
         others=tuple(_others(results, name) for name in names),
         trials=first.trials,
+        drawn=first.drawn,
     )
 
 
@@ -160,14 +151,16 @@ def _others(results: Sequence[SeedResult], name: str) -> OtherTests:
     untouched = [_rates(r, name, free) for r in there if (free := untouched_families(r))]
     k = results[0].trials
     repeated = [_pass_k(r.methods[name].outcomes, sorted(r.families), k) for r in there] if k > 1 else []
-    return OtherTests(name, *map(_share, (beyond, untouched, repeated)))
+    return OtherTests(name, *(_share_of(results, rates) for rates in (beyond, untouched, repeated)))
 
 
 def untouched_families(result: SeedResult) -> set[str]:
-    """Families of the test split that need no capability that TRACE trained for; none where TRACE was not run."""
-    if REFERENCE not in result.methods:
+    """Families of the test split that need no capability that TRACE trained for; none where TRACE was not run, and none
+    where it trained a generalist, which learns from every family. (The trainings for capabilities have some scenarios
+    of other families, so that these are kept.)"""
+    trained = set(result.methods[REFERENCE].trained) if REFERENCE in result.methods else {GENERALIST}
+    if GENERALIST in trained:
         return set()
-    trained = set(result.methods[REFERENCE].trained)
     return {family for family, needs in result.needs.items() if trained.isdisjoint(needs)}
 
 
@@ -177,21 +170,43 @@ def _pass_k(outcomes: Outcomes, tasks: Sequence[str], k: int) -> Floats:
     return pass_k_of(np.array([sum(x) for x in known]), np.array([len(x) for x in known]), k)
 
 
-def _share(rates: Sequence[Floats]) -> Share | None:
-    """The share over seeds; None without an outcome."""
-    known = _within(estimate(rates, shares=True))
-    return None if math.isnan(known.mean) else Share(known.mean, known.low, known.high)
+def _share_of(results: Sequence[SeedResult], rates: Sequence[Floats]) -> Share | None:
+    """The share over seeds of `rates` by task; None without an outcome."""
+    known = share_over(rates, same_tasks=_same_tasks(results, rates))
+    if math.isnan(known.mean):
+        return None
+    if _of_one_seed(results, rates):
+        return Share(known.mean, math.nan, math.nan)
+    return Share(known.mean, known.low, known.high)
+
+
+def _same_tasks(results: Sequence[SeedResult], rates: Sequence[Floats]) -> bool:
+    """Whether place i of each seed's `rates` is the same task: untouched families may be others with each seed."""
+    return not results[0].drawn and len({len(values) for values in rates}) == 1
+
+
+def _of_one_seed(results: Sequence[SeedResult], rates: Sequence[Floats]) -> bool:
+    """Whether one seed alone has values, in a table of several."""
+    return len(results) > 1 and sum(not np.isnan(values).all() for values in rates) == 1
 
 
 def _curves(results: Sequence[SeedResult]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Mean episodes and success of each method's checkpoints, by their place in the training."""
+    """Mean success of each method's checkpoints over seeds, by episodes: each seed's line between its own checkpoints,
+    where every seed has one."""
     found: dict[str, tuple[tuple[float, float], ...]] = {}
-    for name in dict.fromkeys(n for r in results for n, m in r.methods.items() if m.rollouts):
-        points = [r.methods[name].rollouts for r in results if name in r.methods and r.methods[name].rollouts]
-        found[name] = tuple(
-            (fmean(p.count for p in at), fmean(_mean(_by_task(p.outcomes, sorted(p.outcomes))) for p in at))
-            for at in ([p[k] for p in points if k < len(p)] for k in range(max(map(len, points))))
-        )
+    for name in dict.fromkeys(n for r in results for n in r.methods):
+        seeds = [r.methods[name].rollouts for r in results if name in r.methods and r.methods[name].rollouts]
+        if not seeds:
+            continue
+        first, last = max(points[0].count for points in seeds), min(points[-1].count for points in seeds)
+        most = max(map(len, seeds)) if first < last else int(first == last)
+        at = np.linspace(first, last, most)
+        lines = [
+            np.interp(at, [p.count for p in points], [_mean(_by_task(p.outcomes, sorted(p.outcomes))) for p in points])
+            for points in seeds
+        ]
+        if most:
+            found[name] = tuple(zip(at.tolist(), np.mean(lines, axis=0).tolist(), strict=True))
     return found
 
 
@@ -213,57 +228,30 @@ def _mean(rates: Floats) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def estimate(by_seed: Sequence[Floats], *, shares: bool = False) -> Estimate:
-    """The mean over seeds of values by task, a vector (T,) of each seed; NaN are left out, and so is a seed of nothing
-    else. NaN throughout where there is no value. The values are differences in [-1, 1], or `shares` in [0, 1].
-
-    The spread within a seed is never taken for 0, however alike its tasks are: it has the pseudo-tasks of
-    `paired_difference`, for shares one success and one failure. Of one seed the interval is that of
-    `clustered_interval` or `paired_difference`, and p the latter's."""
-    known = [values[~np.isnan(values)] for values in by_seed]
-    seeds = [values for values in known if len(values)]
-    if not seeds:
-        return Estimate(math.nan, math.nan, math.nan, math.nan)
-    means, count = np.array([values.mean() for values in seeds]), len(seeds)
-    mean = float(means.mean())
-    if count == 1:
-        p = difference_of(seeds[0]).p
-        if shares:
-            found = clustered_interval(seeds[0], np.arange(len(seeds[0])), CONFIDENCE)
-            return Estimate(mean, found.low, found.high, p)
-        change = difference_of(seeds[0], confidence=CONFIDENCE)
-        return Estimate(mean, change.low / 100, change.high / 100, p)
-    within = fmean((_share_error(values) if shares else stabilised(values)[1]) ** 2 for values in seeds)
-    error = math.sqrt(max(float(means.var(ddof=1)), within) / count)
-    reach = error * float(special.stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
-    p = 2 * float(special.stdtr(count - 1, -abs(mean) / error))
-    return Estimate(mean, mean - reach, mean + reach, p)
-
-
-def _share_error(values: Floats) -> float:
-    """The standard error of a share over tasks (T,), with a task more that succeeds and one that fails."""
-    return float(np.concatenate([values, [0.0, 1.0]]).std(ddof=1)) / math.sqrt(len(values) + 2)
-
-
-def _within(known: Estimate) -> Estimate:
-    """The estimate of a share, whose interval ends at 0 and 1."""
-    return replace(known, low=max(0.0, known.low), high=min(1.0, known.high)) if known.low == known.low else known
-
-
-def _difference(rates: Sequence[Floats], reference: Sequence[Floats]) -> Difference | None:
+def _difference(
+    results: Sequence[SeedResult], rates: Sequence[Floats], reference: Sequence[Floats]
+) -> Difference | None:
     """The paired difference on the seeds that have both, p before Holm; None where no seed has."""
     values = [one - other for one, other in zip(rates, reference, strict=True)]
-    known = estimate(values)
+    known = difference_over(values, same_tasks=_same_tasks(results, values))
     if math.isnan(known.mean):
         return None
+    if _of_one_seed(results, values):
+        return Difference(100 * known.mean, math.nan, math.nan, math.nan, 1)
     seeds = sum(not np.isnan(v).all() for v in values)
     return Difference(100 * known.mean, 100 * known.low, 100 * known.high, known.p, seeds)
 
 
-def _nested(results: Sequence[SeedResult]) -> tuple[tuple[int, float, int], ...]:
-    """TRACE's success by number of capabilities, and how many seeds have that many. A seed with fewer is left out."""
-    found: dict[int, list[float]] = {}
-    for result in results:
-        for point in result.methods[REFERENCE].capabilities if REFERENCE in result.methods else ():
-            found.setdefault(point.count, []).append(_mean(_by_task(point.outcomes, sorted(result.families))))
-    return tuple((count, float(np.mean(rates)), len(rates)) for count, rates in sorted(found.items()))
+def _nested(results: Sequence[SeedResult]) -> tuple[tuple[int, float], ...]:
+    """TRACE's success by number of its release's members, over all seeds that have TRACE: one with fewer members stays
+    at what all of them come to, one that promoted nothing at the base."""
+    seeds = [(r, r.methods[REFERENCE]) for r in results if REFERENCE in r.methods]
+    most = max((len(figures.capabilities) for _, figures in seeds), default=0)
+    lines = [[_mean(_by_task(o, sorted(r.families))) for o in _nested_outcomes(figures, most)] for r, figures in seeds]
+    return tuple((count, fmean(line[count] for line in lines)) for count in range(most))
+
+
+def _nested_outcomes(figures: MethodFigures, most: int) -> list[Outcomes]:
+    """Outcomes with 0 to `most` - 1 members, the last of them as often as there are no more."""
+    own = [point.outcomes for point in figures.capabilities] or [figures.outcomes]
+    return [*own, *[own[-1]] * (most - len(own))]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from environments.contract import content_hash
 from models.adapters.registry import Registry
 from tasks.comparison.results import SeedResult
 
 
 def log_method(registry: Registry, result: SeedResult, name: str) -> None:
-    """Log a method of a seed. Done again it changes nothing."""
+    """Log a method of a seed. Done again it changes nothing; other outcomes, or other data, are another run."""
     figures = result.methods[name]
+    found = content_hash([result.data_hash, figures.outcomes], 8)
     tags = {
         "kind": "method",
         "method": name,
         "seed": str(result.seed),
         "budget": str(result.budget),
         "data_hash": result.data_hash,
-        "commit": result.commit,
+        "commit": figures.commit or result.commit,
     }
     run = registry.start_run(
-        f"compare/{result.settings}/{result.budget}/seed-{result.seed}/{name.replace('+', '-')}", tags
+        f"compare/{result.settings}/{result.budget}/seed-{result.seed}/{name.replace('+', '-')}/{found}", tags
     )
     registry.log_steps(run, {0: metrics_of(result, name)})
     registry.log_report(run, figures.model_dump_json(indent=1), f"{name}.json")

@@ -79,8 +79,15 @@ def _shuffled(settings: Settings) -> dict[str, Any]:
     return changed(settings, {"train": {"shuffled": True}})
 
 
-def _ablation(about: str, changes: Mapping[str, Any]) -> Method:
-    return Method(f"TRACE, but {about}", trace, changes=partial(changed, changes=changes), trains=True)
+def _ablation(about: str, changes: Mapping[str, Any] | Changes) -> Method:
+    made = changes if callable(changes) else partial(changed, changes=changes)
+    return Method(f"TRACE, but {about}", trace, changes=made, trains=True)
+
+
+def _rank_4(settings: Settings) -> dict[str, Any]:
+    """LoRA of rank 4, with the weight that the settings' rank gives a change."""
+    train = settings.train
+    return changed(settings, {"train": {"rank": 4, "alpha": max(1, round(4 * train.alpha / train.rank))}})
 
 
 METHODS: Mapping[str, Method] = {
@@ -123,8 +130,8 @@ METHODS: Mapping[str, Method] = {
     PLACEBO_REWARDS: Method("TRACE with shuffled advantages", trace, changes=_shuffled, trains=True),
 }
 # TRACE with one thing changed, to see what each part is worth: a whole round from the seed's diagnosis, in a home of
-# its own. What is changed, and where in the settings: by part and field, or by field alone.
-ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+# its own. What is changed, and where in the settings: by part and field, by field alone, or by what these are.
+ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any] | Changes]] = {
     "select-once": ("one run of selection decides", {"selection": {"runs": 1, "required": 1}}),
     "select-always": ("every run of selection must agree", {"selection": {"runs": 10, "required": 10}}),
     "no-retention": ("no retention scenarios", {"calibration": {"retention_share": 0.0}}),
@@ -133,7 +140,7 @@ ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "no-focus": ("a capability's families drawn alike", {"train": {"focus": False}}),
     "unscaled": ("advantages not divided by the group's deviation", {"train": {"scaled": False}}),
     "bounded": ("the ratio bounded where advantages are negative", {"train": {"delta": 1.5}}),
-    "rank-4": ("LoRA of rank 4", {"train": {"rank": 4, "alpha": 8}}),
+    "rank-4": ("LoRA of rank 4", _rank_4),
     "all-layers": ("LoRA on all layers", {"train": {"upper_layers": None}}),
     "no-generalist": ("no generalist", {"train": {"generalist": 0}}),
     "last-step": ("the weights after the last step, whatever they are worth", {"train": {"candidates": 1}}),

@@ -10,7 +10,7 @@ from environments.contract import Drawable, Target
 from errors import ConfigurationError
 from settings import Settings, load_settings
 from tasks.comparison.results import read_result, settings_hash
-from tasks.methods.catalogue import EVERY
+from tasks.methods.catalogue import ABLATED, EVERY
 from tasks.methods.gepa import TRACE_GEPA
 from tasks.methods.trace import choosing_episodes, least_episodes
 from tasks.methods.trained import DEMONSTRATIONS_GRPO
@@ -30,12 +30,19 @@ def seed_settings(settings: Settings, seed: int, budget: int) -> Settings:
 
 
 def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> None:
-    """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains, and for a
-    method whose adapter these settings do not train."""
+    """Raise `ConfigurationError` for a budget that does not fill one group of every method that trains, for a method
+    whose adapter these settings do not train, and for ablations of what they do not have."""
     if GENERALIST in names and not settings.train.generalist:
         raise ConfigurationError(
             f"method {GENERALIST!r} is TRACE's adapter of all successes, and train.generalist = 0 makes none; set "
             "TRACE_TRAIN__GENERALIST to a number of passes (3 were tried), or leave it out with --methods"
+        )
+    without = [name for name in names if name in ABLATED and _changes_nothing(settings, name)]
+    if without:
+        rest = ",".join(name for name in names if name not in without)
+        raise ConfigurationError(
+            f"{', '.join(without)} would be TRACE itself: the settings (profile {settings.profile!r}) are so already; "
+            + (f"give --methods {rest}" if rest else "take another ablation, or another profile")
         )
     training = [name for name in names if EVERY[name].trains]
     if not training:
@@ -55,6 +62,12 @@ def check_budget(settings: Settings, target: Target, names: Sequence[str]) -> No
             f"{settings.train.group_size} rollouts for {', '.join(short)} after diagnosis, and prove what was "
             f"learnt; give at least {max(least[name] for name in short)}, or leave them out with --methods"
         )
+
+
+def _changes_nothing(settings: Settings, name: str) -> bool:
+    """Whether an ablation takes away what the settings do not have."""
+    changes = EVERY[name].changes
+    return changes is not None and all(getattr(settings, field) == value for field, value in changes(settings).items())
 
 
 def _played(settings: Settings, target: Target, split: str) -> int:

@@ -11,18 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from db import MethodAccountRow
 from environments.contract import DrawsTests, TargetTask
+from errors import ConfigurationError
 from tasks.comparison.results import (
     MethodFigures,
     Point,
     SeedResult,
+    changed_settings,
     check_same,
+    files_of,
     machine,
     read_result,
     settings_hash,
     write_result,
 )
-from tasks.methods.catalogue import EVERY
+from tasks.methods.catalogue import EVERY, Method
 from tasks.methods.seed.answers import (
     Answer,
     first_of,
@@ -34,6 +38,7 @@ from tasks.methods.seed.answers import (
 )
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, own_home, pay
+from tasks.round.context import Context
 
 logger = logging.getLogger("trace")
 
@@ -41,12 +46,13 @@ logger = logging.getLogger("trace")
 def run_seed(
     run: SeedRun, names: Sequence[str], path: Path, head: SeedResult, done: Callable[[SeedResult, str], object]
 ) -> SeedResult:
-    """Run the methods of `names` that the file at `path` lacks; `head` is the file without methods. `done` is called
-    with the result after each. Raises `ConfigurationError` for a file of other data, settings or budget."""
-    result = read_result(path) if path.is_file() else head
-    check_same([result, head])
+    """Run the methods of `names` that no file of the seed beside `path` has; `head` is the file without methods. `done`
+    is called with the result after each. Raises `ConfigurationError` for a file of other data, settings or budget."""
+    files = {file: read_result(file) for file in files_of(path)}
+    check_same([head, *files.values()])
+    result, there = files.get(path, head), {name for file in files.values() for name in file.methods}
     for name in names:
-        if name in result.methods:
+        if name in there:
             logger.info("%s: there already", name)
             continue
         logger.info("%s: begins", name)
@@ -75,6 +81,7 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
         families={task.id: task.family for task in test_tasks(context)},
         needs={task.family: list(task.capabilities) for task in test_tasks(context)},
         shift={task.id: task.family for task in shift_tasks(context)},
+        changed=changed_settings(context.settings),
     )
 
 
@@ -91,6 +98,7 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
         account.lender = Lender(run.context.store, context.round.id)
     opened = [context]
     try:
+        _check_needs(method, name, context if method.home else run.context)
         with account.working():
             answer = method.make(run, context, account)
         opened.append(answer.context)
@@ -98,6 +106,17 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
     finally:
         for own in {id(c): c for c in opened if c is not run.context}.values():
             close_round(own)
+
+
+def _check_needs(method: Method, name: str, home: Context) -> None:
+    """Raise `ConfigurationError` where what the method takes is not in the `home` of those that it needs, though the
+    seed's file has their figures: the bare base would answer under the method's name."""
+    for need in method.needs:
+        if home.store.row(MethodAccountRow, method=need) is None:
+            raise ConfigurationError(
+                f"{name} takes the work of {need}, whose figures of seed {home.settings.seed} are there, but which was "
+                "played in another home; give that one (--home), or another folder (--out), so that both are run"
+            )
 
 
 def measured(answer: Answer, account: Account) -> MethodFigures:

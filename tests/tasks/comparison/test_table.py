@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from errors import ConfigurationError
 from tasks.comparison.page import lines, render
-from tasks.comparison.results import SeedResult
-from tasks.comparison.table import MethodRow, Table, estimate, table_of
-from tasks.measuring.statistics import clustered_interval, paired_difference
+from tasks.comparison.results import Point, SeedResult
+from tasks.comparison.table import MethodRow, Table, table_of, untouched_families
 from tasks.reporting.charts import lettered
-from tests.tasks.comparison.seed_files import TASKS, figures, nested, seed_result
+from tests.tasks.comparison.seed_files import TASKS, figures, nested, outcomes, seed_result
 
 METHODS = {"base": (4, 5, 3), "examples": (8, 8, 9), "trace": (12, 13, 12)}
 
@@ -66,57 +64,6 @@ def test_the_p_value_is_after_holm_and_no_difference_is_none() -> None:
     assert same.low == -same.high < 0, "of a few tasks that agree"
 
 
-def test_intervals_are_students_over_the_seeds_means() -> None:
-    """Worked by hand: means 0.2, 0.5, 0.8, so 0.5 with an error of 0.3 / sqrt(3) and 2 degrees of freedom."""
-    found = estimate([np.full(10, v) for v in (0.2, 0.5, 0.8)])
-    assert (found.mean, found.high - found.mean) == (pytest.approx(0.5), pytest.approx(4.302653 * 0.3 / 3**0.5))
-    assert found.p == pytest.approx(0.1019, abs=1e-3)
-    # Seeds that agree by chance are not known better than their tasks: 4 of 16 each, with one more of either outcome
-    # 5 of 18, whose mean has an error of 0.108633.
-    alike = estimate([np.array([1.0] * 4 + [0.0] * 12)] * 3, shares=True)
-    assert alike.high - alike.mean == pytest.approx(4.302653 * 0.108633 / 3**0.5, rel=1e-4)
-    assert (estimate([np.zeros(9)] * 3).p, estimate([np.zeros(9)] * 3).mean) == (1.0, 0.0)
-    assert math.isnan(estimate([np.full(3, np.nan)]).mean)
-
-
-def test_of_one_seed_intervals_and_p_are_those_over_its_tasks() -> None:
-    mixed = np.array([1.0] * 4 + [0.0] * 12)
-    share, within = estimate([mixed], shares=True), clustered_interval(mixed, range(16))
-    assert (share.mean, share.low, share.high) == (0.25, within.low, within.high)
-    change, found = estimate([mixed - mixed[::-1]]), paired_difference(mixed[::-1], mixed, range(16))
-    assert (100 * change.low, 100 * change.high, change.p) == pytest.approx((found.low, found.high, found.p))
-
-
-@pytest.mark.parametrize("seeds", [1, 2, 3])
-def test_what_every_task_agrees_on_is_not_known_for_certain(seeds: int) -> None:
-    share, gain = estimate([np.ones(8)] * seeds, shares=True), estimate([np.ones(8)] * seeds)
-    assert share.low < share.mean == 1
-    assert gain.low < gain.mean == 1
-    assert 0 < gain.p < 0.1
-
-
-@pytest.mark.parametrize(("seeds", "tasks", "rate"), [(1, 16, 0.95), (2, 24, 0.97), (3, 24, 0.97)])
-def test_intervals_of_high_shares_hold_the_truth_as_often_as_they_say(seeds: int, tasks: int, rate: float) -> None:
-    """Without the pseudo-tasks 56, 76 and 89 % of them did."""
-    rng, held, runs = np.random.default_rng(0), 0, 600
-    for _ in range(runs):
-        found = estimate(list((rng.random((seeds, tasks)) < rate).astype(float)), shares=True)
-        held += found.low <= rate <= min(1.0, found.high)
-    assert held / runs >= 0.93
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_equal_methods_are_rarely_called_different(seeds: int) -> None:
-    """Also where their difference varies by 20 points from seed to seed: a bootstrap over seeds and tasks rejects 13 to
-    27 % of such comparisons."""
-    rng, rejected, runs = np.random.default_rng(seeds), 0, 400
-    for _ in range(runs):
-        shift = 0.2 * rng.standard_normal(seeds)
-        values = [(rng.random(160) < 0.45 + s).astype(float) - (rng.random(160) < 0.45) for s in shift]
-        rejected += estimate(values).p < 0.05
-    assert rejected / runs <= 0.08
-
-
 def test_seeds_with_tasks_of_their_own_stand_in_one_table() -> None:
     results = []
     for seed in (7, 8):
@@ -159,11 +106,55 @@ def test_families_and_nested_capabilities() -> None:
         ]
     )
     assert table.families["cancel"]["base"] == pytest.approx(1 / 8)
-    assert table.capabilities == (
-        (0, pytest.approx(3 / TASKS), 2),
-        (1, pytest.approx(7.5 / TASKS), 2),
-        (2, pytest.approx(12 / TASKS), 1),
+    # The second seed has one member alone, and stays at it.
+    assert table.members == (
+        (0, pytest.approx(3 / TASKS)),
+        (1, pytest.approx(7.5 / TASKS)),
+        (2, pytest.approx(10.5 / TASKS)),
     )
+    nothing = seed_result(9, {"trace": figures(6)})
+    assert table_of([seed_result(7, {"trace": figures(12, capabilities=nested(3, 12))}), nothing]).members == (
+        (0, pytest.approx(4.5 / TASKS)),
+        (1, pytest.approx(9 / TASKS)),
+    )
+
+
+def test_a_curve_takes_each_seed_between_its_own_checkpoints() -> None:
+    def points(**solved: int) -> tuple[Point, ...]:
+        return tuple(Point(count=int(c[1:]), outcomes=outcomes(s)) for c, s in solved.items())
+
+    def curves(*seeds: tuple[Point, ...]) -> tuple[tuple[float, float], ...]:
+        made = [seed_result(7 + i, {"mixed": figures(9, rollouts=p)}) for i, p in enumerate(seeds)]
+        return table_of(made).curves.get("mixed", ())
+
+    long, late = points(e100=6, e300=12), points(e200=0, e400=24)
+    # From 200, where the second begins (the first is half way to 12), to 300, where the first ends.
+    assert [x for at in curves(long, late) for x in at] == pytest.approx([200, 4.5 / TASKS, 300, 12 / TASKS])
+    assert curves(long, points(e300=24)) == ((300.0, pytest.approx(18 / TASKS)),)
+    assert curves(long, points(e400=24)) == (), "there is no number of episodes that both have"
+
+
+def test_a_method_of_one_seed_has_no_interval_among_several_and_is_in_no_family() -> None:
+    results = [seed_result(s, {"base": figures(4), "trace": figures(12)}) for s in (7, 8)]
+    more = [results[0].with_method("gepa", figures(6)), results[1]]
+    alone, rows = rows_of(table_of(results)), rows_of(table_of(more))
+    base, gepa = rows["base"].difference, rows["gepa"].difference
+    assert base is not None
+    assert gepa is not None
+    assert base == alone["base"].difference, "its p is not multiplied for a method that is not tested"
+    assert (gepa.points, gepa.seeds) == (pytest.approx(-25.0), 1)
+    assert all(map(math.isnan, (gepa.low, gepa.high, gepa.p, rows["gepa"].low, rows["gepa"].high)))
+    text, page = "\n".join(lines(table_of(more))), render(table_of(more), more)
+    assert "nan" not in text + page
+    assert "has one seed alone has neither" in page
+
+
+def test_where_a_generalist_was_trained_no_family_is_untouched() -> None:
+    needs = {"cancel": ["stop"], "refund": ["pay"], "move": ["send"]}
+    bare = seed_result(7, {"base": figures(4), "trace": figures(12, trained=("pay",))}, needs=needs)
+    first = seed_result(7, {"trace": figures(12, trained=("generalist", "pay"))}, needs=needs)
+    assert untouched_families(bare) == {"cancel", "move"}
+    assert untouched_families(first) == set()
 
 
 def test_text_and_page_are_made_of_the_files_alone() -> None:
@@ -183,7 +174,9 @@ def test_text_and_page_are_made_of_the_files_alone() -> None:
         "50.0 %",
         "-33.3",
         "cancel",
-        "0: 16.7 % (2), 1: 50.0 %",
+        "the same for every seed",
+        "over seeds and tasks",
+        "0: 16.7 %, 1: 50.0 %",
         "mixed by episodes: 0: 16.7 %, 1: 37.5 %",
     ):
         assert said in text, said
