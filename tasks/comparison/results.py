@@ -124,9 +124,12 @@ def settings_hash(settings: Settings) -> str:
 def changed_settings(settings: Settings) -> dict[str, Any]:
     """Of what decides a comparison's figures, the settings (such as "train.rank") that neither the profile nor its
     defaults have, with their values; what the command says otherwise is left out."""
-    defaults: dict[str, Any] = type(settings).model_construct().model_dump(mode="json")
+    plain = _by_name(type(settings).model_construct().model_dump(mode="json"))
     profile = tomllib.loads((PROFILES / f"{settings.profile}.toml").read_text(encoding="utf-8"))
-    plain = _by_name(defaults) | _by_name(profile)
+    for name, value in profile.items():
+        part = getattr(settings, name)
+        read = type(part).model_validate(value).model_dump(mode="json") if isinstance(part, BaseModel) else value
+        plain |= _by_name({name: read})
     said = {"profile", "target", "seed", "budget", "base_model"}
     return {n: v for n, v in _by_name(settings.identity()).items() if n not in said and v != plain.get(n)}
 

@@ -13,7 +13,7 @@ import pytest
 from errors import ConfigurationError
 from tasks.comparison.results import check_same, machine, path_of, read_result, read_results, write_result
 from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
-from tests.tasks.comparison.seed_files import figures, nested, seed_result
+from tests.tasks.comparison.seed_files import figures, nested, outcomes, seed_result
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,6 +52,21 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(seed_result(1, {}).model_dump(mode="json") | {"format": 2}))
     with pytest.raises(ConfigurationError, match="has format 2, this version reads 1"):
         read_result(path)
+
+
+def test_a_file_with_other_outcomes_than_its_tasks_is_refused(tmp_path: Path) -> None:
+    made = seed_result(7, {}, shift={"s0": "other"})
+    path = path_of(tmp_path, "shop", 7)
+    for wrong, said in (
+        (figures(3, outcomes={"t00": [1.0]}), "base has outcomes of 1 tasks, the file has 24"),
+        (figures(3, outcomes=outcomes(3) | {"t00": [7.0, 1.0]}), r"base has the outcome 7\.0; one is 0, 1 or null"),
+        (figures(3), "base has outcomes of 0 tasks, the file has 1"),
+    ):
+        write_result(path, made.with_method("base", wrong))
+        with pytest.raises(ConfigurationError, match=said):
+            read_result(path)
+    write_result(path, made.with_method("base", figures(3, lost=4, shift={"s0": [None, 1.0]})))
+    assert read_result(path).methods["base"].shift == {"s0": [None, 1.0]}
 
 
 @pytest.mark.parametrize(
@@ -123,11 +138,13 @@ def test_the_seeds_that_were_used_are_refused() -> None:
     assert not set(fresh_seeds(20, used)) & set(used)
 
 
-@pytest.mark.parametrize("text", ["[[used]]\nseeds = [1]", '[[used]]\nseeds = ["1"]\nfor = "x"', "seeds ="])
+@pytest.mark.parametrize(
+    "text", ["[[used]]\nseeds = [1]", '[[used]]\nseeds = ["1"]\nfor = "x"', "seeds =", "used = [1]", "used = 5"]
+)
 def test_a_file_of_used_seeds_that_says_less_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "seeds.toml"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"needs seeds|cannot be read|no list of tables"):
         used_seeds(path)
     with pytest.raises(ConfigurationError, match="--used-seeds"):
         used_seeds(tmp_path / "none.toml")

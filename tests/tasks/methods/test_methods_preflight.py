@@ -63,9 +63,10 @@ def test_every_method_takes_only_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", sorted(ABLATIONS))
 def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str) -> None:
-    settings, (_, changes) = load_settings(profile="laptop", home=home), ABLATIONS[name]
+    settings, (_, given) = load_settings(profile="laptop", home=home), ABLATIONS[name]
     method = EVERY[f"ablation-{name}"]
     assert method.changes is not None
+    changes = {"train": {"rank": 4, "alpha": 8}} if callable(given) else given
     other = settings.model_copy(update=method.changes(settings))
     assert load_settings(**other.model_dump()) == other, "values that settings allow"
 
@@ -84,6 +85,24 @@ def test_an_ablation_changes_what_it_says_and_nothing_else(home: Path, name: str
     }
     assert differ
     assert differ.items() <= wanted.items()
+
+
+def test_an_ablation_of_what_the_settings_do_not_have_is_refused(home: Path) -> None:
+    """It would be TRACE once more, under a name that says that something was taken away."""
+    night = load_settings(profile="night", home=home)
+    with pytest.raises(
+        ConfigurationError, match=r"ablation-no-focus would be TRACE itself.*'night'.*give --methods base"
+    ):
+        check_budget(night, target, ["base", "ablation-no-focus"])
+    with pytest.raises(ConfigurationError, match="take another ablation"):
+        check_budget(night, target, ["ablation-no-focus"])
+    for profile, alpha in (("laptop", 8), ("gpu", 4)):
+        settings = load_settings(profile=profile, home=home)
+        changes = EVERY["ablation-rank-4"].changes
+        assert changes is not None
+        train = changes(settings)["train"]
+        assert (train.rank, train.alpha) == (4, alpha), "the weight of a change stays"
+        assert train.alpha / train.rank == settings.train.alpha / settings.train.rank
 
 
 def test_each_seed_has_an_embedded_home_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

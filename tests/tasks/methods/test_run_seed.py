@@ -1,0 +1,92 @@
+"""What a seed owes: files that lie beside each other, work that is in no home, the command that plays it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import StageRow
+from errors import ConfigurationError
+from flows.compare_methods import command_of
+from models.adapters.registry import Registry
+from settings import load_settings
+from tasks.comparison.results import changed_settings, write_result
+from tasks.comparison.tracking import log_method
+from tasks.methods import run as running
+from tasks.methods.run import head_of, run_method, run_seed
+from tasks.methods.seed.seed_run import SeedRun, close_round
+from tests.tasks.comparison.seed_files import figures, seed_result
+from tests.tasks.methods.seeds_made import seed_run, without_prefect
+
+
+@pytest.fixture
+def run(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeedRun]:
+    without_prefect(monkeypatch)
+    made = seed_run(settings_folder, tiny_model)
+    yield made
+    close_round(made.context)
+
+
+def test_what_another_file_of_the_seed_has_is_not_run_again(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, made = head_of(run, "trace-agent compare-methods", "test"), list[str]()
+
+    def measured(run: SeedRun, name: str) -> Any:
+        made.append(name)
+        return figures(1, outcomes={t: [1.0] for t in head.families}, shift={t: [0.0] for t in head.shift})
+
+    monkeypatch.setattr(running, "run_method", measured)
+    path = tmp_path / "letters-seed-7.json"
+    write_result(tmp_path / "letters-seed-7-more.json", head.with_method("trace", measured(run, "trace")))
+    result = run_seed(run, ["base", "trace"], path, head, lambda result, name: None)
+    assert made == ["trace", "base"]
+    assert list(result.methods) == ["base"]
+    other = head.model_copy(update={"settings": "other"})
+    write_result(tmp_path / "letters-seed-7-apart.json", other)
+    with pytest.raises(ConfigurationError, match="another settings"):
+        run_seed(run, ["noop"], path, head, lambda result, name: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [("single", "trace"), ("mixed", "trace"), ("placebo-capabilities", "trace"), ("placebo-single", "placebo-rewards")],
+)
+def test_what_takes_the_work_of_a_method_that_another_home_played_is_refused(
+    run: SeedRun, name: str, need: str
+) -> None:
+    """Else the bare base would answer under the method's name, and a placebo's capabilities be drawn beside others."""
+    with pytest.raises(ConfigurationError, match=f"{name} takes the work of {need}.*in another home.*--home"):
+        run_method(run, name)
+    stages = {row.name for row in run.context.store.rows(StageRow, round_id=run.context.round.id)}
+    assert stages == {"rollout"}, "nothing is mined of a home that the method does not belong in"
+
+
+def test_a_file_says_what_is_set_otherwise_and_its_command_sets_it_again(
+    run: SeedRun, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACE_TRAIN__LEARNING_RATE", "2e-4")
+    monkeypatch.setenv("TRACE_ROUTER", "label")
+    settings = load_settings(profile="bfcl", target="bfcl:single", home=settings_folder / "home", seed=3, budget=2000)
+    assert changed_settings(settings) == {"train.learning_rate": 2e-4, "router": "label"}
+    command = command_of(settings, 65, 3000, ["base", "grpo-target"])
+    assert command.startswith("TRACE_ROUTER=label TRACE_TRAIN__LEARNING_RATE=0.0002 trace-agent compare-methods ")
+    for profile in ("laptop", "night", "smoke", "gpu"):
+        monkeypatch.delenv("TRACE_TRAIN__LEARNING_RATE", raising=False)
+        monkeypatch.delenv("TRACE_ROUTER", raising=False)
+        assert changed_settings(load_settings(profile=profile, home=settings_folder / "home")) == {}
+    assert head_of(run, "", "").changed["train.learning_rate"] == run.context.settings.train.learning_rate
+
+
+def test_other_outcomes_of_a_method_are_another_run(tmp_path: Path) -> None:
+    registry = Registry(f"sqlite:///{tmp_path / 'mlflow.db'}", "shop", tmp_path / "artifacts")
+    one = seed_result(7, {"trace": figures(12)})
+    other_data = one.model_copy(update={"data_hash": "d2"})
+    for result in (one, one, other_data, seed_result(7, {"trace": figures(9)})):
+        log_method(registry, result, "trace")
+    found = registry.client.search_runs([registry.experiment_id])
+    assert sorted(run.data.metrics["test/success"] * 24 for run in found) == pytest.approx([9, 12, 12])
+    assert {run.data.tags["data_hash"] for run in found} == {"d1", "d2"}
