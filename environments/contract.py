@@ -248,6 +248,20 @@ class DrawsTests(Protocol):
 
 
 @runtime_checkable
+class HoldsBack(Protocol):
+    """Optional on a target whose tasks are fixed: test and shift tasks on which methods are compared, because nobody
+    looked at them while settings were chosen. They are the same for every seed."""
+
+    def held_back_test(self) -> Sequence[TargetTask]:
+        """Tasks of the split "test", of all families from the first on."""
+        ...
+
+    def held_back_shift(self) -> Sequence[TargetTask]:
+        """Tasks of the shift test (`ShiftTested`), of all kinds from the first on."""
+        ...
+
+
+@runtime_checkable
 class Drawable(Protocol):
     """Optional on a target: new diagnosis and validation tasks for every round. A target with a finite set of tasks has
     no draws; its rounds play the same tasks with other seeds."""

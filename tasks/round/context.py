@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
-from environments.contract import Draw, Drawable, DrawsTests, Environment, ShiftTested, Target, TargetTask
+from environments.contract import Draw, Drawable, DrawsTests, Environment, HoldsBack, ShiftTested, Target, TargetTask
 from environments.picking import spread
 from errors import StageHeld, StoreError
 from models.adapters.registry import Registry
@@ -242,9 +242,12 @@ class Context:
 
     @cached_property
     def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
-        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, because
-        the fixed ones were looked at when settings were chosen; else those, and no shift tasks where there are none."""
+        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, or those
+        that it holds back, because the others were looked at when settings were chosen; else these, and no shift tasks
+        where there are none."""
         target = self.target
+        if isinstance(target, HoldsBack):
+            return list(target.held_back_test()), list(target.held_back_shift())
         if isinstance(target, DrawsTests):
             test, shift = list(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
             return spread(test, self.settings.rollout.tasks or len(test)), shift

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from environments.contract import SPLITS, Action, Message, Observation, Score, TargetTask, content_hash
+from environments.picking import spread
 from environments.targets.bfcl.package import INSTALL, LICENCE, VERSION
 from environments.targets.bfcl.single.answers import (
     Calls,
@@ -41,6 +42,9 @@ from errors import EnvironmentFault, TargetError
 
 ADAPTER_VERSION = 1
 NAME, LIVE_NAME = "bfcl:single", "bfcl:single:live"
+# Of the test split at equal distances, and of the live tasks from the first on: what comparisons played while the
+# profile `bfcl` was chosen.
+LOOKED_AT, LIVE_LOOKED_AT = (200, 300), 200
 # The most that an answer earns which BFCL does not take for right.
 NEAR_MISS = 0.5
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
@@ -151,6 +155,14 @@ class SingleTarget(SingleTurnTarget):
     def shift_test(self) -> Sequence[TargetTask]:
         """The live categories, which `bfcl:single:live` has as a target."""
         return live_target().tasks("test")
+
+    def held_back_test(self) -> Sequence[TargetTask]:
+        test = self.tasks("test")
+        seen = {task.id for most in LOOKED_AT for task in spread(test, most)}
+        return [task for task in test if task.id not in seen]
+
+    def held_back_shift(self) -> Sequence[TargetTask]:
+        return self.shift_test()[LIVE_LOOKED_AT:]
 
     def families(self) -> Mapping[str, tuple[str, ...]]:
         return CAPABILITIES
