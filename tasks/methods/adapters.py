@@ -3,13 +3,14 @@
 `single`: of the adapters for one capability the one that does best on the diagnosis tasks answers every task;
 `generalist`: the one that learnt from everything does. `merge-linear` and `merge-ties`: one
 adapter made of all. `trace-oracle-route`: all adapters, whatever the gate said of them, chosen by the true families
-of their capabilities, which is what a router comes to that knows what each was trained for and nothing of what it
-solves. Each inherits TRACE's whole account: without it there is no adapter to take.
+of their capabilities (the rest is the generalist's), which is what a router comes to that knows what each was trained
+for and nothing of what it solves. Each inherits TRACE's whole account: without it there is no adapter to take.
 """
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Literal
 
 from db import GENERALIST, AdapterRow, AdapterState
@@ -17,7 +18,7 @@ from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
 from tasks.challenge import families_of
 from tasks.measuring.lineup import Lineup, tried_on_diagnosis
-from tasks.methods.seed.answers import Answer, one_adapter, shift_tasks, success_of
+from tasks.methods.seed.answers import Answer, one_adapter, shift_tasks, success_of, test_tasks
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
@@ -44,7 +45,7 @@ def single(run: SeedRun, context: Context, account: Account) -> Answer:
         worth = {c: r.adapter_success - r.base_success for c, r in measured.items()}
     best = max(worth, key=lambda c: worth[c])
     answer = one_adapter(context, best, own_adapter(context.stored, best))
-    return Answer(context, answer.lineup, answer.families, notes=(f"the adapter for {best}",))
+    return replace(answer, notes=(f"the adapter for {best}",))
 
 
 def generalist(run: SeedRun, context: Context, account: Account) -> Answer:
@@ -70,7 +71,7 @@ def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
         return Answer(context, notes=(NONE_TRAINED,))
     if len(names) == 1:
         answer = one_adapter(context, names[0], own_adapter(context.stored, names[0]))
-        return Answer(context, answer.lineup, answer.families, notes=("TRACE has one adapter: nothing to merge",))
+        return replace(answer, notes=("TRACE has one adapter: nothing to merge",))
     name = f"merge-{how}"
     identity = adapter_id(context.round.id, name)
     if context.store.row(AdapterRow, id=identity) is None:
@@ -98,17 +99,20 @@ def _merged(context: Context, how: Literal["linear", "ties"]) -> Answer:
             ]
         )
     answer = one_adapter(context, name, identity)
-    return Answer(context, answer.lineup, answer.families, notes=(f"merged: {', '.join(names)}",))
+    return replace(answer, notes=(f"merged: {', '.join(names)}",))
 
 
 def oracle_route(run: SeedRun, context: Context, account: Account) -> Answer:
     """All adapters for one capability, each on the families that its environment is about; of several the one selected
-    first."""
-    names = specialists(registered(context.stored))
-    if not names:
+    first. What none of them is about is the generalist's, where there is one."""
+    there = registered(context.stored)
+    names, rest = specialists(there), GENERALIST if GENERALIST in there else ""
+    if not there:
         return Answer(context, notes=(NONE_TRAINED,))
     families = {f: c for c in reversed(names) for f in families_of(context, c)}
     for task in shift_tasks(context):
-        families.setdefault(task.family, next((c for c in names if c in task.capabilities), ""))
-    members = {c: own_adapter(context.stored, c) for c in names}
-    return Answer(context, Lineup(members), families, notes=(f"adapters: {', '.join(names)}",))
+        families.setdefault(task.family, next((c for c in names if c in task.capabilities), rest))
+    for task in test_tasks(context):
+        families.setdefault(task.family, rest)
+    members = {c: own_adapter(context.stored, c) for c in there}
+    return Answer(context, Lineup(members), families, notes=(f"adapters: {', '.join(there)}",))

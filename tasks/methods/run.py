@@ -53,7 +53,7 @@ def run_seed(
     result, there = files.get(path, head), {name for file in files.values() for name in file.methods}
     for name in names:
         if name in there:
-            logger.info("%s: there already", name)
+            logger.info("%s: there already%s", name, "; --curve measures none of its checkpoints" if run.points else "")
             continue
         logger.info("%s: begins", name)
         result = result.with_method(name, run_method(run, name).model_copy(update={"commit": head.commit}))

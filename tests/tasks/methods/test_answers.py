@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from db import AdapterRow, AdapterState
+from db import GENERALIST, AdapterRow, AdapterState
 from models.adapters.blending import TIES_DENSITY, blend
 from models.adapters.deltas import folder_deltas
 from models.adapters.files import adapter_digest
@@ -106,6 +106,14 @@ def test_the_ceiling_sends_families_where_they_belong(run: SeedRun, monkeypatch:
     answer = oracle_route(run, run.context, pay(run.context, "x", 9, ()))
     assert answer.families == {"low": NAMES[0], "high": NAMES[1], "both": NAMES[0]}, "the first selected wins"
     assert answer.lineup == Lineup(members)
+    # Without the generalist on the rest it would be no ceiling of a release that has one.
+    monkeypatch.setattr(adapters, "registered", lambda stored: [NAMES[0], GENERALIST])
+    monkeypatch.setattr(adapters, "own_adapter", lambda stored, name: f"adapter-{name}")
+    monkeypatch.setattr(adapters, "families_of", lambda context, name: ("low",))
+    answer = oracle_route(run, run.context, pay(run.context, "x", 9, ()))
+    assert answer.families is not None
+    assert (answer.families["low"], answer.families["high"]) == (NAMES[0], GENERALIST)
+    assert answer.lineup.members == {name: f"adapter-{name}" for name in (NAMES[0], GENERALIST)}
 
 
 def test_without_an_adapter_the_base_answers_and_it_is_said(run: SeedRun, monkeypatch: pytest.MonkeyPatch) -> None:
