@@ -14,6 +14,7 @@ from db import open_store
 from environments.contract import SPLITS, Target
 from environments.targets.catalogue import builtin_names, load_target
 from environments.targets.third_party.adapter import MODEL_USER
+from environments.task_ids import checked_tasks
 from errors import BudgetExceeded, ConfigurationError
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
@@ -124,6 +125,7 @@ def expand(name: str) -> list[str]:
 
 
 def _spec(target: Target, request: EvaluateRequest) -> EvaluationSpec:
+    checked_tasks(target)
     spec = EvaluationSpec(target, request.split, request.trials, request.seed, request.limit)
     if not spec.tasks:
         raise ConfigurationError(f"{target.name} has no task in the split {request.split}; take another split")
