@@ -17,6 +17,7 @@ from typing import Any
 from environments.contract import SPLITS, Drawable, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl.entries import CATEGORIES as BFCL_CATEGORIES
 from environments.targets.bfcl.single import target as bfcl_single
 from environments.targets.reasoning_gym import target as reasoning_gym
 from environments.targets.third_party.adapter import TargetInfo, model_of_user, user_name
@@ -69,7 +70,7 @@ def _builders() -> dict[str, Builder]:
     builders |= {f"tau2:{domain}": partial(_tau2, domain) for domain in tau2.DOMAINS}
     builders |= {"toolsandbox": partial(_toolsandbox, "base")}
     builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
-    builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in bfcl.CATEGORIES}
+    builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in BFCL_CATEGORIES}
     builders |= {bfcl_single.NAME: partial(_bfcl_single, False), bfcl_single.LIVE_NAME: partial(_bfcl_single, True)}
     builders |= {reasoning_gym.NAME: partial(_reasoning_gym, reasoning_gym.DEFAULT_FAMILIES)}
     builders |= {f"agentdojo:{suite}": partial(_agentdojo, suite, False) for suite in agentdojo.SUITES}
