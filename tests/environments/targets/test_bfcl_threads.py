@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from environments.targets.bfcl import services
+from environments.targets.bfcl.services import Services
 from environments.targets.bfcl.single import verdicts
 from environments.targets.bfcl.single.items import load_items
 from environments.targets.bfcl.single.target import describe
@@ -58,3 +63,24 @@ def test_a_checker_that_does_not_import_is_no_wrong_answer(monkeypatch: pytest.M
     monkeypatch.setattr(verdicts, "_checker", damaged)
     with pytest.raises(KeyError, match="model_config"):
         verdicts.bfcl_verdict(load_items("simple_python")[0], [{"f": {}}])
+
+
+def test_two_episodes_with_long_results_read_their_own_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BFCL writes each temperature into one record of its module."""
+
+    def read(seed: int) -> str:
+        start = {"VehicleControlAPI": {"random_seed": seed}}
+        opened = Services({"involved_classes": ["VehicleControlAPI"], "initial_config": start}, True)
+        return opened.call("get_outside_temperature_from_google", {})[0]
+
+    alone = [read(1), read(2)]
+    assert alone[0] != alone[1]
+    write = services._written
+
+    def slowly(value: Any) -> str:
+        time.sleep(0.05)
+        return write(value)
+
+    monkeypatch.setattr(services, "_written", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(read, (1, 2))) == alone
