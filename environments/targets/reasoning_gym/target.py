@@ -48,7 +48,7 @@ DEFAULT_FAMILIES = ("word_sequence_reversal", "number_filtering", "letter_counti
 INSTRUCTIONS = "Answer each question with the answer alone, in one line."
 # Tasks of a split over all families, and the fewest of one family.
 PER_SPLIT, LEAST_OF_A_FAMILY = 160, 8
-# Worked examples over all families; one of each at least.
+# Worked examples over all families at most, the same number of each; one of each at least all the same.
 EXAMPLES = 6
 # The most that an answer earns which the package does not take for right.
 NEAR_MISS = 0.5

@@ -164,7 +164,7 @@ def _simple(pool: Pool, rng: random.Random) -> Item | None:
 
 
 def _multiple(pool: Pool, rng: random.Random) -> Item | None:
-    """One call among its own item's functions, or alone, and others' functions."""
+    """A scenario of `_simple`, with one to three functions of other items beside the one that it calls."""
     item = _simple(pool, rng)
     return None if item is None else _with_foreign(pool, rng, item, rng.randint(1, 3))
 

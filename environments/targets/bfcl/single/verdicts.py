@@ -44,8 +44,9 @@ def _imported() -> Callable[..., dict[str, Any]]:
 
     Its module wants the table of all models that BFCL knows, and importing that imports their clients (torch, vLLM, a
     dozen providers), which are not installed here. It only looks up one model's `underscore_to_dot`, so a table of one
-    model stands in for it while the module is imported. Only ours has the stand-in: `sys.modules` is as before
-    afterwards, and another importer of BFCL's checker gets a module of its own.
+    model stands in for it while the module is imported. In `sys.modules` table and checker are as before afterwards, so
+    that whoever imports the checker by its full name gets a module of its own, with the table of all models; the parts
+    of BFCL that the checker itself needs stay imported.
     """
     name = "bfcl_eval.eval_checker.ast_eval.ast_checker"
     stand_in = ModuleType(_CONFIG)
