@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from environments.contract import Draw, TargetTask, content_hash
-from environments.picking import in_turn
+from environments.contract import DRAWN_SPLITS, Draw, TargetTask, content_hash
+from environments.picking import for_training, in_turn
 from errors import TargetError
 
 # The task of a family and a number, equal for equal ones; None where that number makes no task.
@@ -27,12 +27,6 @@ ATTEMPTS = 64
 DRAWN_NUMBER = FRESH_NUMBER + FRESH_SEEDS * ATTEMPTS
 NUMBERS_OF_A_ROUND = 2**16
 ROUNDS = 2**24
-DRAWN_SPLITS = ("diagnosis", "validation")
-
-
-def for_training(content: str) -> bool:
-    """Whether a content, a hash in hex digits, may be trained on; it is for evaluation otherwise."""
-    return int(content[0], 16) < 8
 
 
 @dataclass(frozen=True)

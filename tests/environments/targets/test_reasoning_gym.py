@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from environments.contract import SPLITS, Action, Draw, Drawable, Generators, ShiftTested, TargetTask
+from environments.picking import for_training
 from environments.targets.catalogue import check_target_name, load_target
 from environments.targets.reasoning_gym import problems
 from environments.targets.reasoning_gym.problems import RUN_CODE, check_families, package_score, problem
 from environments.targets.reasoning_gym.target import DEFAULT_FAMILIES, NEAR_MISS, ReasoningGymTarget, describe
 from environments.targets.reference_check import no_op, oracle, play, validate
 from environments.targets.third_party import procedural
-from environments.targets.third_party.procedural import Procedural, for_training
+from environments.targets.third_party.procedural import Procedural
 from errors import TargetError
 from models.call_formats import CompactCalls
 
