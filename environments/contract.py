@@ -18,6 +18,8 @@ from errors import TargetError
 Role = Literal["system", "user", "assistant", "tool"]
 SPLITS = ("diagnosis", "validation", "test")
 Split = Literal["diagnosis", "validation", "test"]
+# What a round draws anew, of a target that can (`Drawable`).
+DRAWN_SPLITS = ("diagnosis", "validation")
 # The deepest nesting of a call's arguments. What is deeper cannot be copied, hashed and stored everywhere, because
 # Python's stack ends; no tool asks for nearly as much.
 DEEPEST = 64
@@ -123,8 +125,10 @@ class Score:
 
 @dataclass(frozen=True)
 class TargetTask:
-    """One task of a target. `payload` is JSON and enough to rebuild the episode; `capabilities` are the tags of its
-    family: ground truth for measuring the router and the analyst, which never see them."""
+    """One task of a target. `id` is its own among all tasks of the target, whatever their split: what was played is
+    stored under it, so that of two tasks with one id the second would get the first one's score (`task_ids` refuses
+    them). `payload` is JSON and enough to rebuild the episode; `capabilities` are the tags of its family: ground truth
+    for measuring the router and the analyst, which never see them."""
 
     id: str
     split: str
@@ -184,14 +188,18 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Target(Protocol):
-    """An environment to improve on, with its tasks. `data_hash` covers everything that decides a score."""
+    """An environment to improve on, with its tasks. `data_hash`, a text, covers everything that decides a score."""
 
     name: str
     licence: str
 
     @property
     def data_hash(self) -> str: ...
-    def tasks(self, split: str) -> Sequence[TargetTask]: ...
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        """The fixed tasks of a split, a list of the same ones every time. Each says this split as its own; no id is
+        another task's, in this split, in another, or among the tasks of `generate` and `drawn`."""
+        ...
+
     def environment(self) -> Environment: ...
 
 

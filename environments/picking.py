@@ -1,4 +1,4 @@
-"""Picking some of many, the same whenever it is done: at equal distances, and from several lists in turn."""
+"""Picking some of many, the same whenever it is done: at equal distances, from several lists in turn, by a hash."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def in_turn(lists: Iterable[Sequence[Item]]) -> list[Item]:
     waiting = list(lists)
     longest = max(map(len, waiting), default=0)
     return [items[k] for k in range(longest) for items in waiting if k < len(items)]
+
+
+def for_training(content: str) -> bool:
+    """Whether a content, a hash in hex digits, may be trained on; it is for evaluation otherwise."""
+    return int(content[0], 16) < 8

@@ -9,28 +9,28 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-from environments.contract import SPLITS, Drawable, Target
+from environments.contract import Drawable, Target
 from environments.targets import agentdojo, tau2, toolsandbox
 from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl.entries import CATEGORIES as BFCL_CATEGORIES
 from environments.targets.bfcl.single import target as bfcl_single
 from environments.targets.reasoning_gym import target as reasoning_gym
 from environments.targets.third_party.adapter import TargetInfo, model_of_user, user_name
 from environments.targets.third_party.simulated_user import UserModel
-from errors import TargetError
+from environments.task_ids import checked_tasks
+from errors import TargetError, TraceError
 
 ENTRY_POINTS = "trace_agent.environments"
 _SHOP, _SHIFT = "environments.targets.shop:target", "environments.targets.shop:shift"
-# How a target is built, given the simulated user's name (None: its default) and the model that plays one.
-Builder = Callable[[str | None, UserModel | None], Any]
-
-
-def _shop(path: str, user: str | None, user_model: UserModel | None) -> Any:
-    return _from_path(path)
+# Gives a target, or a function that returns one.
+Builder = Callable[[], Any]
+logger = logging.getLogger("trace")
 
 
 def _tau2(domain: str, user: str | None, user_model: UserModel | None) -> Any:
@@ -47,38 +47,53 @@ def _toolsandbox(variant: str, user: str | None, user_model: UserModel | None) -
     return ToolSandboxTarget(variant, user, user_model)
 
 
-def _bfcl(category: str, user: str | None, user_model: UserModel | None) -> Any:
-    return bfcl.BfclTarget(category)
-
-
-def _bfcl_single(live: bool, user: str | None, user_model: UserModel | None) -> Any:
-    return bfcl_single.live_target() if live else bfcl_single.SingleTarget()
-
-
-def _agentdojo(suite: str, attacked: bool, user: str | None, user_model: UserModel | None) -> Any:
-    return agentdojo.AgentDojoTarget(suite, attacked)
-
-
-def _reasoning_gym(families: tuple[str, ...], user: str | None, user_model: UserModel | None) -> Any:
-    return reasoning_gym.ReasoningGymTarget(families)
-
-
-def _builders() -> dict[str, Builder]:
-    """Name -> how to build the target."""
-    builders: dict[str, Builder] = {"shop": partial(_shop, _SHOP), "shop:shift": partial(_shop, _SHIFT)}
-    builders |= {f"tau2:{domain}": partial(_tau2, domain) for domain in tau2.DOMAINS}
-    builders |= {"toolsandbox": partial(_toolsandbox, "base")}
-    builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented")}
-    builders |= {f"bfcl:{category}": partial(_bfcl, category) for category in bfcl.CATEGORIES}
-    builders |= {bfcl_single.NAME: partial(_bfcl_single, False), bfcl_single.LIVE_NAME: partial(_bfcl_single, True)}
-    builders |= {reasoning_gym.NAME: partial(_reasoning_gym, reasoning_gym.DEFAULT_FAMILIES)}
-    builders |= {f"agentdojo:{suite}": partial(_agentdojo, suite, False) for suite in agentdojo.SUITES}
-    builders |= {f"agentdojo:{suite}:attacked": partial(_agentdojo, suite, True) for suite in agentdojo.SUITES}
+def _builders(user: str | None = None, user_model: UserModel | None = None) -> dict[str, Builder]:
+    """Name -> how to build the target, with the simulated user called `user` (None: its default) where it has one."""
+    builders: dict[str, Builder] = {"shop": partial(_from_path, _SHOP), "shop:shift": partial(_from_path, _SHIFT)}
+    builders |= {f"tau2:{domain}": partial(_tau2, domain, user, user_model) for domain in tau2.DOMAINS}
+    builders |= {"toolsandbox": partial(_toolsandbox, "base", user, user_model)}
+    builders |= {"toolsandbox:augmented": partial(_toolsandbox, "augmented", user, user_model)}
+    builders |= {f"bfcl:{category}": partial(bfcl.BfclTarget, category) for category in BFCL_CATEGORIES}
+    builders |= {bfcl_single.NAME: bfcl_single.SingleTarget, bfcl_single.LIVE_NAME: bfcl_single.live_target}
+    builders |= {reasoning_gym.NAME: reasoning_gym.ReasoningGymTarget}
+    for ending, attacked in (("", False), (":attacked", True)):
+        suites = agentdojo.SUITES
+        builders |= {f"agentdojo:{s}{ending}": partial(agentdojo.AgentDojoTarget, s, attacked) for s in suites}
     return builders
 
 
+def _builder(name: str, user: str | None = None, user_model: UserModel | None = None) -> Builder | None:
+    """How to build the built-in target of a name; None for any other name."""
+    families = reasoning_gym.families_of(name)
+    return partial(reasoning_gym.ReasoningGymTarget, families) if families else _builders(user, user_model).get(name)
+
+
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    """Those of other packages; a name of ours stays ours."""
+    points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    for name in [name for name in points if _builder(name)]:
+        _warn_of(name, points.pop(name).value)
+    return points
+
+
+@cache
+def _warn_of(name: str, value: str) -> None:
+    logger.warning("the entry point %r (%s) has the name of a built-in target and is left out; rename it", name, value)
+
+
+def _of_others(name: str, load: Builder) -> Target:
+    """A target that is not ours. Raises TargetError for whatever its module raises."""
+    try:
+        return _checked(name, load())
+    except TraceError:
+        raise
+    except (Exception, SystemExit) as error:  # a script without a guard ends the process when it is imported
+        raise TargetError(_why(name, error)) from error
+
+
+def _why(name: str, error: BaseException) -> str:
+    said = f"{type(error).__name__}: {error}"
+    return f"target {name!r} does not load ({said}); mend it, or name another: 'trace-agent targets' lists them"
 
 
 def _checked(name: str, loaded: Any) -> Target:
@@ -112,6 +127,17 @@ def builtin_names() -> list[str]:
     return list(_builders())
 
 
+def groups() -> dict[str, list[str]]:
+    """Benchmarks that an evaluation may name for all their domains, without variants (`...:attacked`): their names."""
+    known = builtin_names()
+    found: dict[str, list[str]] = {}
+    for name in known:
+        group, _, domain = name.partition(":")
+        if domain and ":" not in domain and group not in known:
+            found.setdefault(group, []).append(name)
+    return found
+
+
 def load_target(name: str, user: str | None = None, user_model: UserModel | None = None) -> Target:
     """The target called `name`.
 
@@ -119,22 +145,18 @@ def load_target(name: str, user: str | None = None, user_model: UserModel | None
     in the group `trace_agent.environments`, or a dotted path `package.module:object` to a target or to a function that
     returns one.
     `user` chooses who plays the simulated user where there is one: `scripted` (default) or `litellm:MODEL`, whom
-    `user_model` plays. Raises TargetError on an unknown name, listing what exists and what is close, and when what the
-    target needs is missing; ConfigurationError when the user needs a model and none is given.
+    `user_model` plays. Raises TargetError on an unknown name, listing what exists and what is close, when what the
+    target needs is missing, and for whatever the module of another's target raises; ConfigurationError when the user
+    needs a model and none is given.
     """
-    builders, points = _builders(), _entry_points()
-    families = reasoning_gym.families_of(name)
-    if families:
-        return reasoning_gym.ReasoningGymTarget(families)
-    if name in builders:
-        return _checked(name, builders[name](user, user_model))
-    if name in points:
-        try:
-            return _checked(name, points[name].load())
-        except (ImportError, AttributeError) as error:
-            raise TargetError(f"entry point {name!r} ({points[name].value}) does not load: {error}") from error
+    build = _builder(name, user, user_model)
+    if build:
+        return _checked(name, build())
+    point = _entry_points().get(name)
+    if point:
+        return _of_others(name, point.load)
     check_target_name(name)
-    return _checked(name, _from_path(name))
+    return _of_others(name, partial(_from_path, name))
 
 
 def with_scripted_user(target: Target) -> Target:
@@ -148,18 +170,19 @@ def with_scripted_user(target: Target) -> Target:
 def check_target_name(name: str) -> None:
     """Raise `TargetError` for a name that no target can have, listing what exists and what is close; nothing is
     loaded, so the target behind a good name may still lack something."""
-    builders = _builders()
-    known = [*builders, *_entry_points()]
+    points = _entry_points()
+    known = [*builtin_names(), *points]
     module, colon, attribute = name.partition(":")
     package = module.partition(".")[0]
-    dotted = bool(colon and attribute) and module not in {builtin.partition(":")[0] for builtin in builders}
-    if name in known or reasoning_gym.families_of(name) or (dotted and _is_found(package)):
+    dotted = bool(colon and attribute) and module not in {builtin.partition(":")[0] for builtin in builtin_names()}
+    if _builder(name) or name in points or (dotted and _is_found(package)):
         return
     why = f" (there is no module {package!r} here)" if dotted else ""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     raise TargetError(
-        f"target {name!r} does not exist{why}{hint} There are: {', '.join(known)}; or package.module:object"
+        f"target {name!r} does not exist{why}{hint} There are: {', '.join(known)}; {reasoning_gym.NAME}:FAMILY,...; to "
+        f"evaluate on all targets of a benchmark, {', '.join(groups())}; or package.module:object"
     )
 
 
@@ -171,22 +194,24 @@ def _is_found(package: str) -> bool:
         return False
 
 
-def _describe_loaded(name: str, load: Callable[[], Target]) -> TargetInfo:
+def _describe_loaded(name: str) -> TargetInfo:
     """A line for a target that only loading can describe."""
     try:
-        target = load()
-        counts = {split: len(target.tasks(split)) for split in SPLITS}
-        user, draws = getattr(target, "user", "none"), isinstance(target, Drawable)
-        return TargetInfo(name, target.licence, counts, target.data_hash, user, draws=draws)
+        target = load_target(name)
+        counts = {split: len(tasks) for split, tasks in checked_tasks(target).items()}
+        user, draws = str(getattr(target, "user", "none")), isinstance(target, Drawable)
+        return TargetInfo(name, str(target.licence), counts, target.data_hash, user, draws=draws)
     except TargetError as error:
         return TargetInfo(name, "", missing=str(error))
+    except Exception as error:  # the tasks of somebody's own target may raise anything
+        return TargetInfo(name, "", missing=_why(name, error))
 
 
 def describe_targets(user: str | None = None) -> list[TargetInfo]:
     """One line per target that `load_target` knows by name, with the simulated user called `user` where it has one;
     never fails because something is absent."""
-    lines = [_describe_loaded(name, partial(load_target, name)) for name in ("shop", "shop:shift")]
+    lines = [_describe_loaded(name) for name in ("shop", "shop:shift")]
     lines += tau2.describe(user) + toolsandbox.describe(user)
     lines += bfcl.describe() + bfcl_single.describe() + reasoning_gym.describe() + agentdojo.describe()
-    lines += [_describe_loaded(name, partial(load_target, name)) for name in _entry_points()]
+    lines += [_describe_loaded(name) for name in _entry_points()]
     return lines

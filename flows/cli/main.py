@@ -228,8 +228,11 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     for r in rows:
         splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
         splits += " + draws" if r.get("draws") else ""
+        # ToolSandbox of a commit that is not known here is counted when it is loaded, which takes seconds.
+        absent = "not installed" if r.get("how_to_get") else "does not load"
+        splits = splits or (absent if r.get("missing") else "counted when it is loaded")
         lines.append(
-            f"{r['name']:<{width}} {splits or 'not installed':<48} {str(r.get('data_hash') or '')[:12]:<13} "
+            f"{r['name']:<{width}} {splits:<48} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
     _print(rows, as_json, "\n".join(lines))

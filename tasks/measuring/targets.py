@@ -12,8 +12,9 @@ import pandas as pd
 
 from db import open_store
 from environments.contract import SPLITS, Target
-from environments.targets.catalogue import builtin_names, load_target
+from environments.targets.catalogue import groups, load_target
 from environments.targets.third_party.adapter import MODEL_USER
+from environments.task_ids import checked_tasks
 from errors import BudgetExceeded, ConfigurationError
 from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
@@ -118,12 +119,11 @@ def _why_not_to_ask(plan: Sequence[tuple[LoadedPolicy, EvaluationSpec]]) -> str:
 def expand(name: str) -> list[str]:
     """The targets that a name stands for: itself, or every domain of a benchmark (`tau2`, `bfcl`, `agentdojo`), without
     its variants (`...:attacked`, `bfcl:single:live`)."""
-    known = builtin_names()
-    domains = [k for k in known if k.startswith(f"{name}:") and k.count(":") == 1]
-    return [name] if name in known or not domains else domains
+    return groups().get(name, [name])
 
 
 def _spec(target: Target, request: EvaluateRequest) -> EvaluationSpec:
+    checked_tasks(target)
     spec = EvaluationSpec(target, request.split, request.trials, request.seed, request.limit)
     if not spec.tasks:
         raise ConfigurationError(f"{target.name} has no task in the split {request.split}; take another split")

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
 from environments.contract import Draw, Drawable, DrawsTests, Environment, HoldsBack, ShiftTested, Target, TargetTask
 from environments.picking import spread
+from environments.task_ids import refuse_others, refuse_repeats
 from errors import StageHeld, StoreError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
@@ -250,8 +251,11 @@ class Context:
             return list(target.held_back_test()), list(target.held_back_shift())
         if isinstance(target, DrawsTests):
             test, shift = list(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
-            return spread(test, self.settings.rollout.tasks or len(test)), shift
-        return self.tasks("test"), list(target.shift_test()) if isinstance(target, ShiftTested) else []
+            test = spread(test, self.settings.rollout.tasks or len(test))
+        else:
+            test, shift = self.tasks("test"), list(target.shift_test()) if isinstance(target, ShiftTested) else []
+        refuse_repeats({"test": test, "the shift test": shift})
+        return test, shift
 
     def draws(self, split: str) -> bool:
         """Whether the split's tasks are new in every round."""
@@ -261,7 +265,7 @@ class Context:
         """The tasks that this round drew, which have no content of earlier rounds; their contents are stored."""
         if split not in self._tasks:
             assert isinstance(self.target, Drawable)
-            self._tasks[split] = self._recorded(self.target.drawn(split, self._draw))
+            self._tasks[split] = self._recorded(self.target.drawn(split, self._draw), split)
         return self._tasks[split]
 
     def further_tasks(self, families: Mapping[str, int]) -> list[TargetTask]:
@@ -269,7 +273,7 @@ class Context:
         if not isinstance(self.target, Drawable):
             return []
         drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
-        return self._recorded([task for tasks in drawn for task in tasks])
+        return self._recorded([task for tasks in drawn for task in tasks], "validation")
 
     @cached_property
     def _draw(self) -> Draw:
@@ -280,9 +284,11 @@ class Context:
         used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
         return Draw(self.settings.seed, this.number, used)
 
-    def _recorded(self, tasks: Sequence[TargetTask]) -> list[TargetTask]:
-        """The tasks, once their contents are stored: no later round draws them."""
+    def _recorded(self, tasks: Sequence[TargetTask], split: str) -> list[TargetTask]:
+        """The tasks drawn for a split, once their contents are stored: no later round draws them."""
         assert isinstance(self.target, Drawable)
+        refuse_others(tasks, split)
+        refuse_repeats({"test": self.target.tasks("test"), **self._tasks, f"the draw of {split}": tasks})
         self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
         return list(tasks)
 

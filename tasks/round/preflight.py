@@ -16,6 +16,7 @@ from db import ReplyRow, Store, open_store
 from environments.contract import SPLITS, Target
 from environments.sandbox.workers import choose_level
 from environments.targets.catalogue import check_target_name
+from environments.task_ids import checked_tasks
 from errors import ConfigurationError, ProviderError
 from models.local.model_files import check_base_config, check_base_files
 from models.objects import files_of
@@ -217,8 +218,9 @@ def check_approval(settings: Settings) -> None:
 
 
 def check_tasks(target: Target, until: str = "") -> None:
-    """Refuse a target that a round cannot learn anything from, or that lacks the tasks by which it is proven and
-    reported: `ConfigurationError`. A round `until` a stage that plays neither needs diagnosis tasks alone."""
+    """Refuse a target with tasks that `checked_tasks` refuses (`TargetError`), that a round cannot learn from, or that
+    lacks the tasks by which it is proven and reported (`ConfigurationError`). A round `until` a stage that plays
+    neither needs diagnosis tasks alone."""
     lacking = {
         "diagnosis": "a round has nothing to learn from; it can be evaluated (trace-agent evaluate), or take another "
         "target",
@@ -226,12 +228,13 @@ def check_tasks(target: Target, until: str = "") -> None:
         "test": "what a round makes live could not be reported; give it some, or take another target",
     }
     needed = SPLITS[:1] if target.name == TRAFFIC or until in FINDING else SPLITS
+    tasks = checked_tasks(target)
     for split in needed:
-        if target.tasks(split):
+        if tasks[split]:
             continue
         if target.name == TRAFFIC:
             raise ConfigurationError(f"{NOTHING_SAID}; POST /v1/feedback gives it (docs/6-serving.md)")
-        counts = ", ".join(f"{name} {len(target.tasks(name))}" for name in SPLITS)
+        counts = ", ".join(f"{name} {len(tasks[name])}" for name in SPLITS)
         raise ConfigurationError(f"target {target.name!r} has no {split} task ({counts}), so {lacking[split]}")
 
 

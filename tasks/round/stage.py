@@ -23,6 +23,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
+from environments.task_ids import checked_tasks
 from errors import StageHeld, TargetBusy, TraceError
 from models.telemetry import tracing
 from models.telemetry.logs import note_places
@@ -56,6 +57,7 @@ def open_context(settings: Settings, fresh: bool = False, code_version: str = ""
     store = open_store(settings.database_url)
     with closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
+        checked_tasks(target)
         check_user(settings, target)
         check_analyst(settings, target, store)
     parent = _parent(settings, store, target.data_hash)

@@ -51,7 +51,7 @@ class TalkTarget:
         self._model = player_of(user, user_model)
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
-        return [TargetTask(f"t{n}", split, "talk", n) for n in range(4)]
+        return [TargetTask(f"{split}-{n}", split, "talk", n) for n in range(4)]
 
     def environment(self) -> Talk:
         assert self._model is not None

@@ -8,7 +8,9 @@ import importlib
 import inspect
 import json
 import math
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from environments.targets.third_party.adapter import TOOL_ERRORS
@@ -17,6 +19,9 @@ from errors import TargetError
 # Digits that numbers may have, and what `MathAPI` takes that says how many it computes.
 MOST_DIGITS = 10_000
 _COUNTS = ("precision", "decimal_places")
+# With long results BFCL's services write what they found into a record of their module, which all episodes share, and
+# give that: until it is written out, no other may call.
+_SHARED_RECORD = threading.Lock()
 
 
 class Services:
@@ -25,6 +30,7 @@ class Services:
     def __init__(self, entry: Mapping[str, Any], long_context: bool) -> None:
         from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
 
+        self._alone: AbstractContextManager[Any] = _SHARED_RECORD if long_context else nullcontext()
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Any] = {}
         for service in entry["involved_classes"]:
@@ -42,7 +48,8 @@ class Services:
         """The result as BFCL writes it, and whether the call failed."""
         try:
             _check_size(name, arguments)
-            return _written(self._methods[name](*positional, **arguments)), False
+            with self._alone:
+                return _written(self._methods[name](*positional, **arguments)), False
         except TOOL_ERRORS as error:  # also of a result that cannot be written: an integer of too many digits
             return f"Error during execution: {error}", True
 

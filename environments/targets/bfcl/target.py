@@ -12,7 +12,7 @@ except that BFCL also rewrites `name(` inside string arguments when a function i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -25,86 +25,25 @@ from environments.contract import (
     Score,
     TargetTask,
     ToolCall,
-    canonical_json,
-    content_hash,
 )
-from environments.targets.bfcl.package import INSTALL, LICENCE, VERSION, bfcl_folder, read_lines
+from environments.targets.bfcl.entries import CATEGORIES, INSTRUCTIONS, Category, load_category
+from environments.targets.bfcl.package import INSTALL, LICENCE, bfcl_folder, read_lines
 from environments.targets.bfcl.services import Services, parse_call
 from environments.targets.third_party.adapter import (
     TargetInfo,
     capability,
     error_result,
-    folder_hash,
     of_split,
     seed_of,
-    split_all,
     split_counts,
-    together,
 )
 from errors import EnvironmentFault, TargetError
 
-CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
-ADAPTER_VERSION = 1
 # BFCL ends an entry as failed when a turn takes more than 20 steps.
 TURN_STEPS = 20
 # The longest entries have 8 turns.
 MAX_STEPS = 8 * TURN_STEPS
-INSTRUCTIONS = (
-    "You carry out the user's requests with the given functions. In every turn call functions until the request of "
-    "that turn is fulfilled, then answer in one short sentence without a call. If no function fits, or a needed value "
-    "is missing, say so instead of calling."
-)
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "any": "string"}
-
-
-@dataclass(frozen=True, eq=False)
-class Category:
-    """The entries of one category with their reference turns, by id, and the hash of what decides a score."""
-
-    name: str
-    entries: Mapping[str, dict[str, Any]]
-    gold: Mapping[str, list[list[str]]]
-    data_hash: str
-    splits: Mapping[str, str]
-
-
-@lru_cache(maxsize=4)
-def load_category(name: str) -> Category:
-    """Read a category's files; imports nothing of BFCL. Raises TargetError when they are absent or damaged."""
-    if name not in CATEGORIES:
-        raise TargetError(f"BFCL category {name!r} does not exist; the categories are {', '.join(CATEGORIES)}")
-    data, file = bfcl_folder() / "data", f"BFCL_v4_multi_turn_{name}.json"
-    try:
-        entries = {item["id"]: item for item in read_lines(data / file)}
-        gold = {item["id"]: item["ground_truth"] for item in read_lines(data / "possible_answer" / file)}
-        for key, item in entries.items():
-            if len(item["question"]) != len(gold[key]):
-                raise TargetError(
-                    f"{file}: entry {key!r} has {len(item['question'])} turns and {len(gold[key])} answers"
-                )
-        splits = _splits({key: _shared(item["question"], gold[key]) for key, item in entries.items()})
-    except (KeyError, TypeError) as error:
-        raise TargetError(f"{data / file} is damaged: {error!r} is missing; {INSTALL}") from error
-    code = folder_hash(bfcl_folder() / "eval_checker" / "multi_turn_eval", ["*.py"])
-    docs = folder_hash(data / "multi_turn_func_doc", ["*.json"])
-    files = folder_hash(data, [file])
-    parts = ["bfcl-eval", VERSION, ADAPTER_VERSION, name, files, docs, code, INSTRUCTIONS, splits]
-    return Category(name, entries, gold, content_hash(parts), splits)
-
-
-def _shared(question: Sequence[Any], gold: Sequence[Sequence[str]]) -> list[str]:
-    """What an entry has that no entry of another split may: all calls of its reference, in whichever turns they stand,
-    and what is asked in each turn. A single call, or the calls of one turn, may be in several: more than half of all
-    entries share those, directly or through others."""
-    calls = [call for turn in gold for call in turn]
-    return [f"reference {canonical_json(calls)}", *(f"turn {canonical_json(turn)}" for turn in question if turn)]
-
-
-def _splits(shared: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Each entry's split: groups of entries are divided, by a hash of the first entry's id, and never a group."""
-    first = together(shared)
-    where = split_all(key for key in shared if first[key] == key)
-    return {key: where[first[key]] for key in shared}
 
 
 @lru_cache(maxsize=16)

@@ -120,8 +120,7 @@ def check_families(families: Sequence[str]) -> None:
     asked, or that is named twice."""
     known = known_families()
     for family in families:
-        if family in REFUSED:
-            raise TargetError(f"family {family!r} of {DISTRIBUTION} {REFUSED[family]}; leave it out")
+        _refuse(family)
         if family not in known:
             close = difflib.get_close_matches(family, known, n=3, cutoff=0.5)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -159,6 +158,11 @@ def has_harder(family: str) -> bool:
     return family in CURRICULA and family not in NO_HARDER
 
 
+def _refuse(family: str) -> None:
+    if family in REFUSED:
+        raise TargetError(f"family {family!r} of {DISTRIBUTION} {REFUSED[family]}; leave it out")
+
+
 def _entry(family: str, number: int, harder: bool) -> Mapping[str, Any]:
     """The package's question of a number. Raises TargetError where the package fails to make it."""
     try:
@@ -174,7 +178,8 @@ def _entry(family: str, number: int, harder: bool) -> Mapping[str, Any]:
 def problem(family: str, number: int, harder: bool = False) -> Problem | None:
     """The question of a number; None where the package fails to make it, and where the answer is empty or does not
     convince the package's verifier. `harder`: of the curriculum's level `HARDER_LEVEL` (the family has one:
-    `has_harder`)."""
+    `has_harder`). Raises TargetError for a refused family, whoever made a task of it: answers are not to be run."""
+    _refuse(family)
     try:
         entry = _entry(family, number, harder)
     except TargetError:

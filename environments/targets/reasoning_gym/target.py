@@ -48,7 +48,7 @@ DEFAULT_FAMILIES = ("word_sequence_reversal", "number_filtering", "letter_counti
 INSTRUCTIONS = "Answer each question with the answer alone, in one line."
 # Tasks of a split over all families, and the fewest of one family.
 PER_SPLIT, LEAST_OF_A_FAMILY = 160, 8
-# Worked examples over all families; one of each at least.
+# Worked examples over all families at most, the same number of each; one of each at least all the same.
 EXAMPLES = 6
 # The most that an answer earns which the package does not take for right.
 NEAR_MISS = 0.5
@@ -117,7 +117,7 @@ class ReasoningGymTarget:
     user = "none"
 
     def __init__(self, families: Sequence[str] = DEFAULT_FAMILIES) -> None:
-        """Raises TargetError when the package is absent, or lacks a family."""
+        """Raises TargetError when the package is absent or lacks a family, or when a family has too few questions."""
         check_package()
         check_families(list(families))
         self.name = NAME if tuple(families) == DEFAULT_FAMILIES else f"{NAME}:{','.join(families)}"
@@ -125,6 +125,7 @@ class ReasoningGymTarget:
         self._per_family = max(LEAST_OF_A_FAMILY, PER_SPLIT // len(families))
         self._shown = max(1, EXAMPLES // len(families))
         self._made = Procedural(self._families, _make, self.content, self._per_family)
+        self._made.check()
 
     @cached_property
     def data_hash(self) -> str:
@@ -157,13 +158,19 @@ class ReasoningGymTarget:
 
     def generate(self, family: str, seed: int) -> TargetTask:
         """A scenario to train on; the first seeds inside show how questions are answered."""
+        self._refuse_other(family)
         return self._made.fresh(family, seed + self._shown)
 
     def drawn(self, split: str, draw: Draw) -> Sequence[TargetTask]:
         return self._made.drawn(split, draw)
 
     def further(self, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        self._refuse_other(family)
         return self._made.further(draw, family, count)
+
+    def _refuse_other(self, family: str) -> None:
+        if family not in self._families:
+            raise TargetError(f"{self.name} has no family {family!r}; its families are {', '.join(self._families)}")
 
     def content(self, task: TargetTask) -> str:
         """Hash of question and answer."""

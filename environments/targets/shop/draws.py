@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from environments.contract import Draw, TargetTask, content_hash
+from environments.contract import DRAWN_SPLITS, Draw, TargetTask, content_hash
+from environments.picking import for_training
 from environments.targets.shop.families import FAMILIES, Scenario, draw, every_family
 from environments.targets.shop.shifted import SHIFTED
 from errors import TargetError
@@ -30,7 +31,6 @@ DRAWN_SEED = FRESH_SEED + FRESH_SEEDS
 # Each round looks for its tasks among as many seeds of its own: enough to meet the last unused one of 4,000 contents.
 SEEDS_OF_A_ROUND = 2**16
 ROUNDS = 2**32
-DRAWN_SPLITS = ("diagnosis", "validation")
 # A draw's own test tasks lie where no round of its home looks, and are unlike so many further tasks of each family.
 TEST_NUMBER = ROUNDS // 2
 MOST_FURTHER = 64
@@ -43,13 +43,9 @@ def opening_of(content: str) -> str:
 
 
 def content_of(opening: str, reference: Sequence[Mapping[str, Any]]) -> str:
-    """The content of a scenario: 8 hex digits of the opening's hash and 8 of the reference's."""
+    """The content of a scenario: 8 hex digits of the opening's hash and 8 of the reference's. So the opening alone
+    decides whether it may be trained on (`for_training`)."""
     return content_hash(opening, 8) + content_hash(reference, 8)
-
-
-def for_training(content: str) -> bool:
-    """Whether a content may be trained on, which its opening decides; it is for evaluation otherwise."""
-    return int(content[0], 16) < 8
 
 
 def _task(family: str, seed: int, split: str, scenario: Scenario, name: str = "") -> TargetTask:

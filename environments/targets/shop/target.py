@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 
-from environments.contract import SPLITS, Draw, Message, TargetTask, content_hash
+from environments.contract import DRAWN_SPLITS, SPLITS, Draw, Message, TargetTask, content_hash
 from environments.targets.shop.draws import (
-    DRAWN_SPLITS,
     FRESH_SEEDS,
     MOST_FURTHER,
     content_of,

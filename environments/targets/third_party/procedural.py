@@ -8,11 +8,11 @@ record of it is needed. No content stands in two splits or in the draws of two r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from environments.contract import Draw, TargetTask, content_hash
-from environments.picking import in_turn
+from environments.contract import DRAWN_SPLITS, Draw, TargetTask, content_hash
+from environments.picking import for_training, in_turn
 from errors import TargetError
 
 # The task of a family and a number, equal for equal ones; None where that number makes no task.
@@ -27,12 +27,15 @@ ATTEMPTS = 64
 DRAWN_NUMBER = FRESH_NUMBER + FRESH_SEEDS * ATTEMPTS
 NUMBERS_OF_A_ROUND = 2**16
 ROUNDS = 2**24
-DRAWN_SPLITS = ("diagnosis", "validation")
 
 
-def for_training(content: str) -> bool:
-    """Whether a content, a hash in hex digits, may be trained on; it is for evaluation otherwise."""
-    return int(content[0], 16) < 8
+@dataclass(frozen=True)
+class Source:
+    """The numbers that tasks are looked for among, and what is said where they are not enough: where the family's other
+    questions are, and what to do."""
+
+    numbers: Iterator[int]
+    short: str
 
 
 class Procedural:
@@ -42,6 +45,11 @@ class Procedural:
         self, families: Sequence[str], make: Make, content: Callable[[TargetTask], str], per_family: int
     ) -> None:
         self.families, self._make, self._content, self._per_family = families, make, content, per_family
+
+    def check(self) -> None:
+        """Raise TargetError where a family has too few questions for the fixed splits and one round's draw: it is found
+        here, not in the first round."""
+        self._drawn(Draw(0, 0))
 
     @cached_property
     def fixed(self) -> Mapping[str, tuple[TargetTask, ...]]:
@@ -75,34 +83,33 @@ class Procedural:
         """`per_family` tasks of each of some families that another program makes, for a shift test: their contents are
         for evaluation and in no fixed split."""
         taken = self._fixed_contents()
-        numbers = NUMBERS_OF_A_SPLIT
-        found = [self._take(f, _numbers(0, numbers), "test", taken, per_family, make) for f in families]
+        source = Source(_numbers(0, NUMBERS_OF_A_SPLIT), f"in the fixed splits. {_NOT_THIS}")
+        found = [self._take(f, source, "test", taken, per_family, make) for f in families]
         return tuple(in_turn(found))
 
     def _drawn(self, chosen: Draw) -> Mapping[str, tuple[TargetTask, ...]]:
         taken = self._fixed_contents() | chosen.used
-        numbers = {family: _of_round(chosen) for family in self.families}
+        sources = {family: _of_round(chosen) for family in self.families}
         return {
-            split: self._all(split, lambda family: numbers[family], taken, self._per_family) for split in DRAWN_SPLITS
+            split: self._all(split, lambda family: sources[family], taken, self._per_family) for split in DRAWN_SPLITS
         }
 
-    def _all(
-        self, split: str, numbers: Callable[[str], Iterator[int]], taken: set[str], wanted: int
-    ) -> tuple[TargetTask, ...]:
+    def _all(self, split: str, source: Callable[[str], Source], taken: set[str], wanted: int) -> tuple[TargetTask, ...]:
         """`wanted` tasks of each family, of all families from the first on."""
-        return tuple(in_turn([self._take(f, numbers(f), split, taken, wanted) for f in self.families]))
+        return tuple(in_turn([self._take(f, source(f), split, taken, wanted) for f in self.families]))
 
     def _take(
-        self, family: str, numbers: Iterator[int], split: str, taken: set[str], wanted: int, make: Make | None = None
+        self, family: str, source: Source, split: str, taken: set[str], wanted: int, make: Make | None = None
     ) -> list[TargetTask]:
-        """Tasks on the first of `numbers` whose contents are for evaluation and not taken; what is taken grows."""
+        """Tasks on the first numbers of a source whose contents are for evaluation and not taken; what is taken
+        grows."""
         tasks: list[TargetTask] = []
         while len(tasks) < wanted:
-            number = next(numbers, None)
+            number = next(source.numbers, None)
             if number is None:
                 raise TargetError(
                     f"family {family!r} has {len(tasks)} questions left for the {split} split, which needs {wanted}: "
-                    "the others are in another split or in earlier rounds. Begin a new home, or leave the family out"
+                    f"the others are for training or {source.short}"
                 )
             task = (make or self._make)(family, number)
             content = self._content(task) if task is not None else ""
@@ -123,12 +130,19 @@ def _numbers(first: int, count: int) -> Iterator[int]:
     return iter(range(first, first + count))
 
 
-def _of_split(split: str, family: str) -> Iterator[int]:
+# What to do about a family that has too few questions even in a new home.
+_NOT_THIS = "Leave the family out, or name more families beside it, so that a split needs fewer of each"
+
+
+def _of_split(split: str, family: str) -> Source:
     """The numbers that a fixed split looks for its tasks among, the same for every family."""
-    return _numbers(FIRST_NUMBER[split], NUMBERS_OF_A_SPLIT)
+    return Source(_numbers(FIRST_NUMBER[split], NUMBERS_OF_A_SPLIT), f"in another split. {_NOT_THIS}")
 
 
-def _of_round(chosen: Draw) -> Iterator[int]:
+def _of_round(chosen: Draw) -> Source:
     """The numbers that a round looks for its tasks among, from the first."""
     place = (int(content_hash(chosen.seed, 8), 16) + chosen.number) % ROUNDS
-    return _numbers(DRAWN_NUMBER + place * NUMBERS_OF_A_ROUND, NUMBERS_OF_A_ROUND)
+    short = f"in the fixed splits and this draw. {_NOT_THIS}"
+    if chosen.used:
+        short = "in the fixed splits or in earlier rounds. Begin a new home (TRACE_HOME), or leave the family out"
+    return Source(_numbers(DRAWN_NUMBER + place * NUMBERS_OF_A_ROUND, NUMBERS_OF_A_ROUND), short)

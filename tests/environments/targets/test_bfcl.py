@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from environments.contract import SPLITS, Action, TargetTask, ToolCall, canonical_json
-from environments.targets.bfcl import target as bfcl
+from environments.targets.bfcl import entries as bfcl
+from environments.targets.bfcl.entries import CATEGORIES, load_categories, load_category
 from environments.targets.bfcl.package import bfcl_folder
 from environments.targets.bfcl.services import Services
-from environments.targets.bfcl.target import CATEGORIES, BfclTarget, describe, load_category
+from environments.targets.bfcl.target import BfclTarget, describe
 from environments.targets.reference_check import no_op, oracle, play, validate
 from errors import TargetError
 
@@ -37,24 +38,29 @@ def test_reference_is_valid_and_no_op_is_not(category: str) -> None:
     assert validate(target, no_op).successes == 0
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
-def test_no_reference_and_no_turns_question_is_in_two_splits(category: str) -> None:
-    """BFCL has entries 120 and 124 with one reference, and 40 and 43 with one question."""
-    loaded, where = load_category(category), defaultdict(set)
-    for key, entry in loaded.entries.items():
-        calls = [call for turn in loaded.gold[key] for call in turn]
-        for content in (calls, *(turn for turn in entry["question"] if turn)):
-            where[canonical_json(content)].add(loaded.splits[key])
-    assert all(len(splits) == 1 for splits in where.values())
-    assert len(where) < sum(1 + sum(map(bool, entry["question"])) for entry in loaded.entries.values())
+def test_no_number_no_reference_and_no_turns_question_is_in_two_splits_of_any_categories() -> None:
+    """Entries of one number are variants of one another. BFCL has entries 120 and 124 with one reference, and 40 and 43
+    with one question."""
+    numbers, contents, met = defaultdict(set), defaultdict(set), 0
+    for category in CATEGORIES:
+        loaded = load_category(category)
+        for key, entry in loaded.entries.items():
+            numbers[key.rpartition("_")[2]].add(loaded.splits[key])
+            calls = [call for turn in loaded.gold[key] for call in turn]
+            for content in (calls, *(turn for turn in entry["question"] if turn)):
+                contents[canonical_json(content)].add(loaded.splits[key])
+                met += 1
+    assert len(numbers) == 200
+    assert all(len(splits) == 1 for splits in (*numbers.values(), *contents.values()))
+    assert len(contents) < met / 2, "most contents stand in several categories"
 
 
 def test_other_splits_are_other_data(monkeypatch: pytest.MonkeyPatch) -> None:
     before = load_category("base").data_hash
     monkeypatch.setattr(bfcl, "_shared", lambda question, gold: [])
-    load_category.cache_clear()
+    load_categories.cache_clear()
     assert load_category("base").data_hash != before
-    load_category.cache_clear()
+    load_categories.cache_clear()
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
@@ -154,7 +160,7 @@ def test_damaged_or_foreign_data_is_refused(tmp_path: Path, monkeypatch: pytest.
     shutil.copytree(bfcl_folder() / "data", tmp_path / "data")
     (tmp_path / "data" / "BFCL_v4_multi_turn_base.json").write_text('{"id": "x"')
     monkeypatch.setattr(bfcl, "bfcl_folder", lambda: tmp_path)
-    load_category.cache_clear()
+    load_categories.cache_clear()
     with pytest.raises(TargetError, match="damaged"):
         load_category("base")
-    load_category.cache_clear()
+    load_categories.cache_clear()

@@ -12,11 +12,13 @@ from dataclasses import replace
 import pytest
 
 from environments.contract import TargetTask, canonical_json, content_hash
+from environments.targets.bfcl.single import generate
 from environments.targets.bfcl.single.generate import COMMON, SHORTEST, Pool
 from environments.targets.bfcl.single.items import FAMILIES, Item, item_of, live_items, splits
 from environments.targets.bfcl.single.numbers import with_other_numbers
 from environments.targets.bfcl.single.target import CAPABILITIES, SingleTarget, describe
 from environments.targets.reference_check import oracle, play
+from errors import TargetError
 
 _missing = [line.missing for line in describe() if line.missing]
 pytestmark = pytest.mark.skipif(bool(_missing), reason=f"bfcl-eval is absent: {_missing[:1]}")
@@ -128,6 +130,31 @@ def test_a_function_that_must_not_be_called_shares_no_telling_word(scenarios: li
             told = re.findall(r"[a-z]{4,}", f"{function['name']} {function['description']}".lower().replace("_", " "))
             asked = re.findall(r"[a-z]{4,}", item.question.replace("_", " "))
             assert {word[:5] for word in told} & {word[:5] for word in asked} <= COMMON
+
+
+def test_questions_are_not_joined_where_two_functions_could_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hotel_booking` and `hotel_room_pricing` beside one another leave open which of them a question about a hotel
+    wants."""
+
+    def one(name: str, told: str, question: str) -> Item:
+        item = made_up(question, {"count": [3]})
+        return replace(item, functions=({**item.functions[0], "name": name, "description": told},),
+                       reference=({name: {"count": [3]}},))  # fmt: skip
+
+    room = one("book_room", "Book a room in a hotel.", "Reserve a suite in a hotel of Lima for 3 nights.")
+    price = one("hotel_price", "Price of a hotel.", "How expensive are 3 nights in Lima's hotel?")
+    chess, soup = one("chess", "Rate a player.", "Whose 3 wins?"), one("soup", "Cook.", "Boil 3 carrots.")
+    items: dict[str, list[Item]] = {"clash": [room, price, replace(price, id="y")], "apart": [room, chess, soup]}
+    made = replace(soup, messages=(("user", "Known."),))
+    known = frozenset({(made.question, made.names)})
+    for kind, of in items.items():
+        pool = Pool(tuple(of), {"parallel_multiple": (made,)}, (), known, frozenset(), (), frozenset(), frozenset())
+        monkeypatch.setattr(generate, "_pool", lambda pool=pool: pool)
+        if kind == "clash":
+            with pytest.raises(TargetError, match="none of 2000 scenarios"):
+                generate.generated("parallel_multiple", 0)
+        else:
+            assert len(generate.generated("parallel_multiple", 0).functions) >= 2
 
 
 # --- other numbers ---------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from environments.contract import Target
+from environments.contract import Target, TargetTask
 from environments.targets import catalogue
 from environments.targets.catalogue import check_target_name, describe_targets, load_target
+from environments.targets.third_party.adapter import TargetInfo
 from errors import TargetError
 
 
@@ -64,6 +65,61 @@ def test_entry_points_are_targets(own_package: str, monkeypatch: pytest.MonkeyPa
     assert {name for name, line in lines.items() if line.draws} - {"reasoning-gym"} == {"shop"}
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def target(:", "SyntaxError: invalid syntax"),
+        ("target = {}['mine']", "KeyError: 'mine'"),
+        ("def target(): raise ValueError('my own bug')", "ValueError: my own bug"),
+        ("import sys; sys.exit('usage: ...')", "SystemExit: usage"),
+        ("import sys; target = type('T', (), {'data_hash': property(lambda self: 1 / 0), 'name': '', 'licence': '',"
+         "'tasks': print, 'environment': print})()", "ZeroDivisionError: division by zero"),
+    ],
+)  # fmt: skip
+def test_whatever_the_module_of_another_raises_is_one_error_and_a_line_of_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    (tmp_path / "raising_target.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "raising_target", raising=False)
+    with pytest.raises(TargetError, match=f"'raising_target:target' does not load .{said}"):
+        load_target("raising_target:target")
+    points = [importlib.metadata.EntryPoint("theirs", "raising_target:target", catalogue.ENTRY_POINTS)]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    assert f"does not load ({said}" in described()["theirs"].missing
+
+
+def test_tasks_that_raise_or_repeat_are_a_line_of_the_list(own_package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [importlib.metadata.EntryPoint("own", f"{own_package}:build", catalogue.ENTRY_POINTS)]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    monkeypatch.setattr(_Own, "tasks", lambda self, split: {}["nowhere"])
+    assert "does not load (KeyError: 'nowhere')" in described()["own"].missing
+    monkeypatch.setattr(_Own, "tasks", lambda self, split: [TargetTask("0", split, "f", 0)])
+    assert "task id '0' is in diagnosis and in validation" in described()["own"].missing
+
+
+def described() -> dict[str, TargetInfo]:
+    return {line.name: line for line in describe_targets()}
+
+
+def test_an_entry_point_with_the_name_of_a_built_in_target_is_left_out_and_told_once(
+    own_package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    points = [
+        importlib.metadata.EntryPoint(name, f"{own_package}:build", catalogue.ENTRY_POINTS)
+        for name in ("shop", "reasoning-gym:mine", "own")
+    ]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    with caplog.at_level("WARNING", logger="trace"):
+        names = [line.name for line in describe_targets()]
+        assert load_target("shop").name == "shop"
+        assert load_target("own").name == "own"
+    assert (names.count("shop"), names.count("reasoning-gym:mine"), names.count("own")) == (1, 0, 1)
+    told = [record.getMessage() for record in caplog.records if "has the name of a built-in target" in record.message]
+    assert len(told) == 2
+    assert told[0].startswith("the entry point 'shop'")
+
+
 def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
     with pytest.raises(TargetError, match=r"did you mean tau2:retail.*There are: shop, shop:shift, tau2:airline"):
         load_target("tau2:retial")
@@ -73,7 +129,10 @@ def test_unknown_name_lists_what_exists_and_what_is_close() -> None:
         check_target_name("nosuch:target")
     with pytest.raises(TargetError, match=r"no module 'tau3' here\); did you mean tau2:retail"):
         check_target_name("tau3:retail")
+    with pytest.raises(TargetError, match=r"reasoning-gym:FAMILY,\.\.\.; to evaluate .*, tau2, bfcl, agentdojo; or"):
+        check_target_name("tau")
     check_target_name("json.absent:target")
+    check_target_name("reasoning-gym:chain_sum")
     with pytest.raises(TargetError, match="There are"):
         load_target("")
 

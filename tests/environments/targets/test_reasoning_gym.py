@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from environments.contract import SPLITS, Action, Draw, Drawable, Generators, ShiftTested, TargetTask
+from environments.picking import for_training
 from environments.targets.catalogue import check_target_name, load_target
 from environments.targets.reasoning_gym import problems
 from environments.targets.reasoning_gym.problems import RUN_CODE, check_families, package_score, problem
 from environments.targets.reasoning_gym.target import DEFAULT_FAMILIES, NEAR_MISS, ReasoningGymTarget, describe
 from environments.targets.reference_check import no_op, oracle, play, validate
-from environments.targets.third_party.procedural import Procedural, for_training
+from environments.targets.third_party import procedural
+from environments.targets.third_party.procedural import Procedural
 from errors import TargetError
 from models.call_formats import CompactCalls
 
@@ -254,6 +256,47 @@ def test_a_family_with_too_few_questions_is_refused() -> None:
 
     made = Procedural(["tiny"], make, lambda task: f"{task.seed * 5:x}{task.id}", 8)
     assert [for_training(f"{seed * 5:x}") for seed in range(3)] == [True, True, False]
-    with pytest.raises(TargetError, match="'tiny' has 1 questions left for the test split, which needs 8"):
+    said = (
+        "'tiny' has 1 questions left for the test split, which needs 8: .* in another split. Leave the family out, or"
+    )
+    with pytest.raises(TargetError, match=said):
         _ = made.fixed
     assert made.fresh("tiny", 4).split == "generated"
+
+
+def test_a_new_home_is_only_advised_where_earlier_rounds_took_the_questions() -> None:
+    """Each family has as many questions for evaluation as are named."""
+
+    def of(questions: int) -> Procedural:
+        def make(family: str, number: int) -> TargetTask:
+            return TargetTask(f"{family}-{number % questions}", "", family, number % questions)
+
+        return Procedural(["small"], make, lambda task: f"f{task.seed}", 4)
+
+    with pytest.raises(TargetError, match=r"3 questions left for the validation split.*in the fixed splits and this"):
+        of(4 * 5 - 1).check()
+    enough = of(4 * 5)
+    enough.check()
+    first = [task for split in ("diagnosis", "validation") for task in enough.drawn(split, Draw(7, 1))]
+    used = frozenset(f"f{task.seed}" for task in first)
+    with pytest.raises(TargetError, match=r"earlier rounds\. Begin a new home .TRACE_HOME., or leave the family out"):
+        enough.drawn("diagnosis", Draw(7, 2, used))
+
+
+@needs_package
+def test_a_target_whose_first_round_could_not_be_drawn_is_refused_when_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(procedural, "NUMBERS_OF_A_ROUND", 20)
+    with pytest.raises(TargetError, match=r"'chain_sum' has \d+ questions left for the diagnosis split.* Leave the"):
+        ReasoningGymTarget(["chain_sum"])
+
+
+@needs_package
+def test_other_and_refused_families_are_neither_made_nor_played(target: ReasoningGymTarget) -> None:
+    for family in ("countdown", "basic_arithmetic", "nonsense"):
+        for ask in (lambda f: target.generate(f, 0), lambda f: target.further(Draw(3, 1), f, 1)):
+            with pytest.raises(TargetError, match=f"reasoning-gym has no family '{family}'; its families are word_seq"):
+                ask(family)
+    with pytest.raises(TargetError, match="'countdown' of reasoning-gym runs answers as Python code"):
+        target.environment().reset(TargetTask("countdown-1", "test", "countdown", 1, {"number": 1}))

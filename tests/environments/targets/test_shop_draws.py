@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from environments.contract import SPLITS, Draw, Drawable, ShiftTested, TargetTask
+from environments.picking import for_training
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
 from environments.targets.shop import draws, lines, shifted, world
@@ -121,7 +122,7 @@ def test_composed_scenarios_have_contents_of_training_only() -> None:
     spec = CompositionSpec("shop", SHOP.data_hash, "look_up_item", ("item_price", "item_options"), ("wants_person",))
     source = ComposedEnvironment(SHOP, spec)
     made = [source.scenario(seed) for seed in range(300)] + [source.own_scenario(seed) for seed in range(300)]
-    assert all(draws.for_training(c) for c in contents(made))
+    assert all(for_training(c) for c in contents(made))
 
 
 def test_splits_of_a_draw_are_as_the_fixed_ones(nights: list[dict[str, tuple[TargetTask, ...]]]) -> None:
@@ -141,7 +142,7 @@ def test_drawn_tasks_can_be_solved_and_none_by_doing_nothing(everything: list[Ta
 def test_every_family_has_contents_for_training_and_for_evaluation(family: str) -> None:
     """At least 1,200 on each side among 6,000 seeds, and more than 60 nights and the fixed splits need."""
     found = {draws.content_of(s.opening, s.reference) for s in (draws.draw(family, seed) for seed in range(6000))}
-    training = sum(map(draws.for_training, found))
+    training = sum(map(for_training, found))
     evaluation = len(found) - training
     assert min(training, evaluation) >= 1200
     needed = (2 * NIGHTS_TO_LAST + len(SPLITS)) * draws.PER_FAMILY

@@ -232,6 +232,52 @@ def test_a_model_customer_uses_the_phone_and_the_agent_does_not_see_it() -> None
     assert environment.score().reward == environment.official_reward()
 
 
+class _Fumbling:
+    """A customer that calls what its phone does not have: twice before its first word, then `more` times in a turn."""
+
+    def __init__(self, more: int) -> None:
+        self._more, self._left, self.heard = more, 2, 0
+
+    def hear(self, text: str) -> None:
+        self.heard, self._left = self.heard + 1, self._more
+
+    def see(self, call: ToolCall, result: str) -> None:
+        assert "Error" in result
+
+    def transferred(self) -> None:
+        raise AssertionError("no agent transfers here")
+
+    def next(self) -> tuple[str, tuple[ToolCall, ...]]:
+        self._left -= 1
+        return ("", (ToolCall("no_such_tool", {}),)) if self._left >= 0 else ("Where is it?", ())
+
+
+def test_the_customers_failed_calls_end_an_episode_as_upstream() -> None:
+    from environments.targets.tau2.data import load_data
+    from environments.targets.tau2.target import Tau2Environment
+
+    data = load_data("telecom", "scripted")
+    customer = _Fumbling(more=3)
+    environment = Tau2Environment(data, lambda task, domain: customer)
+    assert not environment.reset(data.tasks[0]).done
+    assert not environment.step(Action(tool_calls=(ToolCall("nothing", {}), ToolCall("nothing", {})))).done
+    assert not environment.step(Action(content="Look again.")).done, "seven calls failed"
+    assert environment.step(Action(content="And again.")).done, "ten calls failed, two of them the agent's"
+    assert customer.heard == 2
+    score = environment.score()
+    assert (score.reward, score.metrics["tool_errors"]) == (0.0, 2.0), "what the agent did is told apart"
+    opened = Tau2Environment(data, lambda task, domain: _Ruined()).reset(data.tasks[0])
+    assert opened.done
+
+
+class _Ruined(_Fumbling):
+    """It never comes to speak."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._left = 10
+
+
 class _Provider(BaseHTTPRequestHandler):
     """Answers as a chat model would; its third call fails for a while, those after the fourth for good."""
 

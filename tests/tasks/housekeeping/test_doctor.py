@@ -263,7 +263,7 @@ FAULTS: list[tuple[Callable[[Patient], None], str, str, str]] = [
     (full_disk, "disk", "fault", "0.5 GB free"),
     (no_gpu, "gpu", "fault", "profile gpu needs one"),
     (base_without_weights, "model", "fault", "holds no *.safetensors"),
-    (no_target, "target", "fault", "mine:target does not load (ValueError: half written)"),
+    (no_target, "target", "fault", "'mine:target' does not load (ValueError: half written)"),
     (no_webhook, "webhook", "fault", "'NO_SUCH_HOOK', which holds no http(s) address"),
     (nobody_to_ask, "approval", "fault", "no Prefect server is named"),
     (no_key, "analyst", "fault", "'NO_SUCH_KEY', which is empty"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from errors import TargetError
 from settings import load_settings
 from tasks.round.stage import forget, open_context
 from tests.tasks.methods.letters_target import SHIFTED, SIZE
@@ -39,3 +41,28 @@ def test_a_finite_target_has_the_same_for_every_seed(settings_folder: Path, seed
     test, shift = compared(settings_folder / str(seed), "tests.tasks.methods.letters_target:target", seed)
     assert (len(test), len(shift)) == (SIZE, SHIFTED)
     assert test[0] == "test-low-300"
+
+
+@pytest.mark.parametrize("drawn", ["diagnosis", "validation"])
+def test_a_draw_with_ids_of_other_tasks_is_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch, drawn: str
+) -> None:
+    context = open_context(load_settings(profile="smoke", home=settings_folder, target="shop"))
+    first = context.target.tasks("test")[0] if drawn == "diagnosis" else context.tasks("diagnosis")[0]
+    monkeypatch.setattr(type(context.target), "drawn", lambda self, split, draw: [replace(first, split=split)])
+    try:
+        with pytest.raises(TargetError, match=f"{first.id!r} is in {first.split} and in the draw of {drawn}"):
+            context.tasks(drawn)
+    finally:
+        forget(context.round.id)
+
+
+def test_a_shift_test_with_ids_of_test_tasks_is_refused(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests.tasks.methods.letters_target:target"
+    context = open_context(load_settings(profile="smoke", home=settings_folder, target=name))
+    monkeypatch.setattr(type(context.target), "shift_test", lambda self: list(self.tasks("test")))
+    try:
+        with pytest.raises(TargetError, match="'test-low-300' is in test and in the shift test"):
+            _ = context.compared_on
+    finally:
+        forget(context.round.id)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from db import ConversationRow, Round, SpendRow, Store, open_store
+from environments.contract import TargetTask
 from environments.targets.shop import target
-from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError
+from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError, TargetError
 from settings import Settings, load_settings
 from tasks.round.analyst import analyst_settings, author_settings, models_of
 from tasks.round.preflight import check_analyst, check_tasks, least_calls, preflight
@@ -41,7 +42,7 @@ def test_a_round_without_a_model_needs_none(settings_folder: Path, store: Store)
 def test_a_target_that_is_only_reported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = target()
     check_tasks(shop)
-    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [object()] * (split == "test"))
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [TargetTask("t", split, "f", 0)] * (split == "test"))
     with pytest.raises(ConfigurationError, match=r"'shop' has no diagnosis task \(diagnosis 0, validation 0, test 1\)"):
         check_tasks(shop)
 
@@ -51,12 +52,23 @@ def test_a_target_by_which_nothing_is_proven_or_reported_is_only_looked_at(
     monkeypatch: pytest.MonkeyPatch, empty: str
 ) -> None:
     shop = target()
-    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [object()] * (split != empty))
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [TargetTask(split, split, "f", 0)] * (split != empty))
     with pytest.raises(ConfigurationError, match=rf"'shop' has no {empty} task \(diagnosis 1, .*{empty} 0"):
         check_tasks(shop)
     check_tasks(shop, "select")
     with pytest.raises(ConfigurationError, match=f"has no {empty} task"):
         check_tasks(shop, "train")
+
+
+def test_ids_that_repeat_over_splits_are_refused_before_a_round(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = target()
+    monkeypatch.setattr(type(shop), "tasks", lambda self, split: [TargetTask("0", split, "f", 0)])
+    with pytest.raises(TargetError, match="'0' is in diagnosis and in validation"):
+        check_tasks(shop, "select")
+    with pytest.raises(TargetError, match="'0' is in diagnosis and in validation"):
+        open_context(load_settings(profile="smoke", home=settings_folder, target="shop"))
 
 
 def test_traffic_that_nobody_judged_is_told_what_is_missing(store: Store) -> None:

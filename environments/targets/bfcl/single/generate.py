@@ -105,17 +105,22 @@ def _words(text: str) -> set[str]:
     return {word[:5] for word in re.findall(r"[a-z]{4,}", text.lower().replace("_", " "))} - COMMON
 
 
+def _told(function: Mapping[str, Any]) -> set[str]:
+    """The telling words of a function's name and description."""
+    return _words(f"{function['name']} {function['description']}")
+
+
 def _foreign(pool: Pool, rng: random.Random, item: Item, count: int) -> list[Mapping[str, Any]] | None:
     """Functions for `item` that have nothing to do with it: they share no telling word with its question or functions,
     so none of them can be right. None when so many are not found."""
     words = _words(item.question)
     for function in item.functions:
-        words |= _words(f"{function['name']} {function['description']}")
+        words |= _told(function)
     found: dict[str, Mapping[str, Any]] = {}
     for function in rng.sample(pool.functions, min(60, len(pool.functions))):
         if len(found) == count:
             break
-        if words.isdisjoint(_words(f"{function['name']} {function['description']}")):
+        if words.isdisjoint(_told(function)):
             found[function["name"]] = function
     return list(found.values()) if len(found) == count else None
 
@@ -131,13 +136,18 @@ def _with_foreign(pool: Pool, rng: random.Random, item: Item, count: int) -> Ite
 
 
 def _joined(rng: random.Random, items: Sequence[Item]) -> Item | None:
-    """Items of one call each as one question; the functions that they call, each once. None when two calls are equal or
-    two functions of one name differ."""
+    """Items of one call each as one question; the functions that they call, each once. None when two calls are equal,
+    two functions of one name differ, or a function of one item could be right for what another asks: it shares a
+    telling word with that question."""
     functions: dict[str, Mapping[str, Any]] = {}
     for item in items:
         for function in _right(item):
             if functions.setdefault(function["name"], function) != function:
                 return None
+    for item in items:
+        asked, right = _words(item.question), {function["name"] for function in _right(item)}
+        if any(name not in right and asked & _told(function) for name, function in functions.items()):
+            return None
     if len({call for item in items for call in item.calls}) < len(items):
         return None
     joint = rng.choice(JOINTS)
@@ -154,7 +164,7 @@ def _simple(pool: Pool, rng: random.Random) -> Item | None:
 
 
 def _multiple(pool: Pool, rng: random.Random) -> Item | None:
-    """One call among its own item's functions, or alone, and others' functions."""
+    """A scenario of `_simple`, with one to three functions of other items beside the one that it calls."""
     item = _simple(pool, rng)
     return None if item is None else _with_foreign(pool, rng, item, rng.randint(1, 3))
 

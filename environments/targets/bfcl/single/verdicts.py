@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -27,16 +28,25 @@ DECLINE = "decline_without_function"
 _CONFIG = "bfcl_eval.constants.model_config"
 # BFCL's checker asks how a model writes dots in names; ours writes them as they are.
 _MODEL = "trace"
+# Episodes are played in threads. While one imports the checker `sys.modules` is not as others know it, so all wait.
+_IMPORTING = threading.Lock()
+
+
+def _checker() -> Callable[..., dict[str, Any]]:
+    """BFCL's `ast_checker` for Python, imported once, by one thread."""
+    with _IMPORTING:
+        return _imported()
 
 
 @cache
-def _checker() -> Callable[..., dict[str, Any]]:
-    """BFCL's `ast_checker` for Python.
+def _imported() -> Callable[..., dict[str, Any]]:
+    """BFCL's `ast_checker` for Python, for one thread at a time.
 
     Its module wants the table of all models that BFCL knows, and importing that imports their clients (torch, vLLM, a
     dozen providers), which are not installed here. It only looks up one model's `underscore_to_dot`, so a table of one
-    model stands in for it while the module is imported. Only ours has the stand-in: `sys.modules` is as before
-    afterwards, and another importer of BFCL's checker gets a module of its own.
+    model stands in for it while the module is imported. In `sys.modules` table and checker are as before afterwards, so
+    that whoever imports the checker by its full name gets a module of its own, with the table of all models; the parts
+    of BFCL that the checker itself needs stay imported.
     """
     name = "bfcl_eval.eval_checker.ast_eval.ast_checker"
     stand_in = ModuleType(_CONFIG)
@@ -60,8 +70,9 @@ def _checker() -> Callable[..., dict[str, Any]]:
 
 
 def _judged(category: str, functions: Sequence[Any], reference: Sequence[Any], calls: Calls) -> tuple[bool, str]:
+    check = _checker()  # what its import raises is no verdict on an answer
     try:
-        found = _checker()(list(functions), list(calls), list(reference), category)
+        found = check(list(functions), list(calls), list(reference), category)
     except TOOL_ERRORS as error:  # BFCL's checker raises on some values of the wrong shape, which are wrong
         return False, f"{type(error).__name__}: {error}"
     return bool(found["valid"]), "" if found["valid"] else str(found["error"])

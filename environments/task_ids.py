@@ -1,0 +1,56 @@
+"""What the tasks of a target must be. Trajectories are stored under a task's id and the target's data hash, with no
+split and no payload: of two tasks with one id, the second would get the first one's score and never be played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from environments.contract import SPLITS, Target, TargetTask
+from errors import TargetError
+
+
+def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
+    """The fixed tasks of a target by split. Raises TargetError where one is no task of its split, where two have the
+    same id, and where the data hash is no text."""
+    if not isinstance(target.data_hash, str) or not target.data_hash:
+        raise TargetError(
+            f"data_hash of target {target.name!r} is {target.data_hash!r:.80}; give a text that changes with whatever "
+            "decides a score (environments.contract.content_hash makes one)"
+        )
+    given: dict[str, Sequence[TargetTask]] = {split: target.tasks(split) for split in SPLITS}
+    for split, tasks in given.items():
+        refuse_others(tasks, split)
+    refuse_repeats(given)
+    return given
+
+
+def refuse_others(tasks: Sequence[Any], split: str) -> None:
+    """Raise TargetError for what is no list of tasks of a split, each with a text as its id."""
+    if isinstance(tasks, str) or not isinstance(tasks, Sequence):
+        raise TargetError(f"the tasks of {split} are a {type(tasks).__name__}; give a list")
+    for task in tasks:
+        if not isinstance(task, TargetTask):
+            raise TargetError(f"{split} holds {task!r:.80}; give environments.contract.TargetTask")
+        if not isinstance(task.id, str) or not task.id:
+            raise TargetError(f"{split} holds a task with the id {task.id!r:.80}; give a text")
+        if task.split != split:
+            raise TargetError(
+                f"task {task.id!r} of {split} says that its split is {task.split!r}; give each task the split that was "
+                "asked for"
+            )
+
+
+def refuse_repeats(where: Mapping[str, Sequence[TargetTask]]) -> None:
+    """Raise TargetError where an id is twice among all tasks; `where` says of each list where its tasks are."""
+    met: dict[str, str] = {}
+    for place, tasks in where.items():
+        for task in tasks:
+            if task.id in met:
+                other = met[task.id]
+                places = f"twice in {place}" if other == place else f"in {other} and in {place}"
+                raise TargetError(
+                    f"task id {task.id!r} is {places}; give every task of a target an id of its own, such as "
+                    "f'{split}-{n}': what was played is stored under it, so that one task would get the other's score"
+                )
+            met[task.id] = place

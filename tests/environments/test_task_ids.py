@@ -1,0 +1,84 @@
+"""Tasks that the store could not tell apart are refused before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.contract import SPLITS, TargetTask
+from environments.targets import catalogue
+from environments.targets.shop import target as shop
+from environments.task_ids import checked_tasks, refuse_repeats
+from errors import TargetError
+from tasks.measuring.policy_names import PolicyOptions
+from tasks.measuring.targets import EvaluateRequest, evaluate_targets
+
+
+class Given:
+    """A user's target with the tasks given; it is never played."""
+
+    name, licence = "given", "MIT"
+
+    def __init__(self, tasks: Callable[[str], Any], data_hash: Any = "1") -> None:
+        self._tasks, self.data_hash = tasks, data_hash
+
+    def tasks(self, split: str) -> Sequence[TargetTask]:
+        given: Sequence[TargetTask] = self._tasks(split)
+        return given
+
+    def environment(self) -> Any:
+        raise AssertionError("a target with such tasks is not played")
+
+
+def task(name: Any, split: str) -> TargetTask:
+    return TargetTask(name, split, "f", 0, {"said": split})
+
+
+REFUSED: dict[str, tuple[Callable[[str], Any], str]] = {
+    "over splits": (lambda s: [task("0", s)], r"task id '0' is in diagnosis and in validation; give every task"),
+    "within": (lambda s: [task(f"{s}-1", s), task(f"{s}-1", s)], "'diagnosis-1' is twice in diagnosis"),
+    "another split": (lambda s: [task(s, "test")], "'diagnosis' of diagnosis says that its split is 'test'"),
+    "a number": (lambda s: [task(3, s)], "diagnosis holds a task with the id 3; give a text"),
+    "no id": (lambda s: [task("", s)], "the id ''; give a text"),
+    "no task": (lambda s: [{"id": s}], r"diagnosis holds \{'id': 'diagnosis'\}; give environments.contract.TargetTask"),
+    "a generator": (lambda s: (task(s, s) for _ in range(1)), "the tasks of diagnosis are a generator; give a list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_tasks_that_cannot_be_told_apart_are_refused(name: str) -> None:
+    tasks, said = REFUSED[name]
+    with pytest.raises(TargetError, match=said):
+        checked_tasks(Given(tasks))
+
+
+@pytest.mark.parametrize("data_hash", [None, "", 3])
+def test_a_data_hash_is_a_text(data_hash: Any) -> None:
+    with pytest.raises(TargetError, match=f"data_hash of target 'given' is {data_hash!r}; give a text"):
+        checked_tasks(Given(lambda split: [task(split, split)], data_hash))
+
+
+def test_an_evaluation_is_refused_before_it_plays(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Given(lambda split: [task("0", split)])
+    monkeypatch.setattr("tasks.measuring.targets.load_target", lambda name, user, model: given)
+    with pytest.raises(TargetError, match="'0' is in diagnosis and in validation"):
+        evaluate_targets(EvaluateRequest("given:target", "test", "noop", home=settings_folder), PolicyOptions())
+
+
+@pytest.mark.parametrize(
+    "name", ["shop", "shop:shift", "bfcl:base", "bfcl:single", "bfcl:single:live", "reasoning-gym"]
+)
+def test_targets_of_the_catalogue_pass(name: str) -> None:
+    try:
+        target = catalogue.load_target(name)
+    except TargetError as absent:
+        pytest.skip(str(absent))
+    assert set(checked_tasks(target)) == set(SPLITS)
+
+
+def test_fresh_scenarios_of_the_shop_have_ids_of_their_own() -> None:
+    fixed = checked_tasks(shop())
+    refuse_repeats({**fixed, "generate": [shop().generate(family, 0) for family in shop().families()]})

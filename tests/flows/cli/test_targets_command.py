@@ -1,0 +1,29 @@
+"""What `trace-agent targets` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from environments.targets import catalogue
+from environments.targets.third_party.adapter import TargetInfo
+from flows.cli.main import app
+
+
+def test_only_what_is_missing_is_said_to_be_missing(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ToolSandbox of another commit is installed, and nobody knows the sizes of its splits."""
+    lines = [
+        TargetInfo("here", "MIT", {"test": 3}, "abc"),
+        TargetInfo("uncounted", "MIT", {}, "abc"),
+        TargetInfo("absent", "MIT", missing="no module", how_to_get="run this"),
+        TargetInfo("theirs", "", missing="target 'theirs' does not load (KeyError: 'x')"),
+    ]
+    monkeypatch.setattr(catalogue, "describe_targets", lambda user: lines)
+    said = CliRunner().invoke(app, ["targets"]).stdout.splitlines()
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in said}
+    assert shown["here"] == "test 3 abc MIT"
+    assert shown["uncounted"] == "counted when it is loaded abc MIT"
+    assert shown["absent"] == "not installed no module"
+    assert shown["theirs"].startswith("does not load target 'theirs' does not load")
