@@ -165,7 +165,8 @@ class Rollouts:
 
     def collect(self, step: int) -> list[Trajectory]:
         """At most G x K trajectories of a step, as `_collect` says. Where there is nothing to learn at a level of
-        difficulty, the next harder one is tried when it was mastered, else the next easier one, each once."""
+        difficulty, the next harder one is tried when it was mastered, else the next easier one, each once. What is
+        raised then is `mastered` for the hardest level alone."""
         tried = {self.level}
         while True:
             try:
@@ -173,6 +174,8 @@ class Rollouts:
             except NothingToLearn as reached:
                 other = self.level + (1 if reached.mastered else -1)
                 if other in tried or not 0 <= other < self.levels:
+                    # An easier level that is solved is not what the training was for.
+                    reached.mastered &= self.level == self.levels - 1
                     raise
                 logger.info("step %d turns to level %d of %d: %s", step, other, self.levels, reached)
                 tried.add(other)
