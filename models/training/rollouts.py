@@ -188,13 +188,14 @@ class Rollouts:
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
         Raises `NothingToLearn` when all rewards are equal, `OutOfEpisodes` when no informative group can be paid for, a
-        transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
+        transient `TrainingError` when none is informative and at least half of them lost an episode, and a lasting one
+        when the adapter has come apart.
         """
         s = self.settings
         before = self.ready if step == 0 else PlayedBefore()
         kept = [list(group) for group in before.learn[: s.groups]]
         spare: list[list[Trajectory]] = []
-        lost = ""
+        lost: list[str] = []
         self.collected = []
         for played in (*before.learn, *before.rest):
             self._count(played, played[0].episode.task)
@@ -241,7 +242,7 @@ class Rollouts:
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 self._count(group, task)
                 if any(t.score is None for t in group):
-                    lost = next(t.error for t in group if t.score is None)
+                    lost.append(next(t.error for t in group if t.score is None))
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
@@ -313,17 +314,19 @@ class Rollouts:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
             self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward, task.family))
 
-    def _refuse(self, step: int, equal: int, lost: str) -> None:
-        """Say why nothing can be learnt from what the step has collected."""
+    def _refuse(self, step: int, equal: int, lost: Sequence[str]) -> None:
+        """Say why nothing can be learnt from what the step has collected. `NothingToLearn` ends a training for good: a
+        few equal groups among those that were lost do not say so much, and another try may."""
         s = self.settings
         tried = f"no informative group in {s.collections + s.patience} collections of {s.groups} groups at step {step}"
-        if not equal:
-            problem = TrainingError(f"{tried}: every group lost an episode to the infrastructure, the last to: {lost}")
+        if len(lost) >= equal:
+            share = f"{len(lost)} of {len(lost) + equal} groups" if equal else "every group"
+            problem = TrainingError(f"{tried}: {share} lost an episode to the infrastructure, the last to: {lost[-1]}")
             problem.transient = True
             raise problem
         own = [g for g in self.collected if g.own]
         mastered = bool(own) and all(g.successes == g.episodes for g in own)
-        also = f"; the others lost episodes to the infrastructure, the last to: {lost}" if lost else ""
+        also = f"; the others lost episodes to the infrastructure, the last to: {lost[-1]}" if lost else ""
         raise NothingToLearn(f"{tried}: {equal} groups had equal rewards{also}", mastered)
 
     def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""A step that goes on collecting while no group is informative."""
+"""A step that goes on collecting while no group is informative, and what it draws and says where none is."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from environments.contract import Observation, TargetTask
+from environments.contract import Action, Observation, Score, TargetTask
+from errors import TrainingError
 from models.policy import Request
 from models.training.actors import LocalActor
+from models.training.checkpoints import last_whole_checkpoint
+from models.training.grpo import train_adapter
 from models.training.rollouts import SEEDS, NothingToLearn, OutOfEpisodes, Rollouts
 from tests.models.training.test_grpo import SMALL, Source, Toy
 
@@ -20,6 +24,22 @@ class Late(Toy):
     def reset(self, task: TargetTask) -> Observation:
         self.uniform = task.seed % SEEDS < 6
         return super().reset(task)
+
+
+class GoneLater(Toy):
+    """The world is gone after the first step, but for the first scenario of a step: all succeed in that."""
+
+    def reset(self, task: TargetTask) -> Observation:
+        self.later, self.place = task.seed // SEEDS, task.seed % SEEDS
+        return super().reset(task)
+
+    def step(self, action: Action) -> Observation:
+        if self.later and self.place:
+            raise ConnectionError("the world is gone")
+        return super().step(action)
+
+    def score(self) -> Score:
+        return Score(1.0, True) if self.later else super().score()
 
 
 class Few(Source):
@@ -68,3 +88,12 @@ def test_a_patient_step_collects_until_a_group_is_informative(tiny_model: Any) -
         collected(1)
     with pytest.raises(OutOfEpisodes):
         collected(5, most=24)
+
+
+def test_a_few_equal_groups_among_lost_ones_end_no_training(tiny_model: Any, tmp_path: Path) -> None:
+    policy, renderer = tiny_model
+    with pytest.raises(TrainingError, match=r"5 of 6 groups lost an episode .* ConnectionError: the wor") as raised:
+        train_adapter(Source(GoneLater), LocalActor(policy), renderer, SMALL, tmp_path, lambda _: None)
+    assert raised.value.transient
+    assert not (tmp_path / "ended.json").exists()
+    assert last_whole_checkpoint(tmp_path) is not None
