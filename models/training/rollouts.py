@@ -29,6 +29,8 @@ logger = logging.getLogger("trace.models")
 
 # Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+# Rewards of a group that are no further apart are equal.
+EQUAL = 1e-6
 # Success on own scenarios of a family, without advice, from which its next ones are shown none.
 UNHINTED = 0.3
 
@@ -52,6 +54,9 @@ def group_advantages(rewards_GK: torch.Tensor, scaled: bool = True) -> torch.Ten
     To change the advantage, change this function: nothing else computes one.
     """
     centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    # The mean of equal numbers is rounded, and so divided by next to nothing would be an advantage.
+    spread_G1 = rewards_GK.amax(dim=1, keepdim=True) - rewards_GK.amin(dim=1, keepdim=True)
+    centred_GK = centred_GK.masked_fill(spread_G1 < EQUAL, 0.0)
     if not scaled:
         return centred_GK
     k = rewards_GK.shape[1]
