@@ -285,7 +285,8 @@ class Rollouts:
         known = self.known.get(task.family)
         if not self.environments.own(task) or (known is not None and known.success >= UNHINTED):
             return 0
-        return round(self.settings.hints * self.settings.group_size)
+        wanted = self.settings.hints * self.settings.group_size
+        return max(1, math.floor(wanted + 1e-9)) if wanted else 0  # no more than that share, and some where it is small
 
     def _told(self, task: TargetTask) -> list[TargetTask]:
         """The task for each rollout of a group: the last ones of it come with advice, where there is to be any."""

@@ -103,6 +103,18 @@ def test_advice_ends_where_the_policy_succeeds_without_family_by_family(tiny_mod
     assert advised() == (0, 2)  # retention scenarios are shown none
 
 
+@pytest.mark.parametrize(
+    ("size", "share", "count"),
+    [(2, 0.25, 1), (3, 0.5, 1), (7, 0.5, 3), (8, 0.5, 4), (10, 0.3, 3), (16, 0.25, 4), (8, 0.0, 0)],
+)
+def test_no_more_of_a_group_is_advised_than_its_share_and_some_where_there_is_one(
+    tiny_model: Any, size: int, share: float, count: int
+) -> None:
+    made = rollouts(tiny_model)
+    made.settings = replace(HINTED, group_size=size, hints=share)
+    assert sum(map(is_advised, made._told(made.environments.scenario(0)))) == count
+
+
 def test_what_advice_goes_by_is_known_again_after_a_stop(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     steps: list[StepRecord] = []
