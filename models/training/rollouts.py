@@ -23,7 +23,7 @@ from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.records import Dialled, GroupFigures, TrainingSettings, levels_of
-from models.training.trl_trainer import EpisodeGRPO
+from models.training.trl_trainer import EpisodeGRPO, trl_rows
 
 logger = logging.getLogger("trace.models")
 
@@ -150,15 +150,26 @@ class Rollouts:
     def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
         """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
 
-        A step's first collection, where it is the whole step, has at least one of the capability's own, if a draw in a
-        hundred is one: a step on retention scenarios alone would teach nothing, and nothing could be said of it.
+        A step's first collection is of the whole step, and has at least one of the capability's own, if a draw in a
+        hundred is one: a step on retention scenarios alone would teach nothing, and nothing could be said of it. Groups
+        that were played before stand in for own ones of it: those for retention are what is left.
         """
-        first = collection * self.settings.groups
-        drawn = [self._scenario(step, first + g) for g in range(count)]
-        if count == self.settings.groups and collection == 0 and not any(map(self.environments.own, drawn)):
+        groups, first = self.settings.groups, collection * self.settings.groups
+        if collection:
+            return [self._scenario(step, first + g) for g in range(count)]
+        drawn = [self._scenario(step, g) for g in range(groups)]
+        if not any(map(self.environments.own, drawn)):
             further = (self._scenario(step, SPARE_SEEDS + i) for i in range(100))
             drawn[-1] = next(filter(self.environments.own, further), drawn[-1])
-        return drawn
+        given = [g for g, task in enumerate(drawn) if self.environments.own(task)][: groups - count]
+        return [task for g, task in enumerate(drawn) if g not in given][:count]
+
+    def _begun(self, step: int) -> list[list[Trajectory]]:
+        """The groups that a step begins with: of those that were played before, as many as it has own scenarios."""
+        if step or not self.ready.learn:
+            return []
+        own = sum(map(self.environments.own, self.scenarios(step, 0, self.settings.groups)))
+        return [list(group) for group in self.ready.learn[:own]]
 
     def _scenario(self, step: int, place: int) -> TargetTask:
         return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
@@ -198,7 +209,7 @@ class Rollouts:
         """
         s = self.settings
         before = self.ready if step == 0 else PlayedBefore()
-        kept = [list(group) for group in before.learn[: s.groups]]
+        kept = self._begun(step)
         spare: list[list[Trajectory]] = []
         lost: list[str] = []
         self.collected = []
@@ -363,28 +374,3 @@ class Rollouts:
         # Retention scenarios may come with other instructions than the capability's own.
         self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])
         return trl_rows(conversations, rewards_R, rows)
-
-
-def trl_rows(conversations: Sequence[Conversation], rewards_R: Sequence[float], rows: int) -> dict[str, Any]:
-    """Conversations as TRL's rollout function returns them, filled up to `rows` with rows that hold no sampled token
-    (TRL wants whole groups)."""
-    out: dict[str, Any] = {
-        "prompt_ids": [],
-        "completion_ids": [],
-        "logprobs": [],
-        "env_mask": [],
-        "reward": list(rewards_R),
-    }
-    for conversation in conversations:
-        first = conversation.sampled.index(True)
-        out["prompt_ids"].append(conversation.ids[:first])
-        out["completion_ids"].append(conversation.ids[first:])
-        out["logprobs"].append(conversation.logprobs[first:])
-        out["env_mask"].append([int(s) for s in conversation.sampled[first:]])
-    for _ in range(rows - len(conversations)):
-        out["prompt_ids"].append(out["prompt_ids"][0])
-        out["completion_ids"].append(out["completion_ids"][0][:1])
-        out["logprobs"].append([0.0])
-        out["env_mask"].append([0])
-        out["reward"].append(0.0)
-    return out

@@ -4,7 +4,7 @@ and back, and rows without an advantage, whose gradient is zero, not at all. Sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from errors import TrainingError
 from models.local.parts import is_parted
+from models.renderer import Conversation
 from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
 
@@ -311,3 +312,28 @@ def _most_of_all(own: int, device: torch.device) -> int:
     most = torch.tensor([own], device=device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
     return int(most)
+
+
+def trl_rows(conversations: Sequence[Conversation], rewards_R: Sequence[float], rows: int) -> dict[str, Any]:
+    """Conversations as TRL's rollout function returns them, filled up to `rows` with rows that hold no sampled token
+    (TRL wants whole groups)."""
+    out: dict[str, Any] = {
+        "prompt_ids": [],
+        "completion_ids": [],
+        "logprobs": [],
+        "env_mask": [],
+        "reward": list(rewards_R),
+    }
+    for conversation in conversations:
+        first = conversation.sampled.index(True)
+        out["prompt_ids"].append(conversation.ids[:first])
+        out["completion_ids"].append(conversation.ids[first:])
+        out["logprobs"].append(conversation.logprobs[first:])
+        out["env_mask"].append([int(s) for s in conversation.sampled[first:]])
+    for _ in range(rows - len(conversations)):
+        out["prompt_ids"].append(out["prompt_ids"][0])
+        out["completion_ids"].append(out["completion_ids"][0][:1])
+        out["logprobs"].append([0.0])
+        out["env_mask"].append([0])
+        out["reward"].append(0.0)
+    return out
