@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -79,6 +79,13 @@ class ScenarioSource(Protocol):
     def own(self, task: TargetTask) -> bool: ...
     def advice(self, task: TargetTask) -> Sequence[Message]: ...
     def environment(self) -> Environment: ...
+
+
+@runtime_checkable
+class Allowed(Protocol):
+    """A source that is asked before a step's first episode whether it may have so many, and raises where not."""
+
+    def allow(self, episodes: int) -> None: ...
 
 
 class NothingToLearn(Exception):
@@ -183,6 +190,8 @@ class Rollouts:
         """At most G x K trajectories of a step, as `_collect` says. Where there is nothing to learn at a level of
         difficulty, the next harder one is tried when it was mastered, else the next easier one, each once. What is
         raised then is `mastered` for the hardest level alone."""
+        if isinstance(self.environments, Allowed):
+            self.environments.allow((self.settings.groups - len(self._begun(step))) * self.settings.group_size)
         tried = {self.level}
         while True:
             try:
