@@ -50,7 +50,6 @@ from models.training.checkpoints import (
     complete,
     last_whole_checkpoint,
     read_ended,
-    storing,
     weights_by_step,
     write_ended,
 )
@@ -230,9 +229,8 @@ def _trained(
     paused = until is not None and len(records) >= until
     if not ended and not paused and not over(records, settings, rollouts.levels):
         try:
-            with storing(output):
-                steps = _Steps(rollouts, on_step, records, until, on_saved)
-                _train(rollouts, renderer, output, steps, resume[0] if resume else None, start)
+            steps = _Steps(rollouts, on_step, records, until, on_saved)
+            _train(rollouts, renderer, output, steps, resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)

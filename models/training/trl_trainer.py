@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from trl import GRPOTrainer
 from errors import TrainingError
 from models.local.parts import is_parted
 from models.renderer import Conversation
+from models.training.checkpoints import storing
 from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
 
@@ -130,6 +132,10 @@ class EpisodeGRPO(GRPOTrainer):
             if self._problem:
                 raise TrainingError(self._problem)
         return loss
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with storing(Path(self.args.output_dir)):
+            super()._save_checkpoint(*args, **kwargs)
 
     @torch.no_grad()
     def _exchange(self) -> None:
