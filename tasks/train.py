@@ -93,7 +93,7 @@ def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
     checkpoint. The generalist learns from what has succeeded instead."""
-    wanted = training_settings(context.settings)
+    wanted = training_settings(context.settings, context.round.number)
     if capability == GENERALIST:
         return _generalist(context, wanted)
     start, began = champion_start(context, capability, wanted)
