@@ -155,9 +155,10 @@ class TrainSettings(Part):
     @classmethod
     def _above_the_clip(cls, value: float) -> float:
         if 0 < value <= CLIPPED:
-            raise ValueError(
-                f"so low a bound cuts what positive advantages teach, too, whose ratio is clipped at {CLIPPED}, and below "
-                f"1 nothing is learnt; give more than {CLIPPED}, or 0 for none"
+            raise PydanticCustomError(
+                "below_the_clip",
+                f"so low a bound cuts what positive advantages teach, too, whose ratio is clipped at {CLIPPED}, and "  # type: ignore[arg-type]
+                f"below 1 nothing is learnt; give more than {CLIPPED}, or 0 for none",
             )
         return value
 
