@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from models.local.attention import SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
@@ -327,6 +328,9 @@ class PlainLearner:
         self.causal, self.work = causal, Work()
         if recompute:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
+            for module in causal.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True  # else it keeps all; what it leaves to chance are modules within it
         weight = next(causal.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.parted = is_parted(causal)
