@@ -129,18 +129,17 @@ def test_the_trainer_takes_advised_rows_at_its_own_probabilities_and_their_succe
 ) -> None:
     policy, renderer = tiny_model
     seen: list[tuple[torch.Tensor, ...]] = []
-    plain = EpisodeGRPO._compute_loss
+    plain = EpisodeGRPO._loss_of
 
     def watched(self: EpisodeGRPO, model: Any, inputs: Any) -> Any:
         before = inputs["old_per_token_logps"].clone()
-        loss = plain(self, model, inputs)
-        kept = (inputs["advantages"].abs() > 1e-4).nonzero()[:, 0]
-        if len(kept):
-            seen.append((before[kept], self._old_RT, self._logprobs_RT, self._hinted_R, self._mask_RT))
-            assert not (inputs["advantages"][inputs["hinted"]] < 0).any()
+        loss, asked = plain(self, model, inputs), self._asked
+        assert asked.old_RT is not None
+        seen.append((before, asked.old_RT, asked.logprobs_RT, inputs["hinted"], asked.mask_RT))
+        assert not (inputs["advantages"][inputs["hinted"]] < 0).any()
         return loss
 
-    monkeypatch.setattr(EpisodeGRPO, "_compute_loss", watched)
+    monkeypatch.setattr(EpisodeGRPO, "_loss_of", watched)
     steps: list[StepRecord] = []
     train_adapter(Advising(), LocalActor(policy), renderer, replace(HINTED, steps=1), tmp_path, steps.append)
     assert any(hinted.any() for *_, hinted, _ in seen)
