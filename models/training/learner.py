@@ -77,8 +77,8 @@ def _known(causal: Any) -> bool:
 
 
 class _Matrix:
-    """A frozen weight (out, in), several stacked, for x W^T and for y W. In fp32 both are arranged, unless it is to stay
-    `plain`: the plain product is up to twice as slow (`benchmarks/floor.py`); in bf16 it is as fast."""
+    """A frozen weight (out, in), several stacked, for x W^T and for y W. In fp32 both are arranged, unless it is to
+    stay `plain`: the plain product is up to twice as slow (`benchmarks/floor.py`); in bf16 it is as fast."""
 
     def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None, plain: bool = False) -> None:
         weight, self.bias = torch.cat(list(weights)) if len(weights) > 1 else weights[0], bias

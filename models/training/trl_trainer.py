@@ -149,7 +149,7 @@ class EpisodeGRPO(GRPOTrainer):
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with storing(Path(self.args.output_dir)):
+        with storing(Path(self.args.output_dir or "")):
             super()._save_checkpoint(*args, **kwargs)
 
     @torch.no_grad()
@@ -204,11 +204,11 @@ class EpisodeGRPO(GRPOTrainer):
         """The loss of some rows; without any a zero, from a pass that others make with theirs."""
         if part_R is not None:
             return self._loss_of(model, _rows_of(inputs, part_R))
-        learner, ids, *given = self._any_row(model, inputs)
-        ((logprobs_S, _),) = token_logprobs(learner, ids, *given, self._shared_pass(learner, ids[0]))
+        given = self._any_row(model, inputs)
+        ((logprobs_S, _),) = token_logprobs(*given, self._shared_pass(given[0], given[1][0]))
         return logprobs_S.sum() * 0.0
 
-    def _any_row(self, model: Any, inputs: Any) -> tuple[Any, ...]:
+    def _any_row(self, model: Any, inputs: Any) -> tuple[Learner, list[list[int]], int, list[list[int]], float]:
         """What `token_logprobs` is given of a row that nothing is learnt from: as little of it as makes a pass."""
         shared = self.source.shared
         row = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist() + inputs["completion_ids"][0].tolist()
