@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic_core import PydanticCustomError
 
 TRANSFER = 24
+# Above this a ratio is clipped where the advantage is positive (1 + `TrainingSettings.clip_high`).
+CLIPPED = 1.28
 
 
 def _names_a_variable(value: str) -> str:
@@ -92,7 +94,11 @@ class TrainSettings(Part):
     )
     shuffled: bool = Field(False, description="deal the advantages of a group out at random: a placebo")
     scaled: bool = Field(True, description="advantages in the standard deviations of their group, else as they are")
-    delta: float = Field(0.0, ge=0, description="TRL's upper bound of the ratio where advantages are negative; 0: none")
+    delta: float = Field(
+        0.0,
+        ge=0,
+        description=f"TRL's upper bound of the ratio where advantages are negative, above {CLIPPED}; 0: none",
+    )
     candidates: int = Field(3, ge=1, description="checkpoints, the last among them, of which one is chosen")
     hints: float = Field(
         0.5,
@@ -144,6 +150,17 @@ class TrainSettings(Part):
     def generalist_first(self) -> bool:
         """Whether a first round makes its generalist before it looks for what is lacking: from demonstrations."""
         return bool(self.generalist and self.demonstrations)
+
+    @field_validator("delta")
+    @classmethod
+    def _above_the_clip(cls, value: float) -> float:
+        if 0 < value <= CLIPPED:
+            raise PydanticCustomError(
+                "below_the_clip",
+                f"so low a bound cuts what positive advantages teach, too, whose ratio is clipped at {CLIPPED}, and "  # type: ignore[arg-type]
+                f"below 1 nothing is learnt; give more than {CLIPPED}, or 0 for none",
+            )
+        return value
 
     @field_validator("upper_layers")
     @classmethod

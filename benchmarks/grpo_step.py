@@ -28,8 +28,10 @@ from environments.targets.shop.target import target
 from models.episodes import Episode, Player
 from models.local.base import embedded_folder, load_base
 from models.policy import Sampling
-from models.training.grpo import Rollouts, TrainingSettings, lora_config
 from models.training.learner import make_learner
+from models.training.lora import lora_config
+from models.training.records import TrainingSettings
+from models.training.rollouts import Rollouts
 from models.training.trl_trainer import EpisodeGRPO
 from models.work import Work
 

@@ -93,7 +93,7 @@ def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
     checkpoint. The generalist learns from what has succeeded instead."""
-    wanted = training_settings(context.settings)
+    wanted = training_settings(context.settings, context.round.number)
     if capability == GENERALIST:
         return _generalist(context, wanted)
     start, began = champion_start(context, capability, wanted)
@@ -243,7 +243,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         stored = storing.seconds
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
-            source = limited(environment, context.limits, settings.groups * settings.group_size)
+            source = limited(environment, context.limits)
             given = source, actor, context.base.renderer, settings, output, on_step, on_trajectories
             made = train_adapter(*given, start, until, saved, course.ready)
         context.environment.seconds += made.environment_seconds

@@ -113,8 +113,8 @@ class VllmActor:
         peft.save_pretrained(str(written), safe_serialization=True)
         export_adapter(order_config(written), folder)
         shutil.rmtree(written)
+        self._served[name] = folder
         self.policy.load_adapter(name, f"step-{step}", folder)
-        before, self._served = self._served, {name: folder}
         expected = fingerprint_of(peft, self.probe)
         # A first step's adapter is zero and moves nothing: then only the base can be compared.
         proven = self.policy.on_each(lambda server: prove(server, expected, name, still=not moves(expected)))
@@ -127,7 +127,7 @@ class VllmActor:
                 found.base_apart,
                 BASE_APART,
             )
-        self._forget(before)
+        self._forget(but=name)
         return name
 
     def rest(self) -> None:
@@ -156,11 +156,12 @@ class VllmActor:
 
     def retire(self) -> None:
         self._wake()
-        self._forget(self._served)
-        self._served = {}
+        self._forget()
 
-    def _forget(self, served: dict[str, Path]) -> None:
-        for name, folder in served.items():
+    def _forget(self, but: str = "") -> None:
+        """Unload and remove what was served, also of a step whose proof failed."""
+        for name in [name for name in self._served if name != but]:
             if name in self.policy.adapters:
                 self.policy.unload_adapter(name)
-            shutil.rmtree(folder, ignore_errors=True)  # a copy of what the checkpoint holds
+            # A copy of what the checkpoint holds.
+            shutil.rmtree(self._served.pop(name), ignore_errors=True)

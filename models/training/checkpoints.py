@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from errors import AdapterError, StoreError
+from errors import AdapterError, StoreError, TraceError
 from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, order_config
 from models.objects import HomeFiles
 from models.training.records import StepRecord
@@ -60,9 +60,12 @@ def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
 
 @contextmanager
 def storing(output: Path) -> Iterator[None]:
-    """Within, a checkpoint that a full disk cuts off is one `StoreError`, whichever library wrote it."""
+    """Within, where nothing but a checkpoint is written, one that a full disk cuts off is one `StoreError`, whichever
+    library wrote it. Errors of the project's own say themselves what they are."""
     try:
         yield
+    except TraceError:
+        raise
     except Exception as problem:
         full = isinstance(problem, OSError) and problem.errno in FULL
         if not full and not any(words in str(problem) for words in UNWRITTEN):
@@ -75,9 +78,10 @@ def storing(output: Path) -> Iterator[None]:
 
 
 def complete(folder: Path, records: Sequence[StepRecord]) -> None:
-    """Mark a checkpoint as whole; its weights are kept first."""
-    keep_weights(folder.parent, int(folder.name.rpartition("-")[2]), folder)
-    _write(folder / COMPLETE, [asdict(r) for r in records])
+    """Mark a checkpoint as whole; its weights are kept first. Raises `StoreError` where they cannot be written."""
+    with storing(folder.parent):
+        keep_weights(folder.parent, int(folder.name.rpartition("-")[2]), folder)
+        _write(folder / COMPLETE, [asdict(r) for r in records])
 
 
 def keep_weights(output: Path, step: int, saved: Path) -> None:
@@ -101,7 +105,8 @@ def weights_by_step(output: Path, last: int) -> dict[int, Path]:
 
 def write_ended(output: Path, ended: Ended) -> None:
     """Store how the training ended."""
-    _write(output / ENDED, asdict(ended))
+    with storing(output):
+        _write(output / ENDED, asdict(ended))
 
 
 def read_ended(output: Path) -> Ended | None:
@@ -135,9 +140,10 @@ def begin(peft: Any, wanted: LoraConfig, output: Path, start: Path | None) -> No
     if start is not None:
         _start_from(peft, start, wanted)
     saved = output / ".start"
-    peft.save_pretrained(str(saved), safe_serialization=True)
-    keep_weights(output, 0, saved)
-    shutil.rmtree(saved)
+    with storing(output):
+        peft.save_pretrained(str(saved), safe_serialization=True)
+        keep_weights(output, 0, saved)
+        shutil.rmtree(saved)
 
 
 def _start_from(peft: Any, start: Path, wanted: LoraConfig) -> None:

@@ -50,11 +50,10 @@ from models.training.checkpoints import (
     complete,
     last_whole_checkpoint,
     read_ended,
-    storing,
     weights_by_step,
     write_ended,
 )
-from models.training.lora import lora_config
+from models.training.lora import adapted
 from models.training.ranks import OVER, DealtRollouts, ranks
 from models.training.recall import Recall
 from models.training.records import (
@@ -230,9 +229,8 @@ def _trained(
     paused = until is not None and len(records) >= until
     if not ended and not paused and not over(records, settings, rollouts.levels):
         try:
-            with storing(output):
-                steps = _Steps(rollouts, on_step, records, until, on_saved)
-                _train(rollouts, renderer, output, steps, resume[0] if resume else None, start)
+            steps = _Steps(rollouts, on_step, records, until, on_saved)
+            _train(rollouts, renderer, output, steps, resume[0] if resume else None, start)
         except NothingToLearn as reached:
             ended = _ended(reached, rollouts, records)
             write_ended(output, ended)
@@ -318,35 +316,27 @@ def make_steps(
     `begun` is given the PEFT model and its configuration before the first step, where they are to be prepared.
     """
     from datasets import Dataset
-    from peft import get_peft_model
 
     settings, here = owed.settings, ranks()
     torch.manual_seed(settings.seed)
-    lora = lora_config(settings, model)
-    peft = get_peft_model(model, lora)
-    try:
-        with out_of_memory_told(settings, here.count):
-            begun(peft, lora)
-            here.same_start(p.data for p in peft.parameters() if p.requires_grad)
-            slots = settings.groups * max(2, settings.steps)
-            trainer = EpisodeGRPO(
-                model=peft,
-                reward_funcs=_reward,
-                args=_config(owed, model, here.count),
-                train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
-                processing_class=tokenizer,
-                callbacks=[callback],
-                source=source,
-                most_tokens=settings.micro_batch_tokens,
-                recompute=settings.recompute,
-                most_episodes=settings.most_episodes,
-            )
-            trainer.remove_callback(PrinterCallback)
-            trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
-    finally:
-        peft.unload()
-        if settings.recompute:
-            model.gradient_checkpointing_disable()
+    with adapted(model, settings) as (peft, lora), out_of_memory_told(settings, here.count):
+        begun(peft, lora)
+        here.same_start(p.data for p in peft.parameters() if p.requires_grad)
+        slots = settings.groups * max(2, settings.steps)
+        trainer = EpisodeGRPO(
+            model=peft,
+            reward_funcs=_reward,
+            args=_config(owed, model, here.count),
+            train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
+            processing_class=tokenizer,
+            callbacks=[callback],
+            source=source,
+            most_tokens=settings.micro_batch_tokens,
+            recompute=settings.recompute,
+            most_episodes=settings.most_episodes,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
 
 
 def _config(owed: StepsOwed, model: Any, processes: int) -> GRPOConfig:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from models.local.attention import SharedBatch
 from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
@@ -76,12 +77,12 @@ def _known(causal: Any) -> bool:
 
 
 class _Matrix:
-    """A frozen weight (out, in), several stacked, for x W^T and for y W. In fp32 both are arranged: the plain product
-    is up to twice as slow (`benchmarks/floor.py`); in bf16 it is as fast."""
+    """A frozen weight (out, in), several stacked, for x W^T and for y W. In fp32 both are arranged, unless it is to
+    stay `plain`: the plain product is up to twice as slow (`benchmarks/floor.py`); in bf16 it is as fast."""
 
-    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weights: Sequence[torch.Tensor], bias: torch.Tensor | None = None, plain: bool = False) -> None:
         weight, self.bias = torch.cat(list(weights)) if len(weights) > 1 else weights[0], bias
-        self.arranged = weight.dtype == torch.float32 and can_arrange(weight)
+        self.arranged = not plain and weight.dtype == torch.float32 and can_arrange(weight)
         self.weight = arrange(weight) if self.arranged else weight
         self._turned = arrange(weight.t()) if self.arranged else None
 
@@ -327,6 +328,9 @@ class PlainLearner:
         self.causal, self.work = causal, Work()
         if recompute:
             causal.gradient_checkpointing_enable({"use_reentrant": False})
+            for module in causal.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True  # else it keeps all; what it leaves to chance are modules within it
         weight = next(causal.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.parted = is_parted(causal)
@@ -347,7 +351,7 @@ class PlainLearner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.work.trained_heads += len(hidden_SD)
         with whole_head(self.causal) as (weight, bias):
-            return self._scored(_Plain(weight, bias), hidden_SD, targets_S, temperature)
+            return self._scored(_Matrix([weight], bias, plain=True), hidden_SD, targets_S, temperature)
 
     def _scored(
         self, head: _Matrix, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float
@@ -367,10 +371,3 @@ class PlainLearner:
         all_SV = torch.log_softmax(logits_SV, dim=-1)
         entropies_S = -(all_SV.exp() * all_SV).sum(-1).detach()
         return all_SV.gather(1, targets_S[:, None])[:, 0], entropies_S
-
-
-class _Plain(_Matrix):
-    """The head of any model, as it is."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias, self.arranged, self._turned = weight, bias, False, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from errors import TrainingError
@@ -48,3 +50,40 @@ def lora_config(settings: TrainingSettings, model: Any) -> LoraConfig:
         layers_to_transform=upper,
         task_type="CAUSAL_LM",
     )
+
+
+@contextmanager
+def adapted(model: Any, settings: TrainingSettings) -> Iterator[tuple[Any, LoraConfig]]:
+    """Within, a model has the LoRA layers of a training: the PEFT model, and its configuration. Afterwards it is as it
+    was found, its configuration included, of which TRL and transformers change fields.
+
+    What a model leaves to chance while it is trained (dropout, the jitter of a router) stays off, whoever calls
+    `train`: the sampler has none, and the ratio to it would be of noise.
+    """
+    from peft import get_peft_model
+
+    modes = [(module, module.training) for module in model.modules()]
+    before = [(part, dict(vars(part))) for part in (model.config, model.generation_config) if part is not None]
+    names = set(vars(model))
+    lora = lora_config(settings, model)
+    peft: Any = get_peft_model(model, lora)
+    peft.eval()
+
+    def train(mode: bool = True) -> Any:
+        peft.training = mode  # TRL looks at it; no module below does
+        return peft
+
+    peft.train = train
+    try:
+        yield peft, lora
+    finally:
+        peft.unload()
+        if settings.recompute:
+            model.gradient_checkpointing_disable()
+        for module, mode in modes:
+            module.training = mode
+        for part, fields in before:
+            vars(part).clear()
+            vars(part).update(fields)
+        for name in set(vars(model)) - names:
+            delattr(model, name)

@@ -22,7 +22,7 @@ from models.renderer import Conversation
 from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.records import GroupFigures, TrainingSettings
-from models.training.rollouts import trl_rows
+from models.training.trl_trainer import trl_rows
 
 
 def recall_steps(successes: int, passes: int, settings: TrainingSettings) -> int:

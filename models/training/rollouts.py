@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -23,12 +23,14 @@ from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
 from models.training.records import Dialled, GroupFigures, TrainingSettings, levels_of
-from models.training.trl_trainer import EpisodeGRPO
+from models.training.trl_trainer import EpisodeGRPO, trl_rows
 
 logger = logging.getLogger("trace.models")
 
 # Scenario seeds of a step, of which those from SPARE_SEEDS on stand in for others; and steps of a training.
 SEEDS, SPARE_SEEDS, STEPS = 1_000_000, 900_000, 100_000
+# Rewards of a group that are no further apart are equal.
+EQUAL = 1e-6
 # Success on own scenarios of a family, without advice, from which its next ones are shown none.
 UNHINTED = 0.3
 
@@ -52,6 +54,9 @@ def group_advantages(rewards_GK: torch.Tensor, scaled: bool = True) -> torch.Ten
     To change the advantage, change this function: nothing else computes one.
     """
     centred_GK = rewards_GK - rewards_GK.mean(dim=1, keepdim=True)
+    # The mean of equal numbers is rounded, and so divided by next to nothing would be an advantage.
+    spread_G1 = rewards_GK.amax(dim=1, keepdim=True) - rewards_GK.amin(dim=1, keepdim=True)
+    centred_GK = centred_GK.masked_fill(spread_G1 < EQUAL, 0.0)
     if not scaled:
         return centred_GK
     k = rewards_GK.shape[1]
@@ -74,6 +79,13 @@ class ScenarioSource(Protocol):
     def own(self, task: TargetTask) -> bool: ...
     def advice(self, task: TargetTask) -> Sequence[Message]: ...
     def environment(self) -> Environment: ...
+
+
+@runtime_checkable
+class Allowed(Protocol):
+    """A source that is asked before a step's first episode whether it may have so many, and raises where not."""
+
+    def allow(self, episodes: int) -> None: ...
 
 
 class NothingToLearn(Exception):
@@ -145,15 +157,26 @@ class Rollouts:
     def scenarios(self, step: int, collection: int, count: int) -> list[TargetTask]:
         """`count` scenarios of a collection, one a group, never drawn twice (`scenario_seed`).
 
-        A step's first collection, where it is the whole step, has at least one of the capability's own, if a draw in a
-        hundred is one: a step on retention scenarios alone would teach nothing, and nothing could be said of it.
+        A step's first collection is of the whole step, and has at least one of the capability's own, if a draw in a
+        hundred is one: a step on retention scenarios alone would teach nothing, and nothing could be said of it. Groups
+        that were played before stand in for own ones of it: those for retention are what is left.
         """
-        first = collection * self.settings.groups
-        drawn = [self._scenario(step, first + g) for g in range(count)]
-        if count == self.settings.groups and collection == 0 and not any(map(self.environments.own, drawn)):
+        groups, first = self.settings.groups, collection * self.settings.groups
+        if collection:
+            return [self._scenario(step, first + g) for g in range(count)]
+        drawn = [self._scenario(step, g) for g in range(groups)]
+        if not any(map(self.environments.own, drawn)):
             further = (self._scenario(step, SPARE_SEEDS + i) for i in range(100))
             drawn[-1] = next(filter(self.environments.own, further), drawn[-1])
-        return drawn
+        given = [g for g, task in enumerate(drawn) if self.environments.own(task)][: groups - count]
+        return [task for g, task in enumerate(drawn) if g not in given][:count]
+
+    def _begun(self, step: int) -> list[list[Trajectory]]:
+        """The groups that a step begins with: of those that were played before, as many as it has own scenarios."""
+        if step or not self.ready.learn:
+            return []
+        own = sum(map(self.environments.own, self.scenarios(step, 0, self.settings.groups)))
+        return [list(group) for group in self.ready.learn[:own]]
 
     def _scenario(self, step: int, place: int) -> TargetTask:
         return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
@@ -165,7 +188,10 @@ class Rollouts:
 
     def collect(self, step: int) -> list[Trajectory]:
         """At most G x K trajectories of a step, as `_collect` says. Where there is nothing to learn at a level of
-        difficulty, the next harder one is tried when it was mastered, else the next easier one, each once."""
+        difficulty, the next harder one is tried when it was mastered, else the next easier one, each once. What is
+        raised then is `mastered` for the hardest level alone."""
+        if isinstance(self.environments, Allowed):
+            self.environments.allow((self.settings.groups - len(self._begun(step))) * self.settings.group_size)
         tried = {self.level}
         while True:
             try:
@@ -173,6 +199,8 @@ class Rollouts:
             except NothingToLearn as reached:
                 other = self.level + (1 if reached.mastered else -1)
                 if other in tried or not 0 <= other < self.levels:
+                    # An easier level that is solved is not what the training was for.
+                    reached.mastered &= self.level == self.levels - 1
                     raise
                 logger.info("step %d turns to level %d of %d: %s", step, other, self.levels, reached)
                 tried.add(other)
@@ -185,13 +213,14 @@ class Rollouts:
         are left. Groups with equal rewards then fill the batch; lost ones leave it smaller, and `missing` counts them.
 
         Raises `NothingToLearn` when all rewards are equal, `OutOfEpisodes` when no informative group can be paid for, a
-        transient `TrainingError` when every group lost an episode, and a lasting one when the adapter has come apart.
+        transient `TrainingError` when none is informative and at least half of them lost an episode, and a lasting one
+        when the adapter has come apart.
         """
         s = self.settings
         before = self.ready if step == 0 else PlayedBefore()
-        kept = [list(group) for group in before.learn[: s.groups]]
+        kept = self._begun(step)
         spare: list[list[Trajectory]] = []
-        lost = ""
+        lost: list[str] = []
         self.collected = []
         for played in (*before.learn, *before.rest):
             self._count(played, played[0].episode.task)
@@ -238,7 +267,7 @@ class Rollouts:
                 group = ordered[g * s.group_size : (g + 1) * s.group_size]
                 self._count(group, task)
                 if any(t.score is None for t in group):
-                    lost = next(t.error for t in group if t.score is None)
+                    lost.append(next(t.error for t in group if t.score is None))
                     continue  # an episode lost to the infrastructure has no reward: its group is not used
                 rewards = {round(t.score.reward, 6) for t in group if t.score}
                 (kept if len(rewards) > 1 else spare).append(group)
@@ -276,7 +305,8 @@ class Rollouts:
         known = self.known.get(task.family)
         if not self.environments.own(task) or (known is not None and known.success >= UNHINTED):
             return 0
-        return round(self.settings.hints * self.settings.group_size)
+        wanted = self.settings.hints * self.settings.group_size
+        return max(1, math.floor(wanted + 1e-9)) if wanted else 0  # no more than that share, and some where it is small
 
     def _told(self, task: TargetTask) -> list[TargetTask]:
         """The task for each rollout of a group: the last ones of it come with advice, where there is to be any."""
@@ -310,17 +340,19 @@ class Rollouts:
             wins, reward = sum(s.success for s in scores), sum(s.reward for s in scores) / len(scores)
             self.collected.append(GroupFigures(self.environments.own(task), len(scores), wins, reward, task.family))
 
-    def _refuse(self, step: int, equal: int, lost: str) -> None:
-        """Say why nothing can be learnt from what the step has collected."""
+    def _refuse(self, step: int, equal: int, lost: Sequence[str]) -> None:
+        """Say why nothing can be learnt from what the step has collected. `NothingToLearn` ends a training for good: a
+        few equal groups among those that were lost do not say so much, and another try may."""
         s = self.settings
         tried = f"no informative group in {s.collections + s.patience} collections of {s.groups} groups at step {step}"
-        if not equal:
-            problem = TrainingError(f"{tried}: every group lost an episode to the infrastructure, the last to: {lost}")
+        if len(lost) >= equal:
+            share = f"{len(lost)} of {len(lost) + equal} groups" if equal else "every group"
+            problem = TrainingError(f"{tried}: {share} lost an episode to the infrastructure, the last to: {lost[-1]}")
             problem.transient = True
             raise problem
         own = [g for g in self.collected if g.own]
         mastered = bool(own) and all(g.successes == g.episodes for g in own)
-        also = f"; the others lost episodes to the infrastructure, the last to: {lost}" if lost else ""
+        also = f"; the others lost episodes to the infrastructure, the last to: {lost[-1]}" if lost else ""
         raise NothingToLearn(f"{tried}: {equal} groups had equal rewards{also}", mastered)
 
     def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
@@ -351,28 +383,3 @@ class Rollouts:
         # Retention scenarios may come with other instructions than the capability's own.
         self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])
         return trl_rows(conversations, rewards_R, rows)
-
-
-def trl_rows(conversations: Sequence[Conversation], rewards_R: Sequence[float], rows: int) -> dict[str, Any]:
-    """Conversations as TRL's rollout function returns them, filled up to `rows` with rows that hold no sampled token
-    (TRL wants whole groups)."""
-    out: dict[str, Any] = {
-        "prompt_ids": [],
-        "completion_ids": [],
-        "logprobs": [],
-        "env_mask": [],
-        "reward": list(rewards_R),
-    }
-    for conversation in conversations:
-        first = conversation.sampled.index(True)
-        out["prompt_ids"].append(conversation.ids[:first])
-        out["completion_ids"].append(conversation.ids[first:])
-        out["logprobs"].append(conversation.logprobs[first:])
-        out["env_mask"].append([int(s) for s in conversation.sampled[first:]])
-    for _ in range(rows - len(conversations)):
-        out["prompt_ids"].append(out["prompt_ids"][0])
-        out["completion_ids"].append(out["completion_ids"][0][:1])
-        out["logprobs"].append([0.0])
-        out["env_mask"].append([0])
-        out["reward"].append(0.0)
-    return out

@@ -4,8 +4,10 @@ and back, and rows without an advantage, whose gradient is zero, not at all. Sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,11 +15,15 @@ from trl import GRPOTrainer
 
 from errors import TrainingError
 from models.local.parts import is_parted
+from models.renderer import Conversation
+from models.training.checkpoints import storing
 from models.training.forward import Prefix, StepPrefix, by_tokens, common_prefix, token_logprobs
 from models.training.learner import Learner, make_learner
 
 # Advantages are in standard deviations: less than this is what rounding leaves of equal rewards.
 NO_ADVANTAGE = 1e-4
+# Rows of a step on which the distance to the base is measured.
+KL_ROWS = 4
 # At most so many of a prefix's last tokens are passed through with each row, rather than the whole prefix anew.
 LEFT_OVER = 64
 # Figures of a step that several processes put together: means over the micro-batches of all.
@@ -39,6 +45,18 @@ class StepSource(Protocol):
     @property
     def decoder(self) -> Any: ...
     def rollout(self, prompts: list[Any], trainer: Any) -> dict[str, Any]: ...
+
+
+@dataclass
+class _Asked:
+    """What TRL's loss does not say when it asks for the log-probabilities of rows: which tokens were sampled, and,
+    where it is not the base that is asked, the sampler's log-probabilities and which rows had advice. `logprobs_RT` is
+    the answer, without a gradient."""
+
+    mask_RT: torch.Tensor
+    old_RT: torch.Tensor | None = None
+    hinted_R: torch.Tensor | None = None
+    logprobs_RT: Any = None
 
 
 @contextmanager
@@ -76,8 +94,8 @@ class EpisodeGRPO(GRPOTrainer):
         self.most_episodes = most_episodes
         self._problem = ""
         self._kl_step = -1
+        self._asked: _Asked  # set before each pass
         self._prefix: StepPrefix | None = None
-        self._bare = False  # while the base is asked, without its adapter
         self._base_prefix: tuple[list[int], Prefix] | None = None
         self._learner: Learner | None = None
         kwargs["rollout_func"] = source.rollout
@@ -130,6 +148,10 @@ class EpisodeGRPO(GRPOTrainer):
                 raise TrainingError(self._problem)
         return loss
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with storing(Path(self.args.output_dir or "")):
+            super()._save_checkpoint(*args, **kwargs)
+
     @torch.no_grad()
     def _exchange(self) -> None:
         """Give every process the mean gradient, the figures of all, and the problem that one of them met."""
@@ -165,25 +187,32 @@ class EpisodeGRPO(GRPOTrainer):
         if not passes:  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
         done = torch.zeros((), device=kept_R.device)
-        for part_R in passes[:-1]:
+        logprobs_RT = torch.zeros(inputs["completion_mask"].shape, device=kept_R.device)
+        for place, part_R in enumerate(passes):
             loss = self._pass(model, inputs, part_R)
-            self.accelerator.backward(loss)
-            done += loss.detach()
-        return self._pass(model, inputs, passes[-1]) + done
+            if part_R is not None:
+                logprobs_RT[part_R] = self._asked.logprobs_RT
+            if place < len(passes) - 1:
+                self.accelerator.backward(loss)
+                done += loss.detach()
+        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
+            self._kl_step = self.state.global_step
+            self._measure_kl(model, inputs, kept_R[:KL_ROWS], logprobs_RT)
+        return loss + done
 
     def _pass(self, model: Any, inputs: Any, part_R: torch.Tensor | None) -> torch.Tensor:
         """The loss of some rows; without any a zero, from a pass that others make with theirs."""
         if part_R is not None:
             return self._loss_of(model, _rows_of(inputs, part_R))
-        learner, shared = self._learner_of(model), self.source.shared
-        row = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist() + inputs["completion_ids"][0].tolist()
-        given = learner, [row[: shared + 2]], shared, [[shared + 1]], self.temperature
-        ((logprobs_S, _),) = token_logprobs(*given, self._shared_pass(learner, row))
-        if self._kl_step != self.state.global_step:
-            self._kl_step = self.state.global_step
-            with torch.no_grad(), self.accelerator.unwrap_model(model).disable_adapter():
-                token_logprobs(*given)
+        given = self._any_row(model, inputs)
+        ((logprobs_S, _),) = token_logprobs(*given, self._shared_pass(given[0], given[1][0]))
         return logprobs_S.sum() * 0.0
+
+    def _any_row(self, model: Any, inputs: Any) -> tuple[Learner, list[list[int]], int, list[list[int]], float]:
+        """What `token_logprobs` is given of a row that nothing is learnt from: as little of it as makes a pass."""
+        shared = self.source.shared
+        row = inputs["prompt_ids"][0][inputs["prompt_mask"][0].bool()].tolist() + inputs["completion_ids"][0].tolist()
+        return self._learner_of(model), [row[: shared + 2]], shared, [[shared + 1]], self.temperature
 
     def _shared_pass(self, learner: Learner, ids: list[int]) -> StepPrefix | None:
         """The pass through what all rows of the step begin with, made where it is first needed; None for nothing."""
@@ -202,8 +231,9 @@ class EpisodeGRPO(GRPOTrainer):
 
     def _loss_of(self, model: Any, inputs: Any) -> torch.Tensor:
         """TRL's loss of one micro-batch, and our figures of it."""
-        self._mask_RT = inputs["completion_mask"] * inputs["tool_mask"]
-        self._old_RT, self._hinted_R = inputs["old_per_token_logps"], inputs["hinted"]
+        self._asked = asked = _Asked(
+            inputs["completion_mask"] * inputs["tool_mask"], inputs["old_per_token_logps"], inputs["hinted"]
+        )
         several = self.accelerator.num_processes > 1
         with _by_itself(self.accelerator) if several else nullcontext():
             loss: torch.Tensor = super()._compute_loss(model, inputs)
@@ -214,37 +244,35 @@ class EpisodeGRPO(GRPOTrainer):
             )
             if not several:  # of several processes each tells the others first
                 raise TrainingError(self._problem)
-        sampled = self._mask_RT.sum().clamp(min=1)
-        self._metrics["train"]["nll"].append(-((self._logprobs_RT * self._mask_RT).sum() / sampled).item())
+        sampled = asked.mask_RT.sum().clamp(min=1)
+        self._metrics["train"]["nll"].append(-((asked.logprobs_RT * asked.mask_RT).sum() / sampled).item())
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.
-        mask_RT = self._mask_RT * ~self._hinted_R[:, None]
-        gap_RT = (self._logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
+        mask_RT = asked.mask_RT * ~inputs["hinted"][:, None]
+        gap_RT = (asked.logprobs_RT - inputs["sampling_per_token_logps"]) * mask_RT
         if tokens := int(mask_RT.sum()):
             self._metrics["train"]["logprob_gap"].append((gap_RT.abs().sum() / tokens).item())
             self._metrics["train"]["sampler_ratio"].append(((gap_RT.exp() * mask_RT).sum() / tokens).item())
         self.source.worst_ratio = max(self.source.worst_ratio, gap_RT.abs().max().clamp(max=20).exp().item())
-        if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
-            self._kl_step = self.state.global_step
-            self._metrics["train"]["kl"].append(self._kl_to_base(model, inputs))
         return loss
 
     @torch.no_grad()
-    def _kl_to_base(self, model: Any, inputs: Any, rows: int = 4) -> float:
-        """Mean KL(policy || base) per sampled token on the first rows: exp(d) - d - 1 with d = base - policy."""
-        mask_RT = self._mask_RT
-        self._mask_RT = mask_RT[:rows]
-        policy_RT = self._logprobs_RT[:rows]
-        ids_RT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)[:rows]
-        seen_RT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)[:rows]
-        completion = inputs["completion_ids"].shape[1]
-        self._bare = True
+    def _measure_kl(self, model: Any, inputs: Any, rows_R: torch.Tensor, logprobs_RT: torch.Tensor) -> None:
+        """Mean KL(policy || base) per sampled token of some rows: exp(d) - d - 1 with d = base - policy. They are the
+        first with an advantage of what TRL gives first, however long they are: micro-batches by tokens begin with the
+        longest. Without any, the pass alone, which others make with theirs."""
         with self.accelerator.unwrap_model(model).disable_adapter():
+            if not len(rows_R):
+                token_logprobs(*self._any_row(model, inputs))
+                return
+            inputs, policy_RT = _rows_of(inputs, rows_R), logprobs_RT[rows_R]
+            ids_RT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            seen_RT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            self._asked = asked = _Asked(inputs["completion_mask"] * inputs["tool_mask"])
+            completion = inputs["completion_ids"].shape[1]
             base_RT, _, _ = self._get_per_token_logps_and_entropies(model, ids_RT, seen_RT, completion)
-        self._bare = False
         gap_RT = (base_RT - policy_RT).clamp(-20, 20)
-        kl = ((gap_RT.exp() - gap_RT - 1) * self._mask_RT).sum() / self._mask_RT.sum().clamp(min=1)
-        self._mask_RT = mask_RT
-        return float(kl)
+        kl = ((gap_RT.exp() - gap_RT - 1) * asked.mask_RT).sum() / asked.mask_RT.sum().clamp(min=1)
+        self._metrics["train"]["kl"].append(float(kl))
 
     @torch.no_grad()
     def _prefix_of_base(self, learner: Learner, ids: list[int]) -> tuple[int, Prefix | None]:
@@ -271,29 +299,29 @@ class EpisodeGRPO(GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Log-probabilities and entropies of the completions' tokens, (R, T) each; zeros where the policy did not
         sample (masked in the loss)."""
-        prompt = input_ids.shape[1] - logits_to_keep
+        asked, prompt = self._asked, input_ids.shape[1] - logits_to_keep
         ids_RT, wanted_RS = [], []
-        for ids_T, seen_T, mask_T in zip(input_ids, attention_mask, self._mask_RT, strict=True):
+        for ids_T, seen_T, mask_T in zip(input_ids, attention_mask, asked.mask_RT, strict=True):
             start = prompt - int(seen_T[:prompt].sum())  # left padding of the prompt
             end = prompt + int(seen_T[prompt:].sum())
             ids_RT.append(ids_T[start:end].tolist())
             wanted_RS.append([prompt - start + j for j in mask_T.nonzero()[:, 0].tolist()])
         learner, shared = self._learner_of(model), self.source.shared
-        if self._bare:
+        if asked.old_RT is None:
             shared, prefix = self._prefix_of_base(learner, ids_RT[0][:shared])
         else:
             prefix = self._shared_pass(learner, ids_RT[0]) if torch.is_grad_enabled() else None
         scored = token_logprobs(learner, ids_RT, shared, wanted_RS, self.temperature, prefix)
-        logprobs_RT = torch.zeros(self._mask_RT.shape, device=input_ids.device)
+        logprobs_RT = torch.zeros(asked.mask_RT.shape, device=input_ids.device)
         entropies_RT = torch.zeros_like(logprobs_RT)
         for i, (logprobs_S, entropies_S) in enumerate(scored):
-            at_S = self._mask_RT[i].nonzero()[:, 0]
+            at_S = asked.mask_RT[i].nonzero()[:, 0]
             logprobs_RT = logprobs_RT.index_put((torch.full_like(at_S, i), at_S), logprobs_S)
             entropies_RT[i, at_S] = entropies_S
-        self._logprobs_RT = logprobs_RT.detach()
-        if torch.is_grad_enabled():
+        asked.logprobs_RT = logprobs_RT.detach()
+        if asked.old_RT is not None and asked.hinted_R is not None:
             # The sampler saw a hint, the trainer does not: a ratio of the two would all but remove what is to learn.
-            self._old_RT.copy_(torch.where(self._hinted_R[:, None], self._logprobs_RT, self._old_RT))
+            asked.old_RT.copy_(torch.where(asked.hinted_R[:, None], asked.logprobs_RT, asked.old_RT))
         return logprobs_RT, entropies_RT, None
 
 
@@ -311,3 +339,28 @@ def _most_of_all(own: int, device: torch.device) -> int:
     most = torch.tensor([own], device=device)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
     return int(most)
+
+
+def trl_rows(conversations: Sequence[Conversation], rewards_R: Sequence[float], rows: int) -> dict[str, Any]:
+    """Conversations as TRL's rollout function returns them, filled up to `rows` with rows that hold no sampled token
+    (TRL wants whole groups)."""
+    out: dict[str, Any] = {
+        "prompt_ids": [],
+        "completion_ids": [],
+        "logprobs": [],
+        "env_mask": [],
+        "reward": list(rewards_R),
+    }
+    for conversation in conversations:
+        first = conversation.sampled.index(True)
+        out["prompt_ids"].append(conversation.ids[:first])
+        out["completion_ids"].append(conversation.ids[first:])
+        out["logprobs"].append(conversation.logprobs[first:])
+        out["env_mask"].append([int(s) for s in conversation.sampled[first:]])
+    for _ in range(rows - len(conversations)):
+        out["prompt_ids"].append(out["prompt_ids"][0])
+        out["completion_ids"].append(out["completion_ids"][0][:1])
+        out["logprobs"].append([0.0])
+        out["env_mask"].append([0])
+        out["reward"].append(0.0)
+    return out

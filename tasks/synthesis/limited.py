@@ -18,10 +18,12 @@ class Limited:
 
     source: TrainingEnvironment
     limits: RoundLimits
-    episodes: int
+
+    def allow(self, episodes: int) -> None:
+        """Raises `LimitReached` where a step that begins with so many episodes may not be made."""
+        self.limits.check(episodes)
 
     def scenario(self, seed: int) -> TargetTask:
-        self.limits.check(self.episodes)
         return self.source.scenario(seed)
 
     def own(self, task: TargetTask) -> bool:
@@ -52,8 +54,6 @@ class LimitedDial(Limited):
         return replace(self, source=self.source.at(level))
 
 
-def limited(source: TrainingEnvironment, limits: RoundLimits, episodes: int) -> Limited:
-    """`source`, from which no step of `episodes` is drawn that the round's limits do not allow."""
-    if isinstance(source, WrittenEnvironment):
-        return LimitedDial(source, limits, episodes)
-    return Limited(source, limits, episodes)
+def limited(source: TrainingEnvironment, limits: RoundLimits) -> Limited:
+    """`source`, from which no step is made that the round's limits do not allow."""
+    return LimitedDial(source, limits) if isinstance(source, WrittenEnvironment) else Limited(source, limits)

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from db import (
+    GENERALIST,
     AdapterRow,
     AdapterState,
     CapabilityRow,
@@ -31,6 +32,7 @@ from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult, TrainResult
+from tasks.round.rollouts import round_seed
 from tasks.round.stage import forget, open_context, stage
 from tasks.synthesis.calibration import measure
 from tasks.synthesis.choosing import Choice
@@ -330,3 +332,16 @@ def test_every_version_of_an_environment_has_a_run_of_its_own(
         with pytest.raises(Died):
             stage_file.train_on(context, course)
     assert keys == [f"{context.round.id}-{CAPABILITY}", f"{context.round.id}-{CAPABILITY}-2"]
+
+
+def test_the_generalist_of_each_round_has_a_start_and_an_order_of_its_own(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    made = SynthesizeResult(accepted=True, environment="made")
+    monkeypatch.setattr(stage_file, "learn_generalist", lambda context, made, wanted: seeds.append(wanted.seed))
+    monkeypatch.setattr(context, "result", lambda kind, name: made)
+    monkeypatch.setattr(context, "round", replace(context.round, number=3))
+    assert stage_file.train.do(context, GENERALIST).ending == "nothing"
+    assert seeds == [round_seed(context.settings.seed, 3)] != [round_seed(context.settings.seed, 1)]
+    assert round_seed(context.settings.seed, 1) == context.settings.seed, "that of the first is the home's"

@@ -288,6 +288,13 @@ def test_the_advantage_is_the_distance_from_the_groups_mean_in_its_deviations() 
     assert torch.allclose(group_advantages(rewards_GK + 3), advantages_GK, atol=1e-5)  # the baseline is the group's
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_equal_rewards_have_no_advantage_whatever_they_and_their_number_are(scaled: bool) -> None:
+    for k in (3, 5, 7, 8, 12, 24):
+        assert not group_advantages(torch.linspace(0, 1, 100)[:, None].repeat(1, k), scaled).any()
+        assert group_advantages(torch.tensor([[0.3] * (k - 1) + [0.31]]), scaled).all()
+
+
 def test_advantages_that_are_not_scaled_are_the_distance_alone() -> None:
     rewards_GK = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.2]])
     assert group_advantages(rewards_GK, scaled=False).tolist() == [

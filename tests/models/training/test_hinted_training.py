@@ -103,6 +103,18 @@ def test_advice_ends_where_the_policy_succeeds_without_family_by_family(tiny_mod
     assert advised() == (0, 2)  # retention scenarios are shown none
 
 
+@pytest.mark.parametrize(
+    ("size", "share", "count"),
+    [(2, 0.25, 1), (3, 0.5, 1), (7, 0.5, 3), (8, 0.5, 4), (10, 0.3, 3), (16, 0.25, 4), (8, 0.0, 0)],
+)
+def test_no_more_of_a_group_is_advised_than_its_share_and_some_where_there_is_one(
+    tiny_model: Any, size: int, share: float, count: int
+) -> None:
+    made = rollouts(tiny_model)
+    made.settings = replace(HINTED, group_size=size, hints=share)
+    assert sum(map(is_advised, made._told(made.environments.scenario(0)))) == count
+
+
 def test_what_advice_goes_by_is_known_again_after_a_stop(tiny_model: Any, tmp_path: Path) -> None:
     policy, renderer = tiny_model
     steps: list[StepRecord] = []
@@ -117,18 +129,17 @@ def test_the_trainer_takes_advised_rows_at_its_own_probabilities_and_their_succe
 ) -> None:
     policy, renderer = tiny_model
     seen: list[tuple[torch.Tensor, ...]] = []
-    plain = EpisodeGRPO._compute_loss
+    plain = EpisodeGRPO._loss_of
 
     def watched(self: EpisodeGRPO, model: Any, inputs: Any) -> Any:
         before = inputs["old_per_token_logps"].clone()
-        loss = plain(self, model, inputs)
-        kept = (inputs["advantages"].abs() > 1e-4).nonzero()[:, 0]
-        if len(kept):
-            seen.append((before[kept], self._old_RT, self._logprobs_RT, self._hinted_R, self._mask_RT))
-            assert not (inputs["advantages"][inputs["hinted"]] < 0).any()
+        loss, asked = plain(self, model, inputs), self._asked
+        assert asked.old_RT is not None
+        seen.append((before, asked.old_RT, asked.logprobs_RT, inputs["hinted"], asked.mask_RT))
+        assert not (inputs["advantages"][inputs["hinted"]] < 0).any()
         return loss
 
-    monkeypatch.setattr(EpisodeGRPO, "_compute_loss", watched)
+    monkeypatch.setattr(EpisodeGRPO, "_loss_of", watched)
     steps: list[StepRecord] = []
     train_adapter(Advising(), LocalActor(policy), renderer, replace(HINTED, steps=1), tmp_path, steps.append)
     assert any(hinted.any() for *_, hinted, _ in seen)

@@ -1,4 +1,5 @@
-"""A rate that falls reaches its end with the steps or with the episodes, whichever are used up first."""
+"""A rate that falls reaches its end with the steps or with the episodes, whichever are used up first; and how rows come
+in micro-batches changes no figure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from models.adapters.files import adapter_digest
 from models.training.actors import LocalActor
 from models.training.grpo import TrainingResult, train_adapter
 from models.training.ranks import DealtRollouts
-from tests.models.training.test_grpo import SMALL, Source
+from tests.models.training.test_grpo import SMALL, Mixed, Source
 
 FALLING = replace(SMALL, schedule="linear", collections=1)  # eight episodes a step
 
@@ -68,3 +69,18 @@ def test_every_process_knows_how_many_episodes_were_played() -> None:
         dealt = DealtRollouts(here, given, None)  # type: ignore[arg-type]
         dealt.rollout(["slot"], trainer)
         assert dealt.played == 8
+
+
+def test_the_distance_to_the_base_does_not_depend_on_how_rows_come_in_micro_batches(
+    tiny_model: Any, tmp_path: Path
+) -> None:
+    """By tokens, the longest rows come first."""
+    policy, renderer = tiny_model
+    found = []
+    for place, batches in enumerate(({"micro_batch": 12}, {"micro_batch_tokens": 30}, {"micro_batch_tokens": 1})):
+        settings = replace(SMALL, groups=3, learning_rate=0.01, micro_batch_tokens=None)
+        given = replace(settings, **batches)  # type: ignore[arg-type]
+        made = train_adapter(Source(Mixed), LocalActor(policy), renderer, given, tmp_path / f"{place}", lambda _: None)
+        found.append(made.records[1].kl)
+    assert found[0] > 1e-4
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-2)

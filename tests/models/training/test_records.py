@@ -10,7 +10,15 @@ from dataclasses import asdict
 
 import pytest
 
-from models.training.records import GroupFigures, StepRecord, figures_apart, misspecified, solved
+from models.training.records import (
+    GroupFigures,
+    StepRecord,
+    TrainingSettings,
+    figures_apart,
+    misspecified,
+    solved,
+)
+from settings_parts import CLIPPED
 
 
 def group(reward: float, success: float, own: bool = True, episodes: int = 8) -> GroupFigures:
@@ -122,3 +130,7 @@ def test_noise_and_learning_raise_no_alarm_and_near_misses_do() -> None:
     assert alarms(lambda step: 0.02, lambda step: 0.25, own=2, spread=0.4) <= 0.03
     assert alarms(lambda step: (0.05, 0.1, 0.3, 0.6)[step], lambda step: 0.1 + 0.08 * step) <= 0.02
     assert alarms(lambda step: 0.02, lambda step: (0.0, 0.1, 0.45, 0.49)[step]) >= 0.75
+
+
+def test_a_bound_of_the_ratio_is_above_the_clip_of_positive_advantages() -> None:
+    assert 1 + TrainingSettings().clip_high == CLIPPED

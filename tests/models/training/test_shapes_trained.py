@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from transformers import AutoModelForCausalLM, MixtralConfig, PhiConfig
 
 from environments.contract import Message, Prompt
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.fingerprint import prove
 from models.adapters.limits import ServerLimits, check_limits, linear_modules
 from models.adapters.loading import fingerprint_on, load_folder
+from models.local.attention import NAME
 from models.local.base import load_base
+from models.local.policy import LocalPolicy
+from models.policy import PolicyIdentity
+from models.renderer import Renderer
 from models.training.actors import LocalActor
 from models.training.grpo import train_adapter
 from models.training.records import StepRecord
@@ -52,3 +57,46 @@ def test_a_step_is_sampled_trained_exported_and_live(kind: str, tmp_path: Path, 
         logits = plain(torch.tensor([taken.ids])).logits[0, :-1].float()
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(taken.ids[1:])[:, None])[:, 0]
     assert taken.adapted == pytest.approx(expected[-len(taken.adapted) :].tolist(), abs=1e-3)
+
+
+LAYOUT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [
+        (PhiConfig(**LAYOUT, resid_pdrop=0.1, embd_pdrop=0.1, attention_dropout=0.1), False),
+        (PhiConfig(**LAYOUT, resid_pdrop=0.1), True),
+        (MixtralConfig(**LAYOUT, num_local_experts=4, router_jitter_noise=0.1), False),
+    ],
+)
+def test_nothing_is_left_to_chance_in_the_pass_and_the_model_is_left_as_it_was_found(
+    kind: Any, recompute: bool, tmp_path: Path, tiny_tokenizer: Any
+) -> None:
+    torch.manual_seed(7)
+    kind = type(kind)(**{**kind.to_dict(), "vocab_size": len(tiny_tokenizer)})
+    model = AutoModelForCausalLM.from_config(kind, attn_implementation=NAME).float().eval()
+    model.requires_grad_(False)
+    renderer = Renderer(tiny_tokenizer)
+    identity = PolicyIdentity("x", "1", "float32", "", renderer.fingerprint)
+    policy, steps, passes = LocalPolicy(model, identity, renderer.stop_ids, 8), list[StepRecord](), list[bool]()
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    found = model.config.to_dict(), model.generation_config.to_dict(), set(vars(model)), model.training
+    settings = replace(SMALL, steps=1, upper_layers=None, recompute=recompute)
+    train_adapter(Source(), LocalActor(policy), renderer, settings, tmp_path / "out", steps.append)
+    assert steps[0].logprob_gap < 1e-4
+    assert steps[0].clip_fraction == 0
+    assert steps[0].metrics["sampler_ratio_worst"] == pytest.approx(1.0, abs=1e-3)
+    assert steps[0].metrics["grad_norm"] > 0
+    assert found == (model.config.to_dict(), model.generation_config.to_dict(), set(vars(model)), model.training)
+    assert not any(module.training for module in model.modules())
+    # Of what has a gradient all is computed again: the prefix and the micro-batches.
+    assert sum(passes) == (2 if recompute else 1) * 3

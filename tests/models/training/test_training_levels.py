@@ -10,6 +10,7 @@ from typing import Any, Self
 import pytest
 
 from environments.contract import Observation, Score, TargetTask
+from errors import TrainingError
 from models.episodes import Trajectory
 from models.training.actors import LocalActor
 from models.training.grpo import train_adapter
@@ -128,6 +129,16 @@ def test_a_training_ends_where_no_level_tells_anything(tiny_model: Any, tmp_path
     result, played = trained(tiny_model, Levels((True, True), dull=(0, 1)), tmp_path, 2, seen)
     assert (result.ending, seen) == ("mastered", [])
     assert {task[-1] for task in played.values()} == {"0", "1"}  # each level once
+
+
+@pytest.mark.parametrize(("wins", "level"), [((True, False), 1), ((True, False), 0), ((True, False, False), 1)])
+def test_an_easier_level_that_is_solved_masters_nothing(
+    tiny_model: Any, tmp_path: Path, wins: tuple[bool, ...], level: int
+) -> None:
+    """All levels give equal rewards; whether it begins at the easiest one or turns to it, a harder one is unsolved."""
+    with pytest.raises(TrainingError, match="make the reward denser"):
+        trained(tiny_model, Levels(wins, level, dull=(0, 1, 2)), tmp_path, 2, [])
+    assert not (tmp_path / "ended.json").exists()
 
 
 def test_what_is_said_of_a_training_compares_a_level_with_itself() -> None:

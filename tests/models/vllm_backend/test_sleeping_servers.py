@@ -15,6 +15,7 @@ from models.training import actors
 from models.training.actors import VllmActor
 from models.training.grpo import train_adapter
 from models.training.learner import FusedLearner
+from models.training.records import StepRecord
 from models.training.trl_trainer import EpisodeGRPO
 from models.vllm import server as vllm_server
 from models.vllm.policy import VllmPolicy
@@ -127,6 +128,30 @@ def test_they_wake_when_what_a_failed_step_holds_is_free(
         train_adapter(Source(), actor, renderer, SMALL, tmp_path / "training", lambda _: None)
     assert waking == [[False, False]] * 2, "both are asked, the first one's failure or not"
     assert stub.asleep is not wakes
+    policy.close()
+
+
+@pytest.mark.parametrize("name", ["fingerprint_of", "prove"])
+def test_a_step_whose_adapter_is_not_proven_leaves_none_behind(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Neither its own nor that of the step before, on the server or in the shared folder."""
+    local, renderer = tiny_model
+    done, plain = list[StepRecord](), getattr(actors, name)
+
+    def fails_later(*given: Any, **named: Any) -> Any:
+        if done:
+            raise PolicyError("the server is gone")
+        return plain(*given, **named)
+
+    monkeypatch.setattr(actors, name, fails_later)
+    policy = VllmPolicy([VllmServer(stub.url, "base")], local.identity(), renderer.stop_ids, 8)
+    actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy")
+    with pytest.raises(PolicyError, match="the server is gone"):
+        train_adapter(Source(), actor, renderer, SMALL, tmp_path / "training", done.append)
+    assert len(done) == 1
+    assert policy.adapters == ()
+    assert [*(tmp_path / "shared").iterdir()] == []
     policy.close()
 
 

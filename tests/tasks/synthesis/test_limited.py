@@ -36,13 +36,14 @@ def composed() -> ComposedEnvironment:
 
 
 def test_a_source_without_levels_has_none_under_limits(composed: ComposedEnvironment) -> None:
-    source = limited(composed, held(8), 8)
+    source = limited(composed, held(8))
     assert levels_of(source) == (0, 1)
     assert source.scenario(3) == composed.scenario(3)
     assert source.own(source.scenario(3))
     assert source.advice(source.scenario(3)) == composed.advice(composed.scenario(3))
+    source.allow(8)
     with pytest.raises(LimitReached):
-        limited(composed, held(7), 8).scenario(3)
+        source.allow(9)
 
 
 @pytest.fixture
@@ -53,11 +54,11 @@ def written() -> Iterator[WrittenEnvironment]:
 
 
 def test_levels_are_turned_through_the_limits(written: WrittenEnvironment) -> None:
-    source = limited(written, held(8), 8)
+    source = limited(written, held(8))
     assert isinstance(source, Dialled)
     assert levels_of(source) == (written.level, written.levels) == (0, 2)
     harder = source.at(1)
     assert levels_of(harder) == (1, 2)
     assert harder.scenario(5) == written.at(1).scenario(5) != written.scenario(5)
     with pytest.raises(LimitReached):
-        limited(written, held(7), 8).at(1).scenario(5)
+        harder.allow(9)
