@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -110,3 +111,15 @@ def test_looking_going_back_and_going_on(
     assert (states[1], states[2]) == ("retired", "rolled-back")
     assert [notice.kind for notice in told] == ["rolled-back", "promoted", "rolled-back"]
     assert told[1].text == "release 2 of shop is live: exchange, refund (by hand: it was right)"
+
+
+def test_looking_and_leaving_need_no_mlflow(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that the settings name is away; the database knows what is live."""
+    live = home.promoted({"cancel": home.member("cancel")})
+    monkeypatch.setenv("TRACE_TRACKING", "http://127.0.0.1:1")
+    began = time.monotonic()
+    assert f"release {live.number} of shop is live: cancel@v1-" in run(home, "history")
+    assert f'"candidate": {live.number}' in run(home, "history", "--json")
+    assert "the bare base answers for shop again" in run(home, "rollback", "--to", "0")
+    assert time.monotonic() - began < 30
+    assert home.states()[live.number] == "rolled-back"
