@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from db import EvaluationRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
+from db import EvaluationRow, GatePlanRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
 from db.values.states import is_final
 from errors import StoreError
 from tasks.releases.lookup import barred, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult
+from tasks.round.results import GateResult, TestResult
 from tasks.round.stored import StoredRound
 from tasks.unattended.alive import as_told
 
@@ -36,6 +36,31 @@ def history_of(store: Store, target: str) -> list[HistoryRow]:
     return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
 
 
+def live_around(store: Store, rounds: Sequence[Round]) -> dict[str, tuple[int, int]]:
+    """Numbers of the releases that were live before and after each of some rounds (0: the bare base), by its id.
+
+    What a round goes on from is its parent. In a new lineage that is the bare base, while a release goes on answering:
+    before the round was what the gate's plan compared with, and where there was no plan and nothing was promoted, what
+    was tested.
+    """
+    ids = [r.id for r in rounds]
+    parents = store.rows(ReleaseRow, id=sorted({r.parent_id for r in rounds if r.parent_id}))
+    numbers = {r.id: r.number for r in parents}
+    plans = {p.round_id: p.rules.get("against") for p in store.rows(GatePlanRow, round_id=ids)}
+    names = [GateResult.stage, TestResult.stage]
+    done = store.rows(StageRow, round_id=ids, name=names, state=StageState.DONE)
+    said = {(s.round_id, s.name): int((s.result or {}).get("release") or 0) for s in done}
+    found = {}
+    for row in rounds:
+        gated, tested = said.get((row.id, GateResult.stage), 0), said.get((row.id, TestResult.stage))
+        before = plans.get(row.id)
+        if before is None:
+            parent = numbers.get(row.parent_id or "", 0)
+            before = parent if gated or tested is None else tested
+        found[row.id] = int(before), gated or int(before)
+    return found
+
+
 class _Parts:
     """What the store holds of a target's rounds, each table read once."""
 
@@ -53,6 +78,7 @@ class _Parts:
             for row in store.rows(EvaluationRow, round_id=ids, split="test")
             if row.success is not None
         }
+        self.around = live_around(store, rounds)
         self.seconds = store.worked()
         self.gates = {
             stage.round_id: GateResult.model_validate(stage.result) if stage.state == StageState.DONE else None
@@ -135,10 +161,7 @@ def changes(release: ReleaseRow, by_id: Mapping[str, ReleaseRow]) -> dict[str, l
 def _after(row: Round, parts: _Parts) -> int | None:
     """Number of the release that was live when the round ended; None while the round has not tested it, and for a round
     from before there were releases, which tested no live one."""
-    if (row.id, "live") not in parts.test:
-        return None
-    gated, parent = parts.gates.get(row.id), parts.by_id.get(row.parent_id or "")
-    return (gated.release if gated else 0) or (parent.number if parent else 0)
+    return parts.around[row.id][1] if (row.id, "live") in parts.test else None
 
 
 def _verdict(row: Round, parts: _Parts, whole: str, verdicts: Mapping[str, str]) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from tasks.releases.lifecycle import (
     rollback,
 )
 from tasks.round.results import GateResult, SuccessRate
-from tests.tasks.releases.release_homes import Home
+from tests.tasks.releases.release_homes import DATA, Home
 
 _TARGETS = count(1)
 
@@ -139,10 +139,14 @@ def test_rollback_walks_back_through_the_parents_and_bars_what_was_left(home: Ho
     home.check()
 
 
-@pytest.mark.parametrize(("to", "states"), [(0, {1: "retired", 2: "rolled-back"}), (1, {1: "live", 2: "rolled-back"})])
+@pytest.mark.parametrize(
+    ("to", "states", "data"),
+    [(0, {1: "retired", 2: "rolled-back"}, DATA), (1, {1: "live", 2: "rolled-back"}, "data of tomorrow")],
+)
 def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
-    home: Home, monkeypatch: pytest.MonkeyPatch, to: int, states: dict[int, str]
+    home: Home, monkeypatch: pytest.MonkeyPatch, to: int, states: dict[int, str], data: str
 ) -> None:
+    """Its figures are kept with it where they were measured on its own data."""
     for _ in range(2):
         home.promoted({"refund": home.member("refund")})
     rate = SuccessRate(success=0.5, low=0.4, high=0.6)
@@ -157,14 +161,15 @@ def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
     monkeypatch.setattr(evaluate_file, "lineup_of", lambda *_: None)
     monkeypatch.setattr(evaluate_file, "look_at", lambda *_: SimpleNamespace(number=1))
     context = SimpleNamespace(
-        incumbent=None, store=home.store, round=SimpleNamespace(target=home.target),
+        incumbent=None, store=home.store, round=SimpleNamespace(target=home.target, data_hash=data),
         settings=SimpleNamespace(evaluation=SimpleNamespace(trials=1), seed=0),
         result=lambda kind: GateResult(promoted=["refund"], release=2),
     )  # fmt: skip
     assert evaluate_file.test._work(context).release == 2  # type: ignore[arg-type]
     assert home.states() == states
     assert [[entry["reason"] for entry in home.newest().evidence["history"]]] == told
-    assert home.newest().evidence["test"]["routed"]["success"] == 0.5
+    found = home.newest().evidence.get("test")
+    assert found == ({"routed": {"success": 0.5, "low": 0.4, "high": 0.6}} if data == DATA else None)
     home.check()
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from stored_rounds import DATA, OTHER_DATA, Shop
 
-from db import ReleaseState, RoundState, open_store
+from db import GatePlanRow, ReleaseState, RoundState, open_store
 from db.values.types import utc_now
-from tasks.reporting.before_after import data_before, history_until
+from tasks.reporting.before_after import before_after, data_before, history_until
 from tasks.reporting.figures import Ending, HistoryRow, lineages
-from tasks.reporting.history import history_of
+from tasks.reporting.history import history_of, live_around
 from tasks.reporting.nothing_trained import ending_of, how_it_ended
 from tasks.round.results import (
     CalibrateResult,
@@ -25,6 +25,7 @@ from tasks.round.results import (
     RolloutResult,
     SelectResult,
     StageResult,
+    TestResult,
     TrainResult,
 )
 from tasks.round.stored import StoredRound
@@ -99,6 +100,33 @@ def test_the_history_tells_every_round_and_release_in_order(shop: Shop) -> None:
     assert (rows["5"].verdict, rows["5"].after, rows["5"].renewed) == ("promoted", 4, ["a"])
     assert lineages(list(rows.values())) == [1, 1, 1, 1, 2]
     assert history_of(shop.store, "other") == []
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_was_live_around_a_round_of_a_new_lineage_is_what_went_on_answering(shop: Shop, planned: bool) -> None:
+    """Such a round begins from the bare base; the gate compares with the release that answers all the same."""
+    one = shop.release(1, {"a": "1"})
+    row = shop.round(data=OTHER_DATA)
+    assert live_around(shop.store, [row]) == {row.id: (0, 0)}
+    if planned:
+        shop.store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": one.number})])
+    shop.stage(row, GateResult(skipped="no adapter was better"))
+    live: Any = {"live": RATE, "routed": RATE}
+    shop.stage(row, TestResult(release=one.number, looks=1, **live))
+    shop.tested(row, base=0.1, live=0.4, routed=0.4)
+    found = before_after(StoredRound(shop.store, row))
+    assert found is not None
+    assert (found.before, found.after, found.renewed) == (1, 1, {"a"})
+    assert [told.after for told in history_of(shop.store, "shop") if told.round == row.number] == [1]
+
+
+def test_what_a_round_of_a_new_lineage_made_live_took_the_place_of_what_was_live(shop: Shop) -> None:
+    one = shop.release(1, {"a": "1"}, state=ReleaseState.RETIRED)
+    row = shop.round(data=OTHER_DATA)
+    shop.store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": one.number})])
+    shop.release(2, {"b": "2"}, of=row)
+    shop.stage(row, GateResult(promoted=["b"], release=2))
+    assert live_around(shop.store, [row]) == {row.id: (1, 2)}
 
 
 def test_a_rounds_own_history_ends_with_it_and_says_why_it_trained_nothing(shop: Shop) -> None:
