@@ -76,3 +76,15 @@ def check_same_base(release: ReleaseRow, live: ReleaseRow) -> None:
             f"release {release.number} of {release.target} stands on {base_name(release)}, the live release "
             f"{live.number} on {base_name(live)}; go back to the bare base first: trace-agent rollback --to 0"
         )
+
+
+def check_live_base(store: Store, target: str, base_model: str) -> None:
+    """Raise `ConfigurationError` where what is live stands on another base model than a round is to have: the round
+    would have to beat it, and its adapters do not fit. A changed revision is seen when the model is loaded."""
+    live = live_release(store, target)
+    if live is not None and live.base != base_model:
+        raise ConfigurationError(
+            f"release {live.number} of {target} is live and stands on {live.base}, the settings' base model is "
+            f"{base_model}; give --base-model {live.base}, another --home, or begin anew from the bare base: "
+            f"trace-agent rollback --to 0 --target {target}"
+        )

@@ -14,6 +14,7 @@ from stored_rounds import DATA, OTHER_DATA, Shop
 from db import GatePlanRow, ReleaseState, RoundState, open_store
 from db.values.types import utc_now
 from tasks.reporting.before_after import before_after, data_before, history_until
+from tasks.reporting.charts import history_chart
 from tasks.reporting.figures import Ending, HistoryRow, lineages
 from tasks.reporting.history import history_of, live_around
 from tasks.reporting.nothing_trained import ending_of, how_it_ended
@@ -171,10 +172,23 @@ def test_a_round_whose_results_cannot_be_read_is_told_by_its_state(shop: Shop) -
     assert "stored by another version" in told.reason
 
 
-def test_lineages_grow_where_the_data_changed() -> None:
+def test_lineages_grow_where_data_or_base_changed() -> None:
     rows = [HistoryRow(data_hash=h) for h in ("a", "a", "b", "", "b", "a")]
     assert lineages(rows) == [1, 1, 2, 2, 2, 3]
     assert lineages([]) == []
+    bases = [HistoryRow(data_hash="a", base_model=b) for b in ("", "small", "small", "large", "", "large", "small")]
+    assert lineages(bases) == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_rounds_on_two_bases_are_not_joined(shop: Shop) -> None:
+    for base, rate in (("small", 0.4), ("small", 0.5), ("large", 0.8)):
+        row = shop.store.start_round("shop", DATA, 7, "laptop", {"base_model": base})
+        shop.tested(row, base=rate, live=rate, routed=rate)
+    rows = history_of(shop.store, "shop")
+    assert lineages(rows) == [1, 1, 2]
+    drawn = history_chart(rows, lineages(rows))
+    assert drawn.count("<polyline") == 2  # of the two rounds on one base: the base's line, and that of what was live
+    assert "the base model is another" in drawn
 
 
 def ended(shop: Shop, *results: StageResult | tuple[StageResult, str], release: int = 0, success: float = 0.5) -> Any:
