@@ -182,7 +182,7 @@ class Store:
 
     def add_trajectories(self, rows: Sequence[TrajectoryRow]) -> Written:
         """Store trajectories with their steps and checks in one transaction. What is there already stays, except that
-        an error row (and only that) is replaced by a success."""
+        an error row (and only that) is replaced, by a success or by an error of another round."""
         with self._write() as connection:
             return writes.add_trajectories(connection, rows)
 
