@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -157,15 +158,15 @@ def status(
 
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Where the report of a round is; written again from its figures when the page is gone."""
+    """Where the report of a round is; written again when the page is gone, or is older than the round's figures."""
     from models.objects import files_of
-    from tasks.reporting.lookup import EPISODES, REPORT, figures_by_key
+    from tasks.reporting.lookup import EPISODES, FIGURES, REPORT, figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     files = files_of(settings)
-    page, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, EPISODES))
-    if not page.is_file():
+    page, whole, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, FIGURES, EPISODES))
+    if not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
         from tasks.episodes.pages import write_report
 
         write_report(settings, store, figures)
@@ -294,6 +295,9 @@ def main() -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a dash that a terminal cannot show must not end a round in an error
+            stream.reconfigure(errors="replace")
     _logging()
     try:
         app()

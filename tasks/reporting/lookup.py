@@ -14,14 +14,14 @@ from tasks.unattended.alive import as_told
 
 logger = logging.getLogger("trace")
 
-# In a round's folder: the report's page, and the folder of its episodes' pages.
-REPORT, EPISODES = "report.html", "episodes"
+# In a round's folder: the report's page, the figures that it was made of, and the folder of its episodes' pages.
+REPORT, FIGURES, EPISODES = "report.html", "figures.json", "episodes"
 
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
     """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, the
     figures known so far."""
-    path = files.fetch(f"{row.id}/figures.json")
+    path = files.fetch(f"{row.id}/{FIGURES}")
     if path.is_file():
         try:
             return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
