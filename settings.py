@@ -39,6 +39,7 @@ from settings_parts import (
     SynthesizerSettings,
     TrainSettings,
     UnattendedSettings,
+    sqlite_url,
 )
 
 SCRIPTED_USER = "scripted"
@@ -182,11 +183,11 @@ class Settings(MachineSettings):
 
     @property
     def database_url(self) -> str:
-        return self.database or f"sqlite:///{self.folder / 'trace.db'}"
+        return self.database or sqlite_url(self.folder / "trace.db")
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking or f"sqlite:///{self.folder / 'mlflow.db'}"
+        return self.tracking or sqlite_url(self.folder / "mlflow.db")
 
     @property
     def asks_a_model(self) -> bool:
@@ -296,7 +297,7 @@ def _read(kind: type[Read], **given: Any) -> Read:
         raise ConfigurationError(f"{said}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
 
 
