@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from db import BarredRow, ReleaseRow, ReleaseState, Store
+from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
 from errors import ConfigurationError, StoreError
+
+# The stages whose results say what a round made live, and what it tested. This room is below theirs.
+GATE, TEST = "gate", "test"
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
@@ -21,6 +24,33 @@ def made_by(store: Store, round_id: str) -> ReleaseRow | None:
 def releases_of(store: Store, target: str) -> list[ReleaseRow]:
     """All releases of a target, oldest first."""
     return sorted(store.rows(ReleaseRow, target=target), key=lambda row: row.number)
+
+
+def live_around(store: Store, rounds: Sequence[Round]) -> dict[str, tuple[int, int]]:
+    """Numbers of the releases that were live before and after each of some rounds (0: the bare base), by its id.
+
+    What a round goes on from is its parent. In a new lineage that is the bare base, while a release goes on answering:
+    before the round was what the gate's plan compared with, and where there was no plan and nothing was promoted, what
+    was tested.
+    """
+    ids = [r.id for r in rounds]
+    parents = store.rows(ReleaseRow, id=sorted({r.parent_id for r in rounds if r.parent_id}))
+    numbers = {r.id: r.number for r in parents}
+    plans = {p.round_id: p.rules.get("against") for p in store.rows(GatePlanRow, round_id=ids)}
+    done = store.rows(StageRow, round_id=ids, name=[GATE, TEST], state=StageState.DONE)
+    said = {(s.round_id, s.name): int((s.result or {}).get("release") or 0) for s in done}
+    own = {(r.round_id, r.number) for r in store.rows(ReleaseRow, round_id=ids)}
+    found = {}
+    for row in rounds:
+        made, tested = said.get((row.id, GATE), 0), said.get((row.id, TEST))
+        if tested and (row.id, tested) in own:
+            made = tested
+        before = plans.get(row.id)
+        if before is None:
+            parent = numbers.get(row.parent_id or "", 0)
+            before = parent if made or tested is None else tested
+        found[row.id] = int(before), made or int(before)
+    return found
 
 
 def release_numbered(store: Store, target: str, number: int) -> ReleaseRow:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from db import ReleaseRow, VerdictRow
-from tasks.releases.lookup import made_by, release_numbered
+from tasks.releases.lookup import live_around, made_by, release_numbered
 from tasks.reporting.figures import HistoryRow, ReleaseFigures
-from tasks.reporting.history import WHOLE, changes, history_of, live_around
+from tasks.reporting.history import WHOLE, changes, history_of
 from tasks.round.results import TestResult
 from tasks.round.stored import StoredRound
 

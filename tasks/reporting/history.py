@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from db import EvaluationRow, GatePlanRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
+from db import EvaluationRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
 from db.values.states import is_final
 from errors import StoreError
-from tasks.releases.lookup import barred, releases_of, version_name
+from tasks.releases.lookup import barred, live_around, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult, TestResult
+from tasks.round.results import GateResult
 from tasks.round.stored import StoredRound
 from tasks.unattended.alive import as_told
 
@@ -34,31 +34,6 @@ def history_of(store: Store, target: str) -> list[HistoryRow]:
     rows = [(r.started_at, r.number, _of_round(r, parts)) for r in rounds]
     rows += [(r.created_at, 0, _of_release(r, parts)) for r in releases if r.round_id is None]
     return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
-
-
-def live_around(store: Store, rounds: Sequence[Round]) -> dict[str, tuple[int, int]]:
-    """Numbers of the releases that were live before and after each of some rounds (0: the bare base), by its id.
-
-    What a round goes on from is its parent. In a new lineage that is the bare base, while a release goes on answering:
-    before the round was what the gate's plan compared with, and where there was no plan and nothing was promoted, what
-    was tested.
-    """
-    ids = [r.id for r in rounds]
-    parents = store.rows(ReleaseRow, id=sorted({r.parent_id for r in rounds if r.parent_id}))
-    numbers = {r.id: r.number for r in parents}
-    plans = {p.round_id: p.rules.get("against") for p in store.rows(GatePlanRow, round_id=ids)}
-    names = [GateResult.stage, TestResult.stage]
-    done = store.rows(StageRow, round_id=ids, name=names, state=StageState.DONE)
-    said = {(s.round_id, s.name): int((s.result or {}).get("release") or 0) for s in done}
-    found = {}
-    for row in rounds:
-        gated, tested = said.get((row.id, GateResult.stage), 0), said.get((row.id, TestResult.stage))
-        before = plans.get(row.id)
-        if before is None:
-            parent = numbers.get(row.parent_id or "", 0)
-            before = parent if gated or tested is None else tested
-        found[row.id] = int(before), gated or int(before)
-    return found
 
 
 class _Parts:

@@ -13,10 +13,11 @@ from stored_rounds import DATA, OTHER_DATA, Shop
 
 from db import GatePlanRow, ReleaseState, RoundState, open_store
 from db.values.types import utc_now
+from tasks.releases.lookup import live_around
 from tasks.reporting.before_after import before_after, data_before, history_until
 from tasks.reporting.charts import history_chart
 from tasks.reporting.figures import Ending, HistoryRow, lineages
-from tasks.reporting.history import history_of, live_around
+from tasks.reporting.history import history_of
 from tasks.reporting.nothing_trained import ending_of, how_it_ended
 from tasks.round.results import (
     CalibrateResult,
