@@ -259,10 +259,10 @@ class Store:
         with self._read() as connection:
             return queries.held(connection, equals)
 
-    def worked(self) -> dict[str, float]:
-        """Seconds of all stages of each round, by its id."""
+    def worked(self, without: str = "") -> dict[str, float]:
+        """Seconds of all stages of each round, by its id; `without` the stage of that name."""
         with self._read() as connection:
-            return queries.worked(connection)
+            return queries.worked(connection, without)
 
     def row(self, kind: type[AnyRow], /, **equals: Any) -> AnyRow | None:
         """The one row with these values, or None; `StoreError` when there are several."""

@@ -307,9 +307,10 @@ class Provenance(_Figures):
 
 
 class RoundFigures(_Figures):
-    """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
-    `work` splits the same seconds into model, environment, earlier (attempts at a stage that were broken off) and
-    orchestration (everything else); `errors` counts episodes lost to infrastructure, which are in no denominator.
+    """Everything the report shows of a round. `seconds` are by stage, as they began and without the report itself, and
+    `tokens` by the purpose of episodes; both hold their sum as `total`. `work` splits the same seconds into model,
+    environment, earlier (attempts at a stage that were broken off) and orchestration (everything else); `errors` counts
+    episodes lost to infrastructure, which are in no denominator.
 
     `before` and `after` are the numbers of the releases that were live when the round began and when it ended (0: the
     bare base; None in figures from before there were releases), `live` and `routed` their success on the test split

@@ -15,7 +15,7 @@ from errors import StoreError
 from tasks.releases.lookup import barred, live_around, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult
+from tasks.round.results import GateResult, ReportResult
 from tasks.round.stored import StoredRound
 from tasks.unattended.alive import as_told
 
@@ -54,7 +54,8 @@ class _Parts:
             if row.success is not None
         }
         self.around = live_around(store, rounds)
-        self.seconds = store.worked()
+        # As a round's own figures have it, which are made before the stage that makes them is done.
+        self.seconds = store.worked(without=ReportResult.stage)
         self.gates = {
             stage.round_id: GateResult.model_validate(stage.result) if stage.state == StageState.DONE else None
             for stage in store.rows(StageRow, round_id=ids, name=GateResult.stage)

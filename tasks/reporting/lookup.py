@@ -10,6 +10,7 @@ from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
+from tasks.round.stored import in_order
 from tasks.unattended.alive import as_told
 
 logger = logging.getLogger("trace")
@@ -27,7 +28,7 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
             return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             logger.warning("%s cannot be read: what the database knows of the round is shown", path)
-    stages = store.rows(StageRow, round_id=row.id)
+    stages = in_order(store.rows(StageRow, round_id=row.id))
     (row,) = as_told(store, [row])
     return RoundFigures(
         round=row.id,

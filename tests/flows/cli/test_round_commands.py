@@ -127,6 +127,17 @@ def test_a_page_of_a_round_that_was_running_is_written_again(settings: Settings)
         assert page.read_text() == "as it was"
 
 
+def test_stages_are_told_in_the_order_in_which_they_began(settings: Settings) -> None:
+    names = ["rollout", "contrast", "select", "synthesize:b", "synthesize:a", "gate"]
+    with open_store(settings.database_url) as store:
+        row = store.start_round("shop", "d", 0, "laptop", {})
+        for name in names:
+            stage = store.stage(row.id, name)
+            assert stage.claim()
+            stage.finish({})
+        assert list(figures_by_key(settings, store).seconds) == names
+
+
 def test_a_number_is_a_rounds_before_it_is_the_beginning_of_an_id(settings: Settings) -> None:
     with open_store(settings.database_url) as store:
         rows = [store.start_round("shop", "d", seed, "laptop", {}) for seed in range(40)]

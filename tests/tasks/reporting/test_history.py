@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from stored_rounds import DATA, OTHER_DATA, Shop
 
 from db import GatePlanRow, ReleaseState, RoundState, open_store
@@ -24,6 +25,7 @@ from tasks.round.results import (
     ContrastResult,
     GateResult,
     RegisterResult,
+    ReportResult,
     RolloutResult,
     SelectResult,
     StageResult,
@@ -129,6 +131,18 @@ def test_what_a_round_of_a_new_lineage_made_live_took_the_place_of_what_was_live
     shop.release(2, {"b": "2"}, of=row)
     shop.stage(row, GateResult(promoted=["b"], release=2))
     assert live_around(shop.store, [row]) == {row.id: (1, 2)}
+
+
+def test_the_time_of_a_round_is_that_of_its_page_which_does_not_count_its_own_making(shop: Shop) -> None:
+    row = shop.round()
+    for name, seconds in (("rollout", 138.0), ("contrast", 3.0), (ReportResult.stage, 3.5)):
+        stage = shop.store.stage(row.id, name)
+        assert stage.claim()
+        stage.finish({})
+        with shop.store.transaction() as connection:
+            connection.execute(text("UPDATE stages SET seconds = :s WHERE name = :n"), {"s": seconds, "n": name})
+    (told,) = history_of(shop.store, "shop")
+    assert told.seconds == 141.0
 
 
 def test_a_rounds_own_history_ends_with_it_and_says_why_it_trained_nothing(shop: Shop) -> None:
