@@ -24,12 +24,13 @@ def add_commands(app: typer.Typer) -> None:
 def select(
     candidates: Annotated[Path, typer.Option(help="JSON file with the candidate capabilities.")],
     runs: Annotated[Path, typer.Option(help="Folder with one JSON file per labelling run.")],
+    required: Annotated[int, typer.Option(min=1, help="Runs in which a capability has to reach both thresholds.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Select capabilities from published labelling runs."""
     from tasks.mining.published import published_selection
 
-    result = published_selection(candidates, runs)
+    result = published_selection(candidates, runs, k=required)
     typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else "\n".join(result.table()))
 
 

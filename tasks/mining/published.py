@@ -98,6 +98,11 @@ def published_selection(
         attempts[attempt] = path
         frames.append(frame)
     _check_same_trajectories(list(attempts.values()), frames)
+    if len(paths) < k:
+        raise LabelError(
+            f"{runs_folder} holds {len(paths)} labelling runs, and a capability has to pass in {k}: nothing could be "
+            f"selected; give more runs, or ask for fewer (--required {max(1, round(0.8 * len(paths)))})"
+        )
     labels = pd.concat(frames, ignore_index=True)
     rows = select(labels, rho=rho, delta=delta, k=k, n=len(paths))
     never = sorted(set(names) - {row.name for row in rows})
