@@ -23,13 +23,17 @@ def add_releases(app: typer.Typer) -> None:
 
 
 def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
-    """Target, store and registry of the settings."""
+    """Target, store and registry: of the target that is given or set, else of the newest round's, as it is served."""
     from db import open_store
     from settings import load_settings
+    from tasks.releases.lookup import target_named
     from tasks.round.registry import open_registry
 
     settings = load_settings(target=target, home=home)
-    return settings.target, open_store(settings.database_url), open_registry(settings, settings.target)
+    store = open_store(settings.database_url)
+    chosen = settings.target if "target" in settings.model_fields_set else None
+    name = target_named(store, chosen, settings.target)
+    return name, store, open_registry(settings, name)
 
 
 def _tell(target: str, home: Path | None, kind: Any, text: str) -> None:

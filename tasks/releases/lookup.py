@@ -9,11 +9,30 @@ from errors import ConfigurationError, StoreError
 
 # The stages whose results say what a round made live, and what it tested. This room is below theirs.
 GATE, TEST = "gate", "test"
+# Rounds on what users said make no release.
+TRAFFIC = "traffic"
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
     """What answers the users of a target; None: the bare base."""
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
+
+
+def target_named(store: Store, given: str | None, default: str) -> str:
+    """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
+    in a store without any. Raises `ConfigurationError` for one that the store has nothing of while it has others."""
+    rounds = store.rows(Round)
+    known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
+    newest = max((r for r in rounds if r.target != TRAFFIC), key=lambda r: r.number, default=None)
+    if given is None and newest is not None:
+        return newest.target
+    wanted = given or default
+    if known and wanted not in known:
+        raise ConfigurationError(
+            f"{store.url} has no round of {wanted!r}, but of {', '.join(sorted(known))}; give one of these with "
+            f"--target, or run 'trace-agent improve --target {wanted}' first"
+        )
+    return wanted
 
 
 def made_by(store: Store, round_id: str) -> ReleaseRow | None:
