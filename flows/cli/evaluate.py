@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated
 
 import typer
@@ -67,6 +68,6 @@ def _price(text: str) -> tuple[float, float] | None:
         raise ConfigurationError(
             f"--price {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
         ) from None
-    if min(prompt, sampled) < 0:
-        raise ConfigurationError(f"--price {text!r} is below zero; write dollars per million tokens")
+    if not all(0 <= dollars < math.inf for dollars in (prompt, sampled)):
+        raise ConfigurationError(f"--price {text!r} is no price; write dollars per million tokens, 0 or more")
     return prompt, sampled

@@ -71,7 +71,7 @@ def doctor(
 
 
 def clean(
-    older_than: Annotated[int, typer.Option("--older-than", min=1, help="Days since it was done with.")],
+    older_than: Annotated[int, typer.Option("--older-than", min=1, max=36_500, help="Days since it was done with.")],
     keep: Annotated[
         float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
     ] = None,
