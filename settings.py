@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -174,7 +175,8 @@ class Settings(MachineSettings):
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
             raise ConfigurationError(f"profile {name!r} does not exist; choose from {known}")
-        return init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
+        chosen = InitSettingsSource(settings_cls, {"profile": name})  # an empty TRACE_PROFILE names none
+        return chosen, init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
 
     @property
     def folder(self) -> Path:

@@ -70,6 +70,10 @@ def test_the_caller_beats_the_environment_beats_the_file_beats_the_profile(
 def test_profile_named_by_the_environment(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACE_PROFILE", "smoke")
     assert load_settings() == load_settings(profile="smoke")
+    monkeypatch.setenv("TRACE_PROFILE", "")
+    assert load_settings().identity() == load_settings(profile="laptop").identity()
+    Path("trace.toml").write_text('profile = "night"')
+    assert load_settings() == load_settings(profile="night")
 
 
 def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_folder: Path) -> None:
