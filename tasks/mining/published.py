@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from errors import LabelError
-from tasks.mining.agreement import _agreement
+from tasks.mining.agreement import agreement
 from tasks.mining.labels import LABELS
 from tasks.mining.selection import CapabilitySelection, select
 
@@ -109,7 +109,7 @@ def published_selection(
     missing = tuple(
         CapabilitySelection(name, False, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), "No run labels it.") for name in never
     )
-    overall, by_name = _agreement(labels)
+    overall, by_name = agreement(labels)
     return PublishedSelection(
         tuple(row for row in rows if row.selected),
         (*(row for row in rows if not row.selected), *missing),

@@ -232,9 +232,9 @@ def confusion_chart(router: RouterFigures) -> str:
     tall = min(cell, 44.0)
     parts = [_text(x0, 14, "routed to", "axis")]
     for j, name in enumerate(router.labels):
-        parts.append(_text(x0 + cell * (j + 0.5), top - 8, chr(65 + j), "axis middle", name))
+        parts.append(_text(x0 + cell * (j + 0.5), top - 8, lettered(j), "axis middle", name))
     for i, (name, row) in enumerate(zip(router.labels, router.counts, strict=True)):
-        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{chr(65 + i)}  {_short(name, 17)}", "name end", name))
+        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{lettered(i)}  {_short(name, 17)}", "name end", name))
         for j, count in enumerate(row):
             share = count / sum(row) if sum(row) else 0.0
             x, y = x0 + cell * j + 1, top + tall * i + 1
