@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ from flows.cli.database import add_database
 from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.operations import add_operations
-from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName
+from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName, printed
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
@@ -69,10 +68,6 @@ def _store(home: Path | None) -> tuple[Any, Any]:
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
-
-
-def _print(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
 
 
 @app.callback()
@@ -149,7 +144,7 @@ def status(
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     if as_json:
-        typer.echo(json.dumps(figures.as_json(), indent=1))
+        printed(figures.as_json(), as_json, "")
         return
     from tasks.reporting.summary import print_summary
 
@@ -170,7 +165,7 @@ def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = N
         from tasks.episodes.pages import write_report
 
         write_report(settings, store, figures)
-    _print({"report": str(page)}, as_json, str(page))
+    printed({"report": str(page)}, as_json, str(page))
 
 
 @app.command()
@@ -190,7 +185,7 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
         f"{shorten(r.reason, 60, placeholder=' …')}".rstrip()
         for r in rows
     ]
-    _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
+    printed(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
 
 
 @app.command()
@@ -211,7 +206,7 @@ def show(
             "and other ids in a round's report"
         )
     table, row = found
-    _print({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
+    printed({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
 
 
 @app.command()
@@ -233,7 +228,7 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
             f"{r['name']:<{width}} {splits or 'not installed':<48} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
-    _print(rows, as_json, "\n".join(lines))
+    printed(rows, as_json, "\n".join(lines))
 
 
 @app.command()
@@ -274,7 +269,7 @@ def stage(
             target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home
         ),
     )
-    _print(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
+    printed(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
 
 
 add_commands(app)

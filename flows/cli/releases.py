@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Home, TargetName
+from flows.cli.options import AsJson, Home, TargetName, printed
 
 if TYPE_CHECKING:
     from db import ReleaseRow
@@ -54,7 +53,7 @@ def history(target: TargetName = None, home: Home = None, as_json: AsJson = Fals
     with store:
         rows, live = history_of(store, name), live_release(store, name)
         if as_json:
-            typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
+            printed([row.model_dump(mode="json") for row in rows], as_json, "")
         else:
             _print_history(name, rows, live)
         if rows:  # last: who looks is answered by the database, whatever MLflow does
