@@ -50,7 +50,7 @@ ui: install ## Show Prefect's and MLflow's pages on the rounds in runs/ until Ct
 	@PREFECT_UI_API_URL=/api DO_NOT_TRACK=true PREFECT_SERVER_ANALYTICS_ENABLED=false \
 	  $(BIN)/prefect server start --host 127.0.0.1 --port $(PREFECT_PORT) >/dev/null & prefect=$$!; \
 	MLFLOW_DISABLE_TELEMETRY=true LITELLM_LOCAL_MODEL_COST_MAP=True MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false \
-	  $(BIN)/mlflow server --backend-store-uri "sqlite:///$$(realpath "$(TRACE_HOME)")/mlflow.db" \
+	  $(BIN)/mlflow server --backend-store-uri "$$($(BIN)/python -c 'import sys, pathlib, settings; print(settings.sqlite_url(pathlib.Path(sys.argv[1]).resolve() / "mlflow.db"))' "$(TRACE_HOME)")" \
 	  --host 127.0.0.1 --port $(MLFLOW_PORT) --workers 1 >/dev/null & mlflow=$$!; \
 	trap 'kill $$prefect $$mlflow 2>/dev/null; wait; exit 0' INT TERM; wait
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -39,6 +40,7 @@ from settings_parts import (
     SynthesizerSettings,
     TrainSettings,
     UnattendedSettings,
+    sqlite_url,
 )
 
 SCRIPTED_USER = "scripted"
@@ -173,7 +175,8 @@ class Settings(MachineSettings):
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
             raise ConfigurationError(f"profile {name!r} does not exist; choose from {known}")
-        return init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
+        chosen = InitSettingsSource(settings_cls, {"profile": name})  # an empty TRACE_PROFILE names none
+        return chosen, init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
 
     @property
     def folder(self) -> Path:
@@ -182,11 +185,11 @@ class Settings(MachineSettings):
 
     @property
     def database_url(self) -> str:
-        return self.database or f"sqlite:///{self.folder / 'trace.db'}"
+        return self.database or sqlite_url(self.folder / "trace.db")
 
     @property
     def tracking_uri(self) -> str:
-        return self.tracking or f"sqlite:///{self.folder / 'mlflow.db'}"
+        return self.tracking or sqlite_url(self.folder / "mlflow.db")
 
     @property
     def asks_a_model(self) -> bool:
@@ -296,7 +299,7 @@ def _read(kind: type[Read], **given: Any) -> Read:
         raise ConfigurationError(f"{said}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
 
 

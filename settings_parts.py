@@ -32,6 +32,12 @@ def shown_variable(name: str) -> str:
     return repr(name) if name == name.upper() else "(not shown, as it may be a key)"
 
 
+def sqlite_url(file: Path) -> str:
+    """The URL of a SQLite file, as SQLAlchemy reads it: a `?` in the path would end a plain one, and %41 be an A. The
+    rest stays as it is, for MLflow makes the folder that a URL names without reading it as one (an empty one then)."""
+    return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
+
+
 class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -68,9 +68,11 @@ def held(connection: Connection, equals: Mapping[str, Any]) -> list[StageRow]:
     return _rows(connection, StageRow, {**equals, "state": StageState.RUNNING}, _STAGES.c.lease_until >= now)
 
 
-def worked(connection: Connection) -> dict[str, float]:
-    """Seconds of all stages of each round, by its id. Results hold thousands of ids: they are not read for a sum."""
-    query = select(_STAGES.c.round_id, func.sum(_STAGES.c.seconds)).where(not_(_PRESENCE)).group_by(_STAGES.c.round_id)
+def worked(connection: Connection, without: str = "") -> dict[str, float]:
+    """Seconds of all stages of each round, by its id, `without` that of a name. Results hold thousands of ids: they are
+    not read for a sum."""
+    query = select(_STAGES.c.round_id, func.sum(_STAGES.c.seconds)).group_by(_STAGES.c.round_id)
+    query = query.where(not_(_PRESENCE), _STAGES.c.name != without)
     return {round_id: float(seconds or 0.0) for round_id, seconds in connection.execute(query)}
 
 

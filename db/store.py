@@ -182,7 +182,7 @@ class Store:
 
     def add_trajectories(self, rows: Sequence[TrajectoryRow]) -> Written:
         """Store trajectories with their steps and checks in one transaction. What is there already stays, except that
-        an error row (and only that) is replaced by a success."""
+        an error row (and only that) is replaced, by a success or by an error of another round."""
         with self._write() as connection:
             return writes.add_trajectories(connection, rows)
 
@@ -259,10 +259,10 @@ class Store:
         with self._read() as connection:
             return queries.held(connection, equals)
 
-    def worked(self) -> dict[str, float]:
-        """Seconds of all stages of each round, by its id."""
+    def worked(self, without: str = "") -> dict[str, float]:
+        """Seconds of all stages of each round, by its id; `without` the stage of that name."""
         with self._read() as connection:
-            return queries.worked(connection)
+            return queries.worked(connection, without)
 
     def row(self, kind: type[AnyRow], /, **equals: Any) -> AnyRow | None:
         """The one row with these values, or None; `StoreError` when there are several."""

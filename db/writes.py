@@ -161,12 +161,21 @@ def add_trajectories(connection: Connection, rows: Sequence[TrajectoryRow]) -> W
     trajectories, steps, checks = TABLES["trajectories"], TABLES["steps"], TABLES["checks"]
     # Between the look and the insert no one else may add the same trajectory: its steps would be mixed with ours.
     lock_writers(connection)
-    stored: dict[str, str | None] = {}
+    stored: set[str] = set()
+    lost: dict[str, str | None] = {}  # the round of an error row
     for ids in chunks(wanted):
-        query = select(trajectories.c.id, trajectories.c.error_boundary).where(trajectories.c.id.in_(ids))
-        stored.update((found.id, found.error_boundary) for found in connection.execute(query))
+        columns = trajectories.c.id, trajectories.c.error_boundary, trajectories.c.round_id
+        for found in connection.execute(select(*columns).where(trajectories.c.id.in_(ids))):
+            stored.add(found.id)
+            if found.error_boundary is not None:
+                lost[found.id] = found.round_id
     new = [row for row in wanted.values() if row.id not in stored]
-    better = [row for row in wanted.values() if stored.get(row.id) is not None and row.error_boundary is None]
+    # The error of an earlier round gives way to another one too: the round that lost the episode again counts it.
+    better = [
+        row
+        for row in wanted.values()
+        if row.id in lost and (row.error_boundary is None or lost[row.id] != row.round_id)
+    ]
     if better:
         gone = [{"gone": row.id} for row in better]
         for table in (checks, steps):

@@ -26,7 +26,7 @@ logger = logging.getLogger("trace")
 class HousekeepingParameters(BaseModel):
     """What `trace-agent clean` and `trace-agent doctor` take."""
 
-    older_than: int = Field(default=30, ge=1, description="days since what is removed was done with")
+    older_than: int = Field(default=30, ge=1, le=36_500, description="days since what is removed was done with")
     keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")

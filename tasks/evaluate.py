@@ -13,7 +13,7 @@ import pandas as pd
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from environments.picking import spread
-from errors import EpisodesSpent
+from errors import EnvironmentFault, EpisodesSpent
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
@@ -146,7 +146,7 @@ def test(context: Context) -> TestResult:
     sides = {"live": lineup_of(context, before), "routed": lineup_of(context, after)}
     look = look_at(context, "test")
     measured = _measure(context, "test", sides, context.settings.evaluation.trials, context.settings.seed)
-    if after is not None:
+    if after is not None and after.data_hash == context.round.data_hash:  # of its own data it says what was measured
         # The episodes took long: whoever rolled the release back meanwhile must not find it live again.
         add_evidence(context.store, after.id, {"test": {"routed": measured["routed"].model_dump()}})
     return TestResult(**measured, release=after.number if after else 0, looks=look.number)
@@ -178,8 +178,14 @@ def _noop(context: Context, tasks: Sequence[TargetTask], split: str, seed: int) 
 def _store_evaluation(
     context: Context, split: str, subject: str, ids: Sequence[str], sizes: tuple[int, int]
 ) -> SuccessRate:
-    """Keep one side's success with its interval; `sizes` are tasks and trials."""
+    """Keep one side's success with its interval; `sizes` are tasks and trials. Raises `EnvironmentFault` where every
+    episode of it was lost."""
     frame = outcomes(context.store, ids)
+    if frame.empty:
+        raise EnvironmentFault(
+            f"all {len(ids)} episodes of {subject} on the {split} split were lost to errors, so it has no rate; mend "
+            "what they were lost to (docs/2-database.md, question 3), then run the same command"
+        )
     interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)
     context.store.put(

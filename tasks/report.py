@@ -12,7 +12,7 @@ from tasks.episodes.traces import log_traces
 from tasks.reporting.collect import figures_of
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import headline
-from tasks.reporting.lookup import EPISODES, REPORT
+from tasks.reporting.lookup import EPISODES, FIGURES, REPORT
 from tasks.reporting.nothing_trained import how_it_ended
 from tasks.round.context import Context
 from tasks.round.results import ReportResult
@@ -34,8 +34,8 @@ def report(context: Context) -> ReportResult:
     # Other commands read the file: it is whole, or as it was.
     part = context.folder / ".figures.json"
     part.write_text(figures.model_dump_json(indent=1), encoding="utf-8")
-    part.replace(context.folder / "figures.json")
-    for name in (REPORT, EPISODES, "figures.json"):
+    part.replace(context.folder / FIGURES)
+    for name in (REPORT, EPISODES, FIGURES):
         context.files.put(f"{context.round.id}/{name}")
     run = log_round(context.registry, figures, html, context.folder / EPISODES)
     log_parts(context.registry, context.stored, run)

@@ -54,7 +54,7 @@ def select(context: Context) -> SelectResult:
                 runs_passed=c.runs_passed,
                 runs=rule.runs,
                 kappa=kappas.get(c.name),
-                evidence=[{"id": i, "votes": v} for i, v in c.evidence[:20]],
+                evidence=[{"id": i, "votes": v} for i, v in c.evidence],
                 reason=c.reason,
             )
             for c in chosen

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from db.copies import sqlite_file
 from errors import ConfigurationError
 from settings import PROFILES, MachineSettings, Settings, load_settings, machine_settings, writable_folder
 
@@ -20,6 +21,21 @@ def test_defaults_are_the_laptop_profile(settings_folder: Path) -> None:
     assert settings.training_steps() >= 1
     assert settings.folder.is_absolute()
     assert settings.database_url == f"sqlite:///{settings.folder / 'trace.db'}"
+
+
+def test_a_home_of_any_name_is_its_own(settings_folder: Path) -> None:
+    """In a plain URL the first would end at its question mark, and the last two would be one."""
+    homes = [settings_folder / name for name in ("rounds?", "rounds", "a%41b", "aAb", "one#two", "ein ü")]
+    for home in homes:
+        settings = load_settings(home=home)
+        assert sqlite_file(settings.database_url) == home.resolve() / "trace.db"
+        assert sqlite_file(settings.tracking_uri) == home.resolve() / "mlflow.db"
+
+
+def test_a_file_of_settings_that_is_no_text_is_one_error(settings_folder: Path) -> None:
+    (settings_folder / "trace.toml").write_bytes('target = "sh\u00f6p"'.encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"trace\.toml cannot be read: 'utf-8' codec .*; correct it"):
+        load_settings()
 
 
 @pytest.mark.parametrize("profile", sorted(p.stem for p in PROFILES.glob("*.toml")))
@@ -54,6 +70,10 @@ def test_the_caller_beats_the_environment_beats_the_file_beats_the_profile(
 def test_profile_named_by_the_environment(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACE_PROFILE", "smoke")
     assert load_settings() == load_settings(profile="smoke")
+    monkeypatch.setenv("TRACE_PROFILE", "")
+    assert load_settings().identity() == load_settings(profile="laptop").identity()
+    Path("trace.toml").write_text('profile = "night"')
+    assert load_settings() == load_settings(profile="night")
 
 
 def test_what_was_added_later_is_part_of_a_round_only_where_it_is_set(settings_folder: Path) -> None:

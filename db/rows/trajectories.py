@@ -84,7 +84,7 @@ class TrajectoryRow:
 
 @dataclass(frozen=True)
 class Written:
-    """What a write of trajectories did: rows added, error rows replaced by a success, rows that were there already."""
+    """What a write of trajectories did: rows added, error rows replaced, rows that were there already."""
 
     added: int
     replaced: int

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from flows.cli.options import AsJson, Home
+from flows.cli.options import AsJson, Home, printed
 
 WHAT = "release@N (or N; 0: the bare base), capability@vN, an evaluation's id, or a .csv or .jsonl file of outcomes."
 
@@ -25,4 +24,4 @@ def compare(
     from tasks.measuring.comparison import compare_named
 
     result = compare_named(a, b, target, home)
-    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else "\n".join(result.lines()))
+    printed(result.as_json(), as_json, "\n".join(result.lines()))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Home
+from flows.cli.options import AsJson, Home, printed
 from flows.cli.ready import loading
 
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
@@ -48,25 +47,17 @@ def list_(
 
     with _store(home) as store:
         bank = bank_of(store, target)
-    if as_json:
-        typer.echo(json.dumps([entry.as_dict() for entry in bank], indent=1))
-        return
-    if not bank:
-        typer.echo("no environment was accepted yet; a round with synthesizer.kind = 'llm' has them written")
-        return
-    for entry in bank:
-        typer.echo(f"{entry.code_hash[:12]}  {entry.target}  {entry.capability}  round {entry.round}: {_told(entry)}")
+    none = "no environment was accepted yet; a round with synthesizer.kind = 'llm' has them written"
+    lines = [f"{e.code_hash[:12]}  {e.target}  {e.capability}  round {e.round}: {_told(e)}" for e in bank]
+    printed([entry.as_dict() for entry in bank], as_json, "\n".join(lines) or none)
 
 
 @environments.command()
 def show(key: Key, home: Home = None, as_json: AsJson = False) -> None:
     """An environment's figures and its code."""
     entry = _entry(key, home)
-    if as_json:
-        typer.echo(json.dumps(entry.as_dict() | {"code": entry.code}, indent=1))
-        return
-    typer.echo(f"{entry.capability} of {entry.target}, round {entry.round}: {entry.definition}".rstrip(": "))
-    typer.echo(f"{_told(entry)}\n\n{entry.code}")
+    head = f"{entry.capability} of {entry.target}, round {entry.round}: {entry.definition}".rstrip(": ")
+    printed(entry.as_dict() | {"code": entry.code}, as_json, f"{head}\n{_told(entry)}\n\n{entry.code}")
 
 
 @environments.command()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import math
 from typing import Annotated
 
 import typer
 
-from flows.cli.options import AsJson, Home
+from flows.cli.options import AsJson, Home, printed
 
 
 def evaluate(
@@ -44,10 +44,7 @@ def evaluate(
     options = PolicyOptions(temperature, max_tokens, api_base, api_key_variable, _price(price))
     request = EvaluateRequest(target, split, policy, trials, seed, user, limit, workers, max_cost, fresh, home)
     rows = evaluate_targets(request, options)
-    if as_json:
-        typer.echo(json.dumps([r.model_dump(mode="json") for r in rows], indent=1))
-    else:
-        typer.echo("\n".join(table(rows)))
+    printed([r.model_dump(mode="json") for r in rows], as_json, "\n".join(table(rows)))
     owed = [r for r in rows if r.owed]
     for r in owed:
         why = r.stopped or r.first_error
@@ -67,6 +64,6 @@ def _price(text: str) -> tuple[float, float] | None:
         raise ConfigurationError(
             f"--price {text!r} is not two numbers; write PROMPT,SAMPLED, such as 0.15,0.60"
         ) from None
-    if min(prompt, sampled) < 0:
-        raise ConfigurationError(f"--price {text!r} is below zero; write dollars per million tokens")
+    if not all(0 <= dollars < math.inf for dollars in (prompt, sampled)):
+        raise ConfigurationError(f"--price {text!r} is no price; write dollars per million tokens, 0 or more")
     return prompt, sampled

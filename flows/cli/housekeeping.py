@@ -3,13 +3,12 @@ and removing what nothing needs."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from flows.cli.options import AsJson, Home, Profile
+from flows.cli.options import AsJson, Home, Profile, printed
 
 
 def add_housekeeping(app: typer.Typer) -> None:
@@ -65,13 +64,13 @@ def doctor(
     from tasks.housekeeping.doctor import examine, lines
 
     findings = examine(load_settings(home=home, profile=profile))
-    typer.echo(json.dumps([asdict(f) for f in findings], indent=1) if as_json else "\n".join(lines(findings)))
+    printed([asdict(f) for f in findings], as_json, "\n".join(lines(findings)))
     if any(f.level == "fault" for f in findings):
         raise typer.Exit(1)
 
 
 def clean(
-    older_than: Annotated[int, typer.Option("--older-than", min=1, help="Days since it was done with.")],
+    older_than: Annotated[int, typer.Option("--older-than", min=1, max=36_500, help="Days since it was done with.")],
     keep: Annotated[
         float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
     ] = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import logging
 import os
 import sys
@@ -17,7 +17,7 @@ from flows.cli.database import add_database
 from flows.cli.environments import add_environments
 from flows.cli.housekeeping import add_housekeeping
 from flows.cli.operations import add_operations
-from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName
+from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetName, printed
 from flows.cli.ready import ready
 from flows.cli.releases import add_releases
 from flows.cli.serve import add_serving
@@ -68,10 +68,6 @@ def _store(home: Path | None) -> tuple[Any, Any]:
 
     settings = load_settings(home=home)
     return settings, open_store(settings.database_url)
-
-
-def _print(value: Any, as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(value, indent=1, default=str) if as_json else text)
 
 
 @app.callback()
@@ -148,7 +144,7 @@ def status(
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     if as_json:
-        typer.echo(json.dumps(figures.as_json(), indent=1))
+        printed(figures.as_json(), as_json, "")
         return
     from tasks.reporting.summary import print_summary
 
@@ -157,19 +153,19 @@ def status(
 
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Where the report of a round is; written again from its figures when the page is gone."""
+    """Where the report of a round is; written again when the page is gone, or is older than the round's figures."""
     from models.objects import files_of
-    from tasks.reporting.lookup import EPISODES, REPORT, figures_by_key
+    from tasks.reporting.lookup import EPISODES, FIGURES, REPORT, figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     files = files_of(settings)
-    page, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, EPISODES))
-    if not page.is_file():
+    page, whole, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, FIGURES, EPISODES))
+    if not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
         from tasks.episodes.pages import write_report
 
         write_report(settings, store, figures)
-    _print({"report": str(page)}, as_json, str(page))
+    printed({"report": str(page)}, as_json, str(page))
 
 
 @app.command()
@@ -189,7 +185,7 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
         f"{shorten(r.reason, 60, placeholder=' …')}".rstrip()
         for r in rows
     ]
-    _print(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
+    printed(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
 
 
 @app.command()
@@ -210,7 +206,7 @@ def show(
             "and other ids in a round's report"
         )
     table, row = found
-    _print({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
+    printed({"table": table, **row}, as_json, f"{table}\n" + "\n".join(f"  {k}: {v}" for k, v in row.items()))
 
 
 @app.command()
@@ -235,7 +231,7 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
             f"{r['name']:<{width}} {splits:<48} {str(r.get('data_hash') or '')[:12]:<13} "
             f"{r.get('missing') or r.get('licence') or ''}"
         )
-    _print(rows, as_json, "\n".join(lines))
+    printed(rows, as_json, "\n".join(lines))
 
 
 @app.command()
@@ -276,7 +272,7 @@ def stage(
             target=target, profile=profile, seed=seed, budget=budget, base_model=base_model, home=home
         ),
     )
-    _print(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
+    printed(result, as_json, "\n".join(f"{k}: {v}" for k, v in result.items()))
 
 
 add_commands(app)
@@ -297,6 +293,9 @@ def main() -> None:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a dash that a terminal cannot show must not end a round in an error
+            stream.reconfigure(errors="replace")
     _logging()
     try:
         app()

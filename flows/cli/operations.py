@@ -34,11 +34,16 @@ def watch(
     home: Home = None,
 ) -> None:
     """Compare what is live with what it replaced, once: fresh tasks and feedback. Exit 1 after a significant fall."""
+    from db import open_store
     from settings import load_settings
     from tasks.operations.watch import told, watch_release
+    from tasks.releases.lookup import target_named
     from tasks.round.preflight import preflight
 
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home)
+    with open_store(settings.database_url) as store:
+        chosen = settings.target if "target" in settings.model_fields_set else None
+        settings = settings.model_copy(update={"target": target_named(store, chosen, settings.target)})
     preflight(settings)
     watched = watch_release(settings)
     typer.echo(told(watched))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import AsJson, Home, TargetName
+from flows.cli.options import AsJson, Home, TargetName, printed
+
+if TYPE_CHECKING:
+    from db import ReleaseRow
+    from tasks.reporting.figures import HistoryRow
 
 
 def add_releases(app: typer.Typer) -> None:
@@ -18,13 +22,17 @@ def add_releases(app: typer.Typer) -> None:
 
 
 def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
-    """Target, store and registry of the settings."""
+    """Target, store and registry: of the target that is given or set, else of the newest round's, as it is served."""
     from db import open_store
     from settings import load_settings
+    from tasks.releases.lookup import target_named
     from tasks.round.registry import open_registry
 
     settings = load_settings(target=target, home=home)
-    return settings.target, open_store(settings.database_url), open_registry(settings, settings.target)
+    store = open_store(settings.database_url)
+    chosen = settings.target if "target" in settings.model_fields_set else None
+    name = target_named(store, chosen, settings.target)
+    return name, store, open_registry(settings, name)
 
 
 def _tell(target: str, home: Path | None, kind: Any, text: str) -> None:
@@ -37,21 +45,27 @@ def _tell(target: str, home: Path | None, kind: Any, text: str) -> None:
 
 def history(target: TargetName = None, home: Home = None, as_json: AsJson = False) -> None:
     """The rounds and releases of a target: what each changed, what was live after it, success, verdict, cost."""
-    from rich.console import Console
-
     from tasks.releases.lifecycle import heal
-    from tasks.releases.lookup import live_release, version_name
+    from tasks.releases.lookup import live_release
     from tasks.reporting.history import history_of
-    from tasks.reporting.summary import history_table
 
     name, store, registry = _open(target, home)
     with store:
         rows, live = history_of(store, name), live_release(store, name)
-        if rows:
+        if as_json:
+            printed([row.model_dump(mode="json") for row in rows], as_json, "")
+        else:
+            _print_history(name, rows, live)
+        if rows:  # last: who looks is answered by the database, whatever MLflow does
             heal(store, registry, name)
-    if as_json:
-        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
-        return
+
+
+def _print_history(name: str, rows: Sequence[HistoryRow], live: ReleaseRow | None) -> None:
+    from rich.console import Console
+
+    from tasks.releases.lookup import version_name
+    from tasks.reporting.summary import history_table
+
     if not rows:
         typer.echo(f"no round of {name} yet; run 'trace-agent improve --target {name}'")
         return

@@ -3,7 +3,6 @@ write the base model to a folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from flows.cli.compare import compare
 from flows.cli.evaluate import evaluate
 from flows.cli.methods import compare_methods
-from flows.cli.options import AsJson, Base
+from flows.cli.options import AsJson, Base, printed
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -24,13 +23,14 @@ def add_commands(app: typer.Typer) -> None:
 def select(
     candidates: Annotated[Path, typer.Option(help="JSON file with the candidate capabilities.")],
     runs: Annotated[Path, typer.Option(help="Folder with one JSON file per labelling run.")],
+    required: Annotated[int, typer.Option(min=1, help="Runs in which a capability has to reach both thresholds.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Select capabilities from published labelling runs."""
     from tasks.mining.published import published_selection
 
-    result = published_selection(candidates, runs)
-    typer.echo(json.dumps(result.as_dict(), indent=1) if as_json else "\n".join(result.table()))
+    result = published_selection(candidates, runs, k=required)
+    printed(result.as_dict(), as_json, "\n".join(result.table()))
 
 
 def play(

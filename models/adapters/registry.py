@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, CHALLENGER = "champion", "challenger"
+# What MLflow can keep its registry in: a server, or a database by SQLAlchemy's name (a driver may follow a plus).
+SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 RUN_KEY_TAG = "trace.key"
 PARENT_TAG = "mlflow.parentRunId"
 _BATCH = 1000  # the most metrics that MLflow takes in one call
@@ -71,6 +73,11 @@ class Registry:
         if scheme in ("", "file"):
             raise ConfigurationError(
                 f"{tracking_uri!r} is a file store, which MLflow no longer supports; use sqlite:////absolute/path.db"
+            )
+        if scheme.partition("+")[0] not in SCHEMES:
+            raise ConfigurationError(
+                f"tracking = {without_password(tracking_uri)!r} has the unknown scheme {scheme!r}; give the "
+                "http(s) address of an MLflow server, or sqlite:////absolute/path.db"
             )
         self.remote = scheme in ("http", "https")
         if not self.remote and (artifact_root is None or not artifact_root.is_absolute()):

@@ -23,7 +23,9 @@ def make_database(tracking_uri: str) -> None:
     where it cannot be written."""
     if not tracking_uri.startswith(SQLITE):
         return
-    file = Path(tracking_uri.removeprefix(SQLITE))
+    from sqlalchemy import make_url
+
+    file = Path(str(make_url(tracking_uri).database))
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     with _MAKING:
         if file.exists():
@@ -40,9 +42,9 @@ def make_database(tracking_uri: str) -> None:
 def _make(part: Path) -> None:
     """Write the database there, and wait for the disk once."""
     from mlflow.store.db.utils import _safe_initialize_tables
-    from sqlalchemy import create_engine, event
+    from sqlalchemy import URL, create_engine, event
 
-    engine = create_engine(f"{SQLITE}{part}")
+    engine = create_engine(URL.create("sqlite", database=str(part)))
 
     @event.listens_for(engine, "connect")
     def _do_not_wait(connection: Any, _record: Any) -> None:

@@ -154,7 +154,10 @@ def compared_groups(stored: StoredRound, hide: Hide, most: int = MOST_GROUPS) ->
         for i in ids:
             if i in by_id:
                 pairs[str(by_id[i].task_id), int(by_id[i].trial)][side] = by_id[i]
-    outcomes = {pair: _compared(found, list(sides)[-2:]) for pair, found in pairs.items()}
+    # Of sides that are one the episodes are the same: then nothing is newly solved, whatever the bare base did.
+    before = _shown_as(sides, tested.live_ids or tested.base_ids)
+    two = before, _shown_as(sides, tested.routed_ids)
+    outcomes = {pair: _compared(found, two) for pair, found in pairs.items()}
     by_outcome = {
         outcome: in_turn(_by_family({p: f for p, f in pairs.items() if outcomes[p] is outcome}).values())
         for outcome in Outcome
@@ -194,8 +197,13 @@ def _sides(tested: EvaluateResult) -> dict[str, list[str]]:
     return found
 
 
+def _shown_as(sides: Mapping[str, list[str]], ids: list[str]) -> str:
+    """The side that shows these episodes; "" where none does."""
+    return next((side for side, shown in sides.items() if shown == ids), "")
+
+
 def _compared(sides: Mapping[str, Any], two: Sequence[str]) -> Outcome:
-    """How the last of the sides did against the one before it."""
+    """How the second of two sides did against the first."""
     won = [None if side not in sides or pd.isna(sides[side].success) else bool(sides[side].success) for side in two]
     if None in won:
         return Outcome.LOST

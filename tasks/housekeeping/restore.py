@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from db.copies import sqlite_revision
+from db.copies import sqlite_file, sqlite_revision
 from db.schema import VERSION_TABLE
 from errors import ConfigurationError, StoreError, TraceError
 from models.adapters.addresses import move_addresses
@@ -78,7 +78,7 @@ def _check_destination(settings: Settings) -> None:
         ("TRACE_DATABASE", settings.database, home / STORE),
         ("TRACE_TRACKING", settings.tracking, home / REGISTRY),
     ):
-        if value and value != f"sqlite:///{place}":
+        if value and not (value.startswith("sqlite:") and sqlite_file(value) == place):
             raise ConfigurationError(
                 f"a restore makes {place}, but {name} names another database, which would be used in its stead; leave "
                 f"it unset, here and in trace.toml, and restore again"

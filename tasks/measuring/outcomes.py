@@ -21,7 +21,7 @@ import pandas as pd
 
 from db import AdapterRow, Round, StageRow, Store
 from errors import ConfigurationError, StoreError
-from tasks.releases.lookup import release_numbered
+from tasks.releases.lookup import live_around, release_numbered
 from tasks.round.registry import registry_name
 
 COLUMNS = ("task", "trial", "success")
@@ -102,20 +102,22 @@ def outcomes_of(store: Store, what: str, target: str) -> Outcomes:
 
 
 def release_episodes(store: Store, target: str, number: int) -> list[str]:
-    """Ids of the evaluation episodes of a release, from the results of every round that played it: as the live release
-    of rounds that began from it, as the candidate of its own round, and as what was live after a round's gate. 0 is the
-    bare base, which every round plays."""
+    """Ids of the evaluation episodes of a release, from the results of every round that played it: as what was live
+    before the round, as the candidate that the round's gate judged, and as what was live after it. 0 is the bare base,
+    which every round plays."""
     release = release_numbered(store, target, number) if number != BASE else None
-    ids: dict[str, None] = {}
-    for at in store.rows(Round, target=target):
+    rounds = store.rows(Round, target=target)
+    around, ids = live_around(store, rounds), dict[str, None]()
+    for at in rounds:
         results = {r.name: r.result or {} for r in store.rows(StageRow, round_id=at.id)}
-        evaluated, tested = results.get("evaluate", {}), results.get("test", {})
+        challenged, evaluated, tested = (results.get(name, {}) for name in ("challenge", "evaluate", "test"))
+        played = [r.get("live_ids") for r in (challenged, evaluated, tested) if around[at.id][0] == number]
         if release is None:
-            played = [evaluated.get("base_ids"), tested.get("base_ids")]
+            played += [evaluated.get("base_ids"), tested.get("base_ids")]
         else:
-            live, own = at.parent_id == release.id, release.round_id == at.id
-            played = [r.get("live_ids") for r in (evaluated, tested) if live]
-            played += [evaluated.get("routed_ids")] if own else []
+            # Of two candidates of one round the first's router was fitted again: the episodes are those of the second.
+            judged = release.round_id == at.id and evaluated.get("candidate") in (None, "", release.id)
+            played += [evaluated.get("routed_ids")] if judged else []
             played += [tested.get("routed_ids")] if tested.get("release") == number else []
         ids |= dict.fromkeys(i for part in played for i in part or ())
     return list(ids)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and most policies do without
 
 SCRIPTED: dict[str, Callable[[], MessagePolicy]] = {"noop": NoopPolicy, "oracle": OraclePolicy, "random": RandomPolicy}
 EMBEDDED = "smollm2-135m"
+BARE = "release@0"  # the bare base, as `compare` and `rollback` call it
 Kind = Literal["scripted", "local", "release", "chat", "vllm"]
 # An API model's turn, unless told otherwise; a local model takes what the profile says.
 CHAT_TOKENS = 2048
@@ -141,6 +142,8 @@ def load_policy(
     left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
+    if name.kind == "release" and name.text == BARE:
+        return _load_token_policy(replace(name, model=settings.base_model), options, settings, target)
     if name.kind == "release":
         from tasks.measuring.release_policy import load_release
 

@@ -51,31 +51,20 @@ def fleiss_kappa(counts: npt.ArrayLike, sets: Sequence[Sequence[int]] | None = N
 
 
 def agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
-    """Fleiss' kappa over all pairs and per capability; runs are the raters."""
-    capability, uniques = pd.factorize(labels["capability"])
+    """Kappa over the capabilities that every run labels, and per capability over the runs that label it; runs are the
+    raters. None where it is undefined, as with one run alone."""
+    capability, names = pd.factorize(labels["capability"])
     trajectory, ids = pd.factorize(labels["trajectory_id"])
-    names = [str(name) for name in uniques]
-    if labels["run"].nunique() < 2:
-        return None, dict.fromkeys(names)
-    trajectories = len(ids)
     code = pd.Categorical(labels["label"], categories=list(LABELS)).codes.astype(np.int64)
-    cells = np.bincount((capability * trajectories + trajectory) * 3 + code, minlength=len(names) * trajectories * 3)
-    counts = cells.reshape(len(names), trajectories, 3)
-    by_name = {name: fleiss_kappa(counts[i]).kappa for i, name in enumerate(names)}
-    return fleiss_kappa(counts.reshape(-1, 3)).kappa, by_name
-
-
-def _agreement(labels: pd.DataFrame) -> tuple[float | None, dict[str, float | None]]:
-    """Kappa over the capabilities that every run labels, and per capability over the runs that label it."""
-    all_runs = labels["run"].nunique()
+    size = len(names) * len(ids) * len(LABELS)
+    cells = np.bincount((capability * len(ids) + trajectory) * len(LABELS) + code, minlength=size)
+    counts = cells.reshape(len(names), len(ids), len(LABELS))
+    raters = labels["run"].groupby(capability).nunique()
     by_name: dict[str, float | None] = {}
     complete = []
-    for name, rows in labels.groupby("capability", sort=False):
-        raters = rows["run"].nunique()
-        table = pd.crosstab(rows["trajectory_id"], rows["label"]).reindex(columns=list(LABELS), fill_value=0)
-        counts = table.to_numpy(dtype=np.float64)
-        by_name[str(name)] = fleiss_kappa(counts).kappa if raters > 1 and len(counts) else None
-        if raters == all_runs:
-            complete.append(counts)
-    overall = fleiss_kappa(np.concatenate(complete)).kappa if complete and all_runs > 1 else None
-    return overall, by_name
+    for i, name in enumerate(map(str, names)):
+        labelled = counts[i][counts[i].sum(axis=1) > 0]
+        by_name[name] = fleiss_kappa(labelled).kappa if raters[i] > 1 else None
+        if raters[i] == labels["run"].nunique() > 1:
+            complete.append(labelled)
+    return fleiss_kappa(np.concatenate(complete)).kappa if complete else None, by_name

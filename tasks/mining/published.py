@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from errors import LabelError
-from tasks.mining.agreement import _agreement
+from tasks.mining.agreement import agreement
 from tasks.mining.labels import LABELS
 from tasks.mining.selection import CapabilitySelection, select
 
@@ -98,13 +98,18 @@ def published_selection(
         attempts[attempt] = path
         frames.append(frame)
     _check_same_trajectories(list(attempts.values()), frames)
+    if len(paths) < k:
+        raise LabelError(
+            f"{runs_folder} holds {len(paths)} labelling runs, and a capability has to pass in {k}: nothing could be "
+            f"selected; give more runs, or ask for fewer (--required {max(1, round(0.8 * len(paths)))})"
+        )
     labels = pd.concat(frames, ignore_index=True)
     rows = select(labels, rho=rho, delta=delta, k=k, n=len(paths))
     never = sorted(set(names) - {row.name for row in rows})
     missing = tuple(
         CapabilitySelection(name, False, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (), "No run labels it.") for name in never
     )
-    overall, by_name = _agreement(labels)
+    overall, by_name = agreement(labels)
     return PublishedSelection(
         tuple(row for row in rows if row.selected),
         (*(row for row in rows if not row.selected), *missing),

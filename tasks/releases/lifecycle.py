@@ -2,6 +2,7 @@
 
 The database is the truth: a promotion or a rollback is one transaction of it. `publish` then makes MLflow say the same;
 it is called before and after every change and at every start, so that a death in between is mended by the next.
+An MLflow server that is away therefore keeps nobody from leaving a release.
 What a round may do by itself is less than what a person may do (`by_hand`): see `promote`.
 """
 
@@ -18,8 +19,9 @@ from db.engine import database_time
 from db.queries import rows
 from db.schema import TABLES
 from db.writes import move_row, put_rows
-from errors import AdapterError, ConfigurationError
+from errors import AdapterError, ConfigurationError, StoreError
 from models.adapters.registry import Registry
+from models.adapters.releases import answering
 from tasks.releases import moves
 from tasks.releases.lookup import (
     apart,
@@ -32,6 +34,7 @@ from tasks.releases.lookup import (
     stored_release,
 )
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
+from tasks.unattended.servers import ask, mlflow_at
 
 __all__ = [
     "add_evidence",
@@ -119,13 +122,14 @@ def promote(store: Store, registry: Registry, release_id: str, reason: str, by_h
 
     A round may promote a candidate whose parent is live (or, of a new lineage, without parent) and whose adapters are
     not barred. `by_hand` may promote any release on the live one's base; what was barred of it is allowed again.
-    A release that is live already is only published. Raises `ConfigurationError`, `TransitionError` or `AdapterError`
-    (a member's files are gone or changed), and what is live stays live.
+    A release that is live already is only published. Raises `ConfigurationError`, `TransitionError`, `AdapterError`
+    (a member's files are gone or changed) or `StoreError` (MLflow, which has the files, does not answer), and what is
+    live stays live.
     """
     wanted = stored_release(store, release_id)
     heal(store, registry, wanted.target)
     if wanted.state != ReleaseState.LIVE:
-        check_files(registry, wanted)
+        _check_reachable_files(registry, wanted, "bring it back, then promote again")
     with store.transaction() as connection:
         row, live = moves.release_row(connection, release_id), moves.live_row(connection, wanted.target)
         if row.state != ReleaseState.LIVE:
@@ -166,13 +170,16 @@ def rollback(
     Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
     a person allows them. Who names a release in `to` allows its own. `expected` is the id of the release that is to be
     left, where the caller has judged that one.
+    MLflow follows the store; where it does not answer, that is a warning and the next command tells it.
     Raises `ConfigurationError` when there is nothing to go back to, another release is live than `expected`, or `to`
-    names one that was never live or stands on another base, `AdapterError` when the restored release's files are gone.
+    names one that was never live or stands on another base, `AdapterError` when the restored release's files are gone,
+    `StoreError` when MLflow, which has these files, does not answer: the bare base needs none and can be gone back to.
     """
     heal(store, registry, target)
     live, back = _destination(store, target, to)
     if back is not None:
-        check_files(registry, back)
+        way_out = f"bring it back, or leave release {live.number} now: trace-agent rollback --to 0 --target {target}"
+        _check_reachable_files(registry, back, way_out)
     with store.transaction() as connection:
         now_live = moves.live_row(connection, target)
         left = live if expected is None else moves.release_row(connection, expected)
@@ -187,17 +194,41 @@ def rollback(
             # Else no candidate that inherits them could be promoted.
             moves.allow_adapters(connection, back)
         moves.swap(connection, target, live, back, (ReleaseState.ROLLED_BACK, said))
-    publish(store, registry, target)
+    heal(store, registry, target, "rolled back; MLflow follows with the next command")
     return None if back is None else stored_release(store, back.id)
 
 
-def heal(store: Store, registry: Registry, target: str) -> None:
-    """`publish` at a start or before a change: what it refuses is a warning, for a damaged release must not bar the
-    way to looking at it or leaving it."""
+def heal(store: Store, registry: Registry, target: str, done: str = "MLflow cannot show what is live") -> None:
+    """`publish` at a start, before a change, or after a rollback (`done` says so): what it refuses is a warning, for
+    neither a damaged release nor an MLflow that is away may bar the way to looking at a release or leaving it."""
     try:
+        _check_there(registry)
         publish(store, registry, target)
-    except AdapterError as problem:
-        logger.warning("MLflow cannot show what is live: %s", problem)
+    except (AdapterError, StoreError) as problem:
+        logger.warning("%s: %s", done, problem)
+
+
+def _check_there(registry: Registry) -> None:
+    """Raise `StoreError` where MLflow's server does not answer within seconds: its own client would try for minutes."""
+    server = mlflow_at(registry.tracking_uri) if registry.remote else None
+    if server is not None and not (answer := ask(server)).there:
+        raise StoreError(
+            f"MLflow at {registry.shown_uri} {answer.text()}; the database knows what is live: bring MLflow back, then "
+            "run any command"
+        )
+
+
+def _check_reachable_files(registry: Registry, release: ReleaseRow, way_out: str) -> None:
+    """`check_files`, with one `StoreError` that ends in `way_out` where MLflow does not answer."""
+    try:
+        _check_there(registry)
+        with answering(registry, f"that release {release.number} is to be checked"):
+            check_files(registry, release)
+    except StoreError as problem:
+        raise StoreError(
+            f"the files of release {release.number} of {release.target} cannot be checked, so it does not go live: "
+            f"{str(problem).partition(';')[0]}; {way_out}"
+        ) from None
 
 
 def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow, ReleaseRow | None]:

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from db import BarredRow, ReleaseRow, ReleaseState, Store
+from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
 from errors import ConfigurationError, StoreError
+
+# The stages whose results say what a round made live, and what it tested. This room is below theirs.
+GATE, TEST = "gate", "test"
+# Rounds on what users said make no release.
+TRAFFIC = "traffic"
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
     """What answers the users of a target; None: the bare base."""
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
+
+
+def target_named(store: Store, given: str | None, default: str) -> str:
+    """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
+    in a store without any. Raises `ConfigurationError` for one that the store has nothing of while it has others."""
+    rounds = store.rows(Round)
+    known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
+    newest = max((r for r in rounds if r.target != TRAFFIC), key=lambda r: r.number, default=None)
+    if given is None and newest is not None:
+        return newest.target
+    wanted = given or default
+    if known and wanted not in known:
+        raise ConfigurationError(
+            f"{store.url} has no round of {wanted!r}, but of {', '.join(sorted(known))}; give one of these with "
+            f"--target, or run 'trace-agent improve --target {wanted}' first"
+        )
+    return wanted
 
 
 def made_by(store: Store, round_id: str) -> ReleaseRow | None:
@@ -21,6 +43,33 @@ def made_by(store: Store, round_id: str) -> ReleaseRow | None:
 def releases_of(store: Store, target: str) -> list[ReleaseRow]:
     """All releases of a target, oldest first."""
     return sorted(store.rows(ReleaseRow, target=target), key=lambda row: row.number)
+
+
+def live_around(store: Store, rounds: Sequence[Round]) -> dict[str, tuple[int, int]]:
+    """Numbers of the releases that were live before and after each of some rounds (0: the bare base), by its id.
+
+    What a round goes on from is its parent. In a new lineage that is the bare base, while a release goes on answering:
+    before the round was what the gate's plan compared with, and where there was no plan and nothing was promoted, what
+    was tested.
+    """
+    ids = [r.id for r in rounds]
+    parents = store.rows(ReleaseRow, id=sorted({r.parent_id for r in rounds if r.parent_id}))
+    numbers = {r.id: r.number for r in parents}
+    plans = {p.round_id: p.rules.get("against") for p in store.rows(GatePlanRow, round_id=ids)}
+    done = store.rows(StageRow, round_id=ids, name=[GATE, TEST], state=StageState.DONE)
+    said = {(s.round_id, s.name): int((s.result or {}).get("release") or 0) for s in done}
+    own = {(r.round_id, r.number) for r in store.rows(ReleaseRow, round_id=ids)}
+    found = {}
+    for row in rounds:
+        made, tested = said.get((row.id, GATE), 0), said.get((row.id, TEST))
+        if tested and (row.id, tested) in own:
+            made = tested
+        before = plans.get(row.id)
+        if before is None:
+            parent = numbers.get(row.parent_id or "", 0)
+            before = parent if made or tested is None else tested
+        found[row.id] = int(before), made or int(before)
+    return found
 
 
 def release_numbered(store: Store, target: str, number: int) -> ReleaseRow:
@@ -75,4 +124,16 @@ def check_same_base(release: ReleaseRow, live: ReleaseRow) -> None:
         raise ConfigurationError(
             f"release {release.number} of {release.target} stands on {base_name(release)}, the live release "
             f"{live.number} on {base_name(live)}; go back to the bare base first: trace-agent rollback --to 0"
+        )
+
+
+def check_live_base(store: Store, target: str, base_model: str) -> None:
+    """Raise `ConfigurationError` where what is live stands on another base model than a round is to have: the round
+    would have to beat it, and its adapters do not fit. A changed revision is seen when the model is loaded."""
+    live = live_release(store, target)
+    if live is not None and live.base != base_model:
+        raise ConfigurationError(
+            f"release {live.number} of {target} is live and stands on {live.base}, the settings' base model is "
+            f"{base_model}; give --base-model {live.base}, another --home, or begin anew from the bare base: "
+            f"trace-agent rollback --to 0 --target {target}"
         )

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from db import ReleaseRow, VerdictRow
-from tasks.releases.lookup import made_by
+from tasks.releases.lookup import live_around, made_by, release_numbered
 from tasks.reporting.figures import HistoryRow, ReleaseFigures
 from tasks.reporting.history import WHOLE, changes, history_of
-from tasks.round.results import GateResult, TestResult
+from tasks.round.results import TestResult
 from tasks.round.stored import StoredRound
 
 # What the gate says of an adapter that was better alone, and of a candidate that became live.
@@ -30,14 +30,12 @@ class BeforeAfter:
 def before_after(stored: StoredRound) -> BeforeAfter | None:
     """What was live around the round; None for one from before there were releases, which tested no live one."""
     store, this = stored.store, stored.round
-    test, gated = stored.found(TestResult), stored.found(GateResult)
+    test = stored.found(TestResult)
     if test is not None and test.live is None:
         return None
-    parent = store.row(ReleaseRow, id=this.parent_id) if this.parent_id else None
-    before = parent.number if parent else 0
-    candidate = made_by(store, this.id)
-    after = test.release if test else (gated.release if gated else 0) or before
-    return BeforeAfter(before, after, candidate, frozenset(parent.members if parent else ()))
+    before, after = live_around(store, [this])[this.id]
+    live = release_numbered(store, this.target, before) if before else None
+    return BeforeAfter(before, after, made_by(store, this.id), frozenset(live.members if live else ()))
 
 
 def release_figures(stored: StoredRound) -> ReleaseFigures | None:

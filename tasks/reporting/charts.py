@@ -50,7 +50,7 @@ def history_chart(rows: Sequence[HistoryRow], lineages: Sequence[int]) -> str:
         if lineages[i] != lineages[i - 1]:
             x = x0 + slot * i
             parts.append(f'<line class="threshold" x1="{x:.1f}" x2="{x:.1f}" y1="{y1 - 6}" y2="{y0}"/>')
-            parts.append(_text(x, y1 - 11, "other data", "axis middle", "the target's data changed: not comparable"))
+            parts.append(_text(x, y1 - 11, *_parted(rows[i - 1], rows[i])))
     ends = []
     for kind, key in (("base", "base"), ("routed", "test")):
         found: list[_Point] = [
@@ -101,6 +101,14 @@ def _history_spans(spans: Sequence[tuple[float, float, float]], crowded: bool) -
         f'<line class="routed whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
         for x, low, high in spans
     ]
+
+
+def _parted(before: HistoryRow, after: HistoryRow) -> tuple[str, str, str]:
+    """Label, class and title of the line between two lineages."""
+    what, why = "other data", "the target's data changed"
+    if before.base_model and after.base_model not in ("", before.base_model):
+        what, why = "other base", "the base model is another"
+    return what, "axis middle", f"{why}: not comparable"
 
 
 def _apart(
@@ -224,9 +232,9 @@ def confusion_chart(router: RouterFigures) -> str:
     tall = min(cell, 44.0)
     parts = [_text(x0, 14, "routed to", "axis")]
     for j, name in enumerate(router.labels):
-        parts.append(_text(x0 + cell * (j + 0.5), top - 8, chr(65 + j), "axis middle", name))
+        parts.append(_text(x0 + cell * (j + 0.5), top - 8, lettered(j), "axis middle", name))
     for i, (name, row) in enumerate(zip(router.labels, router.counts, strict=True)):
-        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{chr(65 + i)}  {_short(name, 17)}", "name end", name))
+        parts.append(_text(_LABEL, top + tall * (i + 0.5) + 4, f"{lettered(i)}  {_short(name, 17)}", "name end", name))
         for j, count in enumerate(row):
             share = count / sum(row) if sum(row) else 0.0
             x, y = x0 + cell * j + 1, top + tall * i + 1

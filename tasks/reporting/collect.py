@@ -46,7 +46,7 @@ from tasks.round.results import (
     TrainResult,
 )
 from tasks.round.rollouts import outcomes
-from tasks.round.stored import StoredRound
+from tasks.round.stored import StoredRound, in_order
 from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import told_starts
 
@@ -67,7 +67,7 @@ def figures_of(
 ) -> RoundFigures:
     """Everything the report shows, from the store. `ended` says how practising ended."""
     store, current_round = stored.store, stored.round
-    stages = {r.name: r for r in store.rows(StageRow, round_id=current_round.id)}
+    stages = {r.name: r for r in in_order(store.rows(StageRow, round_id=current_round.id))}
     costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
     test, contrast = stored.found(TestResult), stored.found(ContrastResult)
     sides = {name: outcomes(store, ids) for name, ids in test.sides().items() if ids} if test else {}

@@ -211,9 +211,9 @@ class HistoryRow(_Figures):
     the number of the one that was live when the round ended (0: the bare base; None: not known, as in rounds from
     before there were releases). `verdict` is the gate's, or how the round ended without one; `verdicts` are those on
     single capabilities. `test` and `base` are rates on the test split of what was live after it and of the bare base.
-    `seconds` is working time. `members` are the versions of its release as the gateway names them, by capability, and
-    `barred` the capabilities whose adapter may not be promoted automatically. `left` are families that it leaves to
-    what answered before.
+    Figures compare on one `data_hash` and `base_model`. `seconds` is working time. `members` are the versions of its
+    release as the gateway names them, by capability, and `barred` the capabilities whose adapter may not be promoted
+    automatically. `left` are families that it leaves to what answered before.
     """
 
     round: int | None = None
@@ -222,6 +222,7 @@ class HistoryRow(_Figures):
     after: int | None = None
     when: str = ""
     data_hash: str = ""
+    base_model: str = ""
     state: str = ""
     new: list[str] = []
     renewed: list[str] = []
@@ -306,9 +307,10 @@ class Provenance(_Figures):
 
 
 class RoundFigures(_Figures):
-    """Everything the report shows of a round. `seconds` and `tokens` are by stage and hold their sum as `total`;
-    `work` splits the same seconds into model, environment, earlier (attempts at a stage that were broken off) and
-    orchestration (everything else); `errors` counts episodes lost to infrastructure, which are in no denominator.
+    """Everything the report shows of a round. `seconds` are by stage, as they began and without the report itself, and
+    `tokens` by the purpose of episodes; both hold their sum as `total`. `work` splits the same seconds into model,
+    environment, earlier (attempts at a stage that were broken off) and orchestration (everything else); `errors` counts
+    episodes lost to infrastructure, which are in no denominator.
 
     `before` and `after` are the numbers of the releases that were live when the round began and when it ended (0: the
     bare base; None in figures from before there were releases), `live` and `routed` their success on the test split
@@ -359,16 +361,14 @@ class RoundFigures(_Figures):
 
 
 def lineages(rows: Sequence[HistoryRow]) -> list[int]:
-    """Number of each row's lineage, from 1: it grows where the target's data became other data, across which figures
-    are not compared."""
+    """Number of each row's lineage, from 1: it grows where the target's data became other data, or the base another
+    model, across which figures are not compared. What a row does not say is as before it."""
     found: list[int] = []
-    known = ""
+    data = base = ""
     for row in rows:
-        if not found or (row.data_hash and row.data_hash != known):
-            found.append(found[-1] + 1 if found else 1)
-            known = row.data_hash
-        else:
-            found.append(found[-1])
+        other = bool((data and row.data_hash and row.data_hash != data) or (base and row.base_model not in ("", base)))
+        found.append((found[-1] + other) if found else 1)
+        data, base = row.data_hash or data, row.base_model or base
     return found
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from db import EvaluationRow, ReleaseRow, Round, SpendRow, StageRow, StageState, Store, VerdictRow
 from db.values.states import is_final
 from errors import StoreError
-from tasks.releases.lookup import barred, releases_of, version_name
+from tasks.releases.lookup import barred, live_around, releases_of, version_name
 from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.nothing_trained import ending_of
-from tasks.round.results import GateResult
+from tasks.round.results import GateResult, ReportResult
 from tasks.round.stored import StoredRound
 from tasks.unattended.alive import as_told
 
@@ -53,7 +53,9 @@ class _Parts:
             for row in store.rows(EvaluationRow, round_id=ids, split="test")
             if row.success is not None
         }
-        self.seconds = store.worked()
+        self.around = live_around(store, rounds)
+        # As a round's own figures have it, which are made before the stage that makes them is done.
+        self.seconds = store.worked(without=ReportResult.stage)
         self.gates = {
             stage.round_id: GateResult.model_validate(stage.result) if stage.state == StageState.DONE else None
             for stage in store.rows(StageRow, round_id=ids, name=GateResult.stage)
@@ -81,6 +83,7 @@ def _of_round(row: Round, parts: _Parts) -> HistoryRow:
         after=_after(row, parts),
         when=(row.finished_at or row.started_at).isoformat(timespec="seconds"),
         data_hash=row.data_hash,
+        base_model=str(row.config.get("base_model", "")),
         state=made.state if made else "",
         **(_brought(made, parts) if made else {}),
         test=parts.test.get((row.id, "routed")),
@@ -102,6 +105,7 @@ def _of_release(row: ReleaseRow, parts: _Parts) -> HistoryRow:
         after=row.number if row.live_at is not None else None,
         when=row.created_at.isoformat(timespec="seconds"),
         data_hash=row.data_hash,
+        base_model=row.base,
         state=row.state,
         **_brought(row, parts),
         test=Rate.model_validate(evidence) if evidence else None,
@@ -135,10 +139,7 @@ def changes(release: ReleaseRow, by_id: Mapping[str, ReleaseRow]) -> dict[str, l
 def _after(row: Round, parts: _Parts) -> int | None:
     """Number of the release that was live when the round ended; None while the round has not tested it, and for a round
     from before there were releases, which tested no live one."""
-    if (row.id, "live") not in parts.test:
-        return None
-    gated, parent = parts.gates.get(row.id), parts.by_id.get(row.parent_id or "")
-    return (gated.release if gated else 0) or (parent.number if parent else 0)
+    return parts.around[row.id][1] if (row.id, "live") in parts.test else None
 
 
 def _verdict(row: Round, parts: _Parts, whole: str, verdicts: Mapping[str, str]) -> tuple[str, str]:

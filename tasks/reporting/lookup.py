@@ -10,24 +10,25 @@ from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
+from tasks.round.stored import in_order
 from tasks.unattended.alive import as_told
 
 logger = logging.getLogger("trace")
 
-# In a round's folder: the report's page, and the folder of its episodes' pages.
-REPORT, EPISODES = "report.html", "episodes"
+# In a round's folder: the report's page, the figures that it was made of, and the folder of its episodes' pages.
+REPORT, FIGURES, EPISODES = "report.html", "figures.json", "episodes"
 
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
     """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, the
     figures known so far."""
-    path = files.fetch(f"{row.id}/figures.json")
+    path = files.fetch(f"{row.id}/{FIGURES}")
     if path.is_file():
         try:
             return RoundFigures.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             logger.warning("%s cannot be read: what the database knows of the round is shown", path)
-    stages = store.rows(StageRow, round_id=row.id)
+    stages = in_order(store.rows(StageRow, round_id=row.id))
     (row,) = as_told(store, [row])
     return RoundFigures(
         round=row.id,

@@ -32,7 +32,7 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
         "selection": charts.selection_chart(by_rule, figures.selection) if by_rule else "",
         "router": charts.confusion_chart(figures.router) if figures.router and figures.router.labels else "",
         "seconds": charts.share_chart("Time by stage", [(n, v, duration(v)) for n, v in seconds]) if seconds else "",
-        "tokens": charts.share_chart("Tokens by stage", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
+        "tokens": charts.share_chart("Tokens by purpose", [(n, v, f"{v:,.0f}") for n, v in tokens]) if tokens else "",
     }
     return (
         environment()
@@ -51,16 +51,8 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
             training={c.name: Markup(charts.training_chart(c.name, c.steps)) for c in chosen if c.steps},
             seconds=seconds,
             tokens=tokens,
-            stages=sorted(
-                {*figures.seconds, *figures.tokens}, key=lambda name: (name == "total", _order(figures, name))
-            ),
         )
     )
-
-
-def _order(figures: RoundFigures, name: str) -> int:
-    known = list(dict.fromkeys([*figures.seconds, *figures.tokens]))
-    return known.index(name)
 
 
 @cache

@@ -37,17 +37,8 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
             )
         )
     if figures.capabilities:
-        table = Table(
-            "capability",
-            "cov",
-            "delta",
-            "runs",
-            "base",
-            "adapter",
-            "verdict",
-            title="Capabilities",
-            title_justify="left",
-        )
+        numbers = ("cov", "delta", "runs", "base", "adapter")
+        table = _table("Capabilities", "capability", numbers, "verdict")
         for c in figures.capabilities:
             table.add_row(
                 escape(c.name),
@@ -113,7 +104,7 @@ def _rate(rate: Rate, then: str = " ") -> str:
 def _family_table(figures: RoundFigures) -> Table:
     three = any(f.live is not None for f in figures.families.values())
     columns = ["base", *(["before"] if three else []), "after" if figures.before is not None else "routed"]
-    table = Table("family", *columns, "change", "n", title="Success by family (test split)", title_justify="left")
+    table = _table("Success by family (test split)", "family", (*columns, "change", "n"))
     for name, f in figures.families.items():
         start = f.base if f.live is None else f.live
         rates = [f.base, *([start] if three else []), f.routed]
@@ -121,6 +112,17 @@ def _family_table(figures: RoundFigures) -> Table:
     if figures.noop:
         table.add_section()
         table.add_row("doing nothing", percent(figures.noop.success), *[""] * len(columns), str(figures.noop.n))
+    return table
+
+
+def _table(title: str, name: str, numbers: Sequence[str], last: str = "") -> Table:
+    """A table whose names and last words are folded where it is narrow: a number is whole, and nothing is cut."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(name, overflow="fold")
+    for column in numbers:
+        table.add_column(column, no_wrap=True)
+    if last:
+        table.add_column(last, overflow="fold")
     return table
 
 

@@ -24,6 +24,7 @@ from models.providers.analyst import Analyst, AnalystSettings, Question
 from models.providers.spending import most_tokens
 from settings import Settings, writable_folder
 from settings_parts import shown_variable
+from tasks.releases.lookup import check_live_base
 from tasks.round.analyst import analyst_prices, check_user, models_of, round_client, target_of
 from tasks.round.policies import check_policy
 from tasks.round.target_prompt import context_text
@@ -160,16 +161,16 @@ def check_without_loading(settings: Settings) -> None:
     """The first part of `preflight`: what needs no heavy library. A usual mistake is refused within a second or two.
 
     The target's name is known, trainings at once are not in each other's way, the home can be written, the store
-    answers, the servers of Prefect and MLflow that are named are there, the base model's files are whole, vLLM servers
-    are as needed, and a language model is configured where one is asked.
+    answers, what is live stands on the base model, the servers of Prefect and MLflow that are named are there, the base
+    model's files are whole, vLLM servers are as needed, and a language model is configured where one is asked.
     """
     if settings.target != TRAFFIC:
         check_target_name(settings.target)
     check_trainings(settings)
     writable_folder(settings.folder)
     files_of(settings).check()
-    with open_store(settings.database_url):
-        pass
+    with open_store(settings.database_url) as store:
+        check_live_base(store, settings.target, settings.base_model)
     check_servers(settings)
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)

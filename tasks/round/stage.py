@@ -31,6 +31,7 @@ from models.telemetry.metrics import METRICS, serve
 from models.telemetry.place import Place, at, here
 from settings import SCRIPTED_USER, Settings, load_settings, writable_folder
 from tasks.releases.lifecycle import live_release, publish, releases_of
+from tasks.releases.lookup import check_live_base
 from tasks.round.analyst import check_user, round_client, target_of
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import check_analyst
@@ -90,7 +91,8 @@ def _watched(context: Context) -> Context:
 def _parent(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | None:
     """The release that a round goes on from: the live one, or the bare base (None) where there is none, and where the
     live one was proven on other data, which begins a new lineage. A promotion or rollback that died on its way to
-    MLflow is completed first."""
+    MLflow is completed first. Raises `ConfigurationError` where the live one stands on another base model."""
+    check_live_base(store, settings.target, settings.base_model)
     live = live_release(store, settings.target)
     if releases_of(store, settings.target):
         publish(store, open_registry(settings, settings.target), settings.target)

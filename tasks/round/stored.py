@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,11 @@ from errors import StoreError
 from tasks.round.results import KINDS, RolloutResult, StageResult
 
 R = TypeVar("R", bound=StageResult)
+
+
+def in_order(stages: Iterable[StageRow]) -> list[StageRow]:
+    """Stages as they began; those that did not begin come last."""
+    return sorted(stages, key=lambda row: (row.started_at is None, row.started_at, row.name))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,11 @@ def _active_profile() -> tuple[str, str]:
 
 def mlflow_server(settings: Settings) -> NamedServer | None:
     """The MLflow server that the setting `tracking` names; None where the registry is a file."""
-    uri = settings.tracking_uri
+    return mlflow_at(settings.tracking_uri)
+
+
+def mlflow_at(uri: str) -> NamedServer | None:
+    """The MLflow server behind a tracking address; None where that is a file."""
     do = "start it (docs/1-running.md), or correct TRACE_TRACKING"
     if uri.startswith("sqlite:"):
         return None

@@ -35,7 +35,7 @@ EXPECTED: list[tuple[list[str], list[list[object]]]] = [
     (["number", "state", "reason"], [[1, "done", "promoted 1"]]),
     (["adapter_id", "episodes", "success"], [[None, 4, 0.25], ["a1", 1, 1.0]]),
     (["error_boundary", "episodes", "example"], [["provider", 1, "502 from the provider"]]),
-    (["kind", "required", "failed"], [["cancel_order", 4, 4], ["look_up_first", 4, 0]]),
+    (["kind", "required", "failed"], [["cancel_order", 3, 3], ["look_up_first", 3, 0]]),
     (["name", "rank", "runs_passed"], [["cancel_order", 1, 9], ["refund_order", None, 2]]),
     (["trajectory_id", "name", "votes"], [["t2", "cancel_order", 2], ["t1", "cancel_order", 1]]),
     (

@@ -70,6 +70,16 @@ def test_a_success_replaces_an_error_row_and_nothing_else_does(store: Store, rou
     assert store.trajectory("t1").reward == 0.25
 
 
+def test_an_episode_that_a_later_round_loses_again_is_counted_there(store: Store, round_: Round) -> None:
+    store.add_trajectories([failure(round_.id)])
+    later = store.start_round("t", "h", 1, "laptop", {})
+    assert store.add_trajectories([failure(later.id, error="again")]) == Written(0, 1, 0)
+    found = store.trajectory("t1")
+    assert (found.round_id, found.error, len(found.steps)) == (later.id, "again", 3)
+    assert store.add_trajectories([failure(later.id, error="of a replay")]) == Written(0, 0, 1)
+    assert store.trajectory("t1").error == "again"
+
+
 def test_one_batch_may_hold_an_id_twice(store: Store, round_: Round) -> None:
     written = store.add_trajectories([failure(round_.id), trajectory(round_.id), failure(round_.id)])
     assert written == Written(1, 0, 2)

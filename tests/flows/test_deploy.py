@@ -73,6 +73,12 @@ def test_a_schedule_that_could_never_run_a_round_is_refused(
         CliRunner().invoke(app, ["schedule"], catch_exceptions=False, env={"PREFECT_API_URL": api})
 
 
+def test_a_schedule_of_no_time_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_file, "serve", lambda *given, **how: pytest.fail("it is served"))
+    with pytest.raises(ConfigurationError, match=r"--cron = 'nonsense': Invalid cron string.*write five fields"):
+        schedule_file.serve_schedule("nonsense", "shop", "smoke")
+
+
 def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect finds a deployment by flow and name: another one of the same name would be taken over, then paused."""
     served: list[tuple[Any, dict[str, Any]]] = []

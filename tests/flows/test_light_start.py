@@ -12,6 +12,7 @@ import pytest
 
 from db import open_store
 from settings import load_settings
+from tasks.reporting.figures import RoundFigures
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "litellm")
@@ -113,6 +114,8 @@ def test_where_a_report_is_takes_no_drawing_of_it(tmp_path: Path) -> None:
     page = settings.folder / made.id / "report.html"
     page.parent.mkdir(parents=True)
     page.write_text("<p>report</p>")
+    figures = RoundFigures(round=made.id, target="shop", data_hash="data", seed=0)
+    page.with_name("figures.json").write_text(figures.model_dump_json())
     heavy = "('pandas', 'jinja2', 'numpy')"
     code = f"import atexit, sys; atexit.register(lambda: print(*[name in sys.modules for name in {heavy}]))"
     done = run(tmp_path, f"{code}\nfrom flows.cli.main import main; main()", "report", "--home", str(settings.folder))

@@ -13,6 +13,7 @@ from db import GENERALIST, StageRow
 from errors import EnvironmentFault, StoreError, TargetBusy
 from models.adapters.files import checked_name
 from settings import load_settings
+from tasks.evaluate import _store_evaluation
 from tasks.reporting.lookup import find_row
 from tasks.round import stage as stages
 from tasks.round.context import Context
@@ -24,6 +25,7 @@ from tasks.synthesis.calibration import calibration_figures, is_mastered, judge
 from tasks.synthesis.learning import generalist as learnt_first
 from tasks.synthesis.learning.generalist import store_generalist
 from tasks.unattended import alive
+from tests.db.store_examples import failure
 
 RULE = load_settings(profile="laptop").calibration.model_dump() | {"informative_alone": False, "high": 0.6}
 
@@ -250,6 +252,12 @@ def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context
     result = work.do(context)
     assert 0.02 <= result.model_seconds < 1.0
     assert result.environment_seconds == 0.0
+
+
+def test_a_side_that_lost_every_episode_is_one_error(context: Context) -> None:
+    context.store.add_trajectories([failure(context.round.id, "lost")])
+    with pytest.raises(EnvironmentFault, match="all 1 episodes of live on the test split were lost to errors"):
+        _store_evaluation(context, "test", "live", ["lost"], (1, 1))
 
 
 def test_a_stage_that_failed_is_done_again(context: Context) -> None:

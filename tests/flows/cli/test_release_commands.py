@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from db import EvaluationRow, RoundState, SpendRow, VerdictRow, open_store
+from errors import ConfigurationError
 from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
@@ -110,3 +113,55 @@ def test_looking_going_back_and_going_on(
     assert (states[1], states[2]) == ("retired", "rolled-back")
     assert [notice.kind for notice in told] == ["rolled-back", "promoted", "rolled-back"]
     assert told[1].text == "release 2 of shop is live: exchange, refund (by hand: it was right)"
+
+
+def test_looking_and_leaving_need_no_mlflow(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that the settings name is away; the database knows what is live."""
+    live = home.promoted({"cancel": home.member("cancel")})
+    monkeypatch.setenv("TRACE_TRACKING", "http://127.0.0.1:1")
+    began = time.monotonic()
+    assert f"release {live.number} of shop is live: cancel@v1-" in run(home, "history")
+    assert f'"candidate": {live.number}' in run(home, "history", "--json")
+    assert "the bare base answers for shop again" in run(home, "rollback", "--to", "0")
+    assert time.monotonic() - began < 30
+    assert home.states()[live.number] == "rolled-back"
+
+
+@pytest.fixture
+def two_targets(settings_folder: Path) -> Path:
+    """A home with a round of the shop and a later one of the airline."""
+    with open_store(load_settings(home=settings_folder).database_url) as store:
+        for target in ("shop", "tau2:airline", "traffic"):
+            store.finish_round(store.start_round(target, "d", 0, "laptop", {}).id, RoundState.DONE, f"of {target}")
+    return settings_folder
+
+
+def test_without_a_target_the_newest_rounds_is_looked_at(two_targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked(*words: str) -> str:
+        done = CliRunner().invoke(app, ["history", "--home", str(two_targets), *words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "the bare base answers for tau2:airline" in looked()
+    assert "the bare base answers for shop" in looked("--target", "shop")
+    monkeypatch.setenv("TRACE_TARGET", "shop")
+    assert "the bare base answers for shop" in looked()
+
+
+@pytest.mark.parametrize("command", ["history", "watch", "rollback"])
+def test_a_target_without_a_round_is_told_with_those_that_have_one(two_targets: Path, command: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no round of 'shpo', but of shop, tau2:airline, traffic; give one"):
+        CliRunner().invoke(app, [command, "--home", str(two_targets), "--target", "shpo"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("price", ["nan,1", "1,inf", "-1,1"])
+def test_a_price_that_is_none_is_refused(price: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no price; write dollars per million tokens"):
+        CliRunner().invoke(app, ["evaluate", "--target", "shop", "--price", price], catch_exceptions=False)
+
+
+def test_an_age_beyond_all_dates_is_refused(two_targets: Path) -> None:
+    words = ["clean", "--older-than", "999999999999", "--home", str(two_targets)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 2
+    assert "36500" in done.output

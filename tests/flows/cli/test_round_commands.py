@@ -113,6 +113,41 @@ def test_figures_that_a_death_cut_off_count_as_not_written(
         run(settings, command)
 
 
+def test_a_page_of_a_round_that_was_running_is_written_again(settings: Settings) -> None:
+    with open_store(settings.database_url) as store:
+        row = store.start_round("shop", "d", 0, "laptop", {})
+        page = Path(run(settings, "report").strip())
+        assert "The round is not over" in page.read_text()
+        store.finish_round(row.id, RoundState.FAILED, "TrainingError: no group was informative")
+        assert Path(run(settings, "report").strip()) == page
+        assert "no group was informative" in page.read_text()
+        page.write_text("as it was")
+        (page.parent / "figures.json").write_text("{}")  # of a round whose report is made
+        run(settings, "report")
+        assert page.read_text() == "as it was"
+
+
+def test_stages_are_told_in_the_order_in_which_they_began(settings: Settings) -> None:
+    names = ["rollout", "contrast", "select", "synthesize:b", "synthesize:a", "gate"]
+    with open_store(settings.database_url) as store:
+        row = store.start_round("shop", "d", 0, "laptop", {})
+        for name in names:
+            stage = store.stage(row.id, name)
+            assert stage.claim()
+            stage.finish({})
+        assert list(figures_by_key(settings, store).seconds) == names
+
+
+def test_what_would_steer_a_terminal_is_written_out(settings: Settings) -> None:
+    with open_store(settings.database_url) as store:
+        row = store.start_round("shop", "d", 0, "laptop", {})
+        store.finish_round(row.id, RoundState.FAILED, "ended \x1b]0;title\x07 by\x9b2J itself")
+    for command in (["rounds"], ["show", "1"]):
+        said = run(settings, *command)
+        assert "ended \\x1b]0;title\\x07 by\\x9b2J itself" in said
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
+
+
 def test_a_number_is_a_rounds_before_it_is_the_beginning_of_an_id(settings: Settings) -> None:
     with open_store(settings.database_url) as store:
         rows = [store.start_round("shop", "d", seed, "laptop", {}) for seed in range(40)]

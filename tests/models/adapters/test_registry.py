@@ -91,6 +91,11 @@ def test_a_version_is_registered_tagged_and_comes_back_byte_for_byte(registry, t
     assert os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
 
 
+def test_a_registry_of_no_kind_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"tracking = 'foo://host/x' has the unknown scheme 'foo'"):
+        Registry("foo://me:secret@host/x", "shop", tmp_path)
+
+
 def test_registering_the_same_bytes_twice_changes_nothing(registry, tmp_path):
     first = registered(registry, tmp_path)
     again = registry.register(record(round="r2"), tmp_path / "adapter-1.0", registry.start_run("r2/again"))

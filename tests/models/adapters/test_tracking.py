@@ -12,6 +12,7 @@ import pytest
 
 from models.adapters.registry import Registry
 from models.adapters.tracking import make_database
+from settings_parts import sqlite_url
 
 
 def schema(file: Path) -> dict[str, object]:
@@ -35,6 +36,15 @@ def test_the_file_is_that_of_mlflow(tmp_path: Path) -> None:
         list(pool.map(make_database, [f"sqlite:///{ours}"] * 2))
     assert schema(ours) == schema(theirs)
     assert len(schema(ours)) > 30
+
+
+def test_a_file_whose_path_needs_quoting_is_made_where_it_was_named(tmp_path: Path) -> None:
+    file = tmp_path / "a?b%41" / "mlflow.db"
+    registry = Registry(sqlite_url(file), "shop", tmp_path / "artifacts")
+    registry.end_run(registry.start_run("a/b/c"))
+    assert [path.name for path in file.parent.iterdir()] == ["mlflow.db"]
+    assert not (tmp_path / "a").exists()
+    assert [path for path in tmp_path.rglob("*.db") if path != file] == []
 
 
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from db import Store, open_store
 from tasks.episodes.groups import Outcome, compared_groups, diagnosis_groups, training_groups
 from tasks.episodes.shown import MOST_CHARACTERS, MOST_TURNS, evenly, shown_episode
+from tasks.round.results import TestResult
 from tests.tasks.episodes.practised_rounds import ADAPTER, ASKED, CAPABILITY, Practised
 
 
@@ -70,6 +71,18 @@ def test_the_test_split_shows_what_changed_first_and_each_side_once(store: Store
     assert [e.title for e in found.groups[0].episodes] == ["bare base", "live after"]
     few = compared_groups(made.stored, str, most=1)
     assert ([g.title for g in few.groups], few.left_out) == (["status-a"], 2)
+
+
+def test_a_round_that_changed_nothing_has_solved_nothing_newly(store: Store) -> None:
+    """Release 2 goes on: what is live after the round is what was live before it, and both solve more than the base."""
+    made = Practised(store, steps=0)
+    made.round = store.start_round("shop", "data-one", 8, "laptop", {})
+    base = [made.episode("base", task, 1, 0, 0.0) for task in ("refund-a", "refund-b")]
+    live = [made.episode("two", task, 1, 0, r) for task, r in (("refund-a", 1.0), ("refund-b", 0.0))]
+    made.stage(TestResult(base_ids=base, live_ids=live, routed_ids=live, release=2))
+    found = compared_groups(made.stored, str)
+    assert {g.title: g.outcome for g in found.groups} == {"refund-a": Outcome.BOTH, "refund-b": Outcome.NEITHER}
+    assert [e.title for e in found.groups[0].episodes] == ["bare base", "live before"]
 
 
 def test_an_episode_that_was_lost_has_its_error_and_is_in_no_outcome(store: Store) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from db import AdapterRow, AdapterState, ReleaseRow, ReleaseState, Round, Store, open_store
+from db import AdapterRow, AdapterState, GatePlanRow, ReleaseRow, ReleaseState, Round, Store, open_store
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app, main
 from tasks.measuring.comparison import compare_named
-from tasks.measuring.outcomes import outcomes_of, read_outcomes
+from tasks.measuring.outcomes import outcomes_of, read_outcomes, release_episodes
 from tests.db.store_examples import failure, trajectory
 
 HEADER = "task,family,trial,success\n"
@@ -210,6 +210,28 @@ def test_releases_from_the_rounds_that_played_them(home: Path) -> None:
     assert compare_named("release@0", "release@1", home=home).difference.points == 0.0
     with pytest.raises(StoreError, match="no release 3; it has 1, 2"):
         compare_named("release@1", "3", home=home)
+
+
+def test_a_release_has_what_the_challenge_played_it_and_no_episode_of_another_candidate(home: Path) -> None:
+    """The router of release 2, a round's first candidate, was fitted again: the gate judged release 3. The round began
+    a new lineage: its parent is the bare base, and release 1 was live all the same."""
+    with stored(home) as store:
+        row = store.start_round("shop", "data1", 3, "laptop", {})
+        made = {"target": "shop", "base": "small", "data_hash": "data1", "round_id": row.id, "parent_id": None}
+        store.put([ReleaseRow(id=f"n{n}", number=n, state=ReleaseState.CANDIDATE, **made) for n in (3, 4)])
+        store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": 1})])
+        results = {
+            "challenge": {"live_ids": ["challenged"]},
+            "evaluate": {"base_ids": ["b"], "live_ids": ["l"], "routed_ids": ["second"], "candidate": "n4"},
+        }
+        for name, result in results.items():
+            stage = store.stage(row.id, name)
+            assert stage.claim()
+            stage.finish(result)
+        assert release_episodes(store, "shop", 3) == []
+        assert release_episodes(store, "shop", 4) == ["second"]
+        assert release_episodes(store, "shop", 1) == ["live", "challenged", "l"]
+        assert release_episodes(store, "shop", 0) == ["base", "b"]
 
 
 def test_releases_are_compared_where_the_gate_did_not_choose(home: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import time
 import tracemalloc
 
+import pandas as pd
 import pytest
 
 from db import open_store
@@ -92,6 +93,15 @@ class ScriptedAsker:
             except ProviderError as error:
                 answers.append(error)
         return answers
+
+
+def test_the_agreement_of_all_is_over_what_every_run_labels():
+    """Of `b` one run says nothing: the others disagree about it, which is no part of the whole."""
+    rows = [(run, t, "a", "LACKING" if t == "t1" else "NA") for run in (1, 2, 3) for t in ("t1", "t2")]
+    rows += [(run, t, "b", "LACKING" if (t == "t1") == (run == 1) else "NA") for run in (1, 2) for t in ("t1", "t2")]
+    labels = pd.DataFrame(rows, columns=["run", "trajectory_id", "capability", "label"])
+    assert agreement(labels) == (1.0, {"a": 1.0, "b": -1.0})
+    assert agreement(labels[labels["run"] == 1]) == (None, {"a": None, "b": None})
 
 
 def test_mining_selects_what_the_failures_lack():

@@ -83,6 +83,16 @@ def test_a_run_that_lacks_a_capability_counts_as_not_passed(files):
     assert by_name["never_labelled"].reason == "No run labels it."
 
 
+def test_fewer_runs_than_have_to_agree_are_one_error_that_says_how_to_ask_for_fewer(files):
+    given = files([run(n) for n in range(1, 6)])
+    with pytest.raises(LabelError, match=r"holds 5 labelling runs, .* pass in 8: nothing .*\(--required 4\)"):
+        published_selection(*given)
+    (best,) = published_selection(*given, k=4).selected
+    assert best.name == NAMES[0]
+    words = ["select", "--candidates", str(given[0]), "--runs", str(given[1]), "--required", "4"]
+    assert "1 selected of 2" in CliRunner().invoke(app, words).output
+
+
 def broken(change):
     value = run(3)
     text = change(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -21,6 +22,7 @@ from models.router.router import Router
 from tasks import evaluate as evaluate_file
 from tasks.releases.lifecycle import (
     barred,
+    heal,
     live_release,
     member_adapters,
     promote,
@@ -31,7 +33,7 @@ from tasks.releases.lifecycle import (
     rollback,
 )
 from tasks.round.results import GateResult, SuccessRate
-from tests.tasks.releases.release_homes import Home
+from tests.tasks.releases.release_homes import DATA, Home
 
 _TARGETS = count(1)
 
@@ -137,10 +139,14 @@ def test_rollback_walks_back_through_the_parents_and_bars_what_was_left(home: Ho
     home.check()
 
 
-@pytest.mark.parametrize(("to", "states"), [(0, {1: "retired", 2: "rolled-back"}), (1, {1: "live", 2: "rolled-back"})])
+@pytest.mark.parametrize(
+    ("to", "states", "data"),
+    [(0, {1: "retired", 2: "rolled-back"}, DATA), (1, {1: "live", 2: "rolled-back"}, "data of tomorrow")],
+)
 def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
-    home: Home, monkeypatch: pytest.MonkeyPatch, to: int, states: dict[int, str]
+    home: Home, monkeypatch: pytest.MonkeyPatch, to: int, states: dict[int, str], data: str
 ) -> None:
+    """Its figures are kept with it where they were measured on its own data."""
     for _ in range(2):
         home.promoted({"refund": home.member("refund")})
     rate = SuccessRate(success=0.5, low=0.4, high=0.6)
@@ -155,14 +161,15 @@ def test_a_release_that_is_rolled_back_while_its_test_plays_stays_so(
     monkeypatch.setattr(evaluate_file, "lineup_of", lambda *_: None)
     monkeypatch.setattr(evaluate_file, "look_at", lambda *_: SimpleNamespace(number=1))
     context = SimpleNamespace(
-        incumbent=None, store=home.store, round=SimpleNamespace(target=home.target),
+        incumbent=None, store=home.store, round=SimpleNamespace(target=home.target, data_hash=data),
         settings=SimpleNamespace(evaluation=SimpleNamespace(trials=1), seed=0),
         result=lambda kind: GateResult(promoted=["refund"], release=2),
     )  # fmt: skip
     assert evaluate_file.test._work(context).release == 2  # type: ignore[arg-type]
     assert home.states() == states
     assert [[entry["reason"] for entry in home.newest().evidence["history"]]] == told
-    assert home.newest().evidence["test"]["routed"]["success"] == 0.5
+    found = home.newest().evidence.get("test")
+    assert found == ({"routed": {"success": 0.5, "low": 0.4, "high": 0.6}} if data == DATA else None)
     home.check()
 
 
@@ -263,21 +270,32 @@ def test_a_registry_that_the_store_knows_nothing_of_is_left_alone(home: Home, ca
     assert read_aliases(home.registry).champions == {one["model"]: "1"}
 
 
-def test_a_registry_that_does_not_answer_is_one_error_and_nothing_moves(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def test_without_mlflow_nothing_goes_live_that_cannot_be_checked_and_what_is_live_can_be_left(
+    home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     home.promoted({"refund": home.member("refund")})
+    live = home.promoted({"refund": home.member("refund")})
     waiting = home.candidate({"refund": home.member("refund")})
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     away = Registry("http://someone:secret@127.0.0.1:1", home.target)
-    for change in (
-        lambda: promote(home.store, away, waiting.id, "better"),
-        lambda: rollback(home.store, away, home.target),
+    began = time.monotonic()
+    for change, number, way_out in (
+        (lambda: promote(home.store, away, waiting.id, "better"), 3, "bring it back, then promote again"),
+        (lambda: rollback(home.store, away, home.target), 1, r"leave release 2 now: trace-agent rollback --to 0"),
     ):
-        with pytest.raises(StoreError, match=r"MLflow at http://127.0.0.1:1 cannot be told what is live") as caught:
+        said = rf"files of release {number} of .* cannot be checked.*MLflow at http://127.0.0.1:1 does.*; .*{way_out}"
+        with pytest.raises(StoreError, match=said):
             change()
-        assert "secret" not in str(caught.value)
-    assert home.states() == {1: "live", 2: "candidate"}
+    assert home.states() == {1: "retired", 2: "live", 3: "candidate"}
+    home.check()
+    caplog.clear()
+    # The bare base needs no file: the database says that it answers, and MLflow follows with the next command.
+    assert rollback(home.store, away, home.target, to=0) is None
+    assert home.states() == {1: "retired", 2: "rolled-back", 3: "candidate"}
+    assert "rolled back; MLflow follows with the next command: MLflow at http://127.0.0.1:1 does not" in caplog.text
+    assert "secret" not in caplog.text
+    assert time.monotonic() - began < 20  # MLflow's own client would try for four minutes, each time
+    assert read_aliases(home.registry).live == live.id
+    heal(home.store, home.registry, home.target)
     home.check()
 
 

@@ -147,7 +147,13 @@ def full_round() -> RoundFigures:
                 "route": 12.1,
                 "evaluate": 428.4,
             },
-            "tokens": {"total": 1904211, "rollout": 640112, "calibrate": 402331, "train": 511000, "evaluate": 350768},
+            "tokens": {
+                "total": 1904211,
+                "diagnosis": 640112,
+                "calibration": 402331,
+                "practice": 511000,
+                "evaluation": 350768,
+            },
             "peak_gib": 3.4,
             "errors": 2,
             "warnings": [

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from stored_rounds import DATA, OTHER_DATA, Shop
 
-from db import ReleaseState, RoundState, open_store
+from db import GatePlanRow, ReleaseState, RoundState, open_store
 from db.values.types import utc_now
-from tasks.reporting.before_after import data_before, history_until
+from tasks.releases.lookup import live_around
+from tasks.reporting.before_after import before_after, data_before, history_until
+from tasks.reporting.charts import history_chart
 from tasks.reporting.figures import Ending, HistoryRow, lineages
 from tasks.reporting.history import history_of
 from tasks.reporting.nothing_trained import ending_of, how_it_ended
@@ -22,9 +25,11 @@ from tasks.round.results import (
     ContrastResult,
     GateResult,
     RegisterResult,
+    ReportResult,
     RolloutResult,
     SelectResult,
     StageResult,
+    TestResult,
     TrainResult,
 )
 from tasks.round.stored import StoredRound
@@ -101,6 +106,45 @@ def test_the_history_tells_every_round_and_release_in_order(shop: Shop) -> None:
     assert history_of(shop.store, "other") == []
 
 
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_was_live_around_a_round_of_a_new_lineage_is_what_went_on_answering(shop: Shop, planned: bool) -> None:
+    """Such a round begins from the bare base; the gate compares with the release that answers all the same."""
+    one = shop.release(1, {"a": "1"})
+    row = shop.round(data=OTHER_DATA)
+    assert live_around(shop.store, [row]) == {row.id: (0, 0)}
+    if planned:
+        shop.store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": one.number})])
+    shop.stage(row, GateResult(skipped="no adapter was better"))
+    live: Any = {"live": RATE, "routed": RATE}
+    shop.stage(row, TestResult(release=one.number, looks=1, **live))
+    shop.tested(row, base=0.1, live=0.4, routed=0.4)
+    found = before_after(StoredRound(shop.store, row))
+    assert found is not None
+    assert (found.before, found.after, found.renewed) == (1, 1, {"a"})
+    assert [told.after for told in history_of(shop.store, "shop") if told.round == row.number] == [1]
+
+
+def test_what_a_round_of_a_new_lineage_made_live_took_the_place_of_what_was_live(shop: Shop) -> None:
+    one = shop.release(1, {"a": "1"}, state=ReleaseState.RETIRED)
+    row = shop.round(data=OTHER_DATA)
+    shop.store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": one.number})])
+    shop.release(2, {"b": "2"}, of=row)
+    shop.stage(row, GateResult(promoted=["b"], release=2))
+    assert live_around(shop.store, [row]) == {row.id: (1, 2)}
+
+
+def test_the_time_of_a_round_is_that_of_its_page_which_does_not_count_its_own_making(shop: Shop) -> None:
+    row = shop.round()
+    for name, seconds in (("rollout", 138.0), ("contrast", 3.0), (ReportResult.stage, 3.5)):
+        stage = shop.store.stage(row.id, name)
+        assert stage.claim()
+        stage.finish({})
+        with shop.store.transaction() as connection:
+            connection.execute(text("UPDATE stages SET seconds = :s WHERE name = :n"), {"s": seconds, "n": name})
+    (told,) = history_of(shop.store, "shop")
+    assert told.seconds == 141.0
+
+
 def test_a_rounds_own_history_ends_with_it_and_says_why_it_trained_nothing(shop: Shop) -> None:
     rounds = [shop.round(), shop.round(data=OTHER_DATA), shop.round(data=OTHER_DATA)]
     found = history_until(StoredRound(shop.store, rounds[1]), "nothing was lacking")
@@ -143,10 +187,23 @@ def test_a_round_whose_results_cannot_be_read_is_told_by_its_state(shop: Shop) -
     assert "stored by another version" in told.reason
 
 
-def test_lineages_grow_where_the_data_changed() -> None:
+def test_lineages_grow_where_data_or_base_changed() -> None:
     rows = [HistoryRow(data_hash=h) for h in ("a", "a", "b", "", "b", "a")]
     assert lineages(rows) == [1, 1, 2, 2, 2, 3]
     assert lineages([]) == []
+    bases = [HistoryRow(data_hash="a", base_model=b) for b in ("", "small", "small", "large", "", "large", "small")]
+    assert lineages(bases) == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_rounds_on_two_bases_are_not_joined(shop: Shop) -> None:
+    for base, rate in (("small", 0.4), ("small", 0.5), ("large", 0.8)):
+        row = shop.store.start_round("shop", DATA, 7, "laptop", {"base_model": base})
+        shop.tested(row, base=rate, live=rate, routed=rate)
+    rows = history_of(shop.store, "shop")
+    assert lineages(rows) == [1, 1, 2]
+    drawn = history_chart(rows, lineages(rows))
+    assert drawn.count("<polyline") == 2  # of the two rounds on one base: the base's line, and that of what was live
+    assert "the base model is another" in drawn
 
 
 def ended(shop: Shop, *results: StageResult | tuple[StageResult, str], release: int = 0, success: float = 0.5) -> Any:

@@ -123,7 +123,9 @@ def test_every_figure_of_a_full_round_is_on_the_page():
     assert page.row("set_delivery_address")[1:4] == ["0.41", "0.62", "10/10"]
     assert page.row("set_delivery_address")[-1] == "promoted"
     assert page.row("no adapter") == ["no adapter", "42", "3"]
-    assert page.row("total") == ["total", "1,893.4", "1,904,211"]
+    totals = [[cell.strip() for cell in row] for row in page.rows if row[0].strip() == "total"]
+    assert totals == [["total", "1,893.4"], ["total", "1,904,211"]]
+    assert page.row("practice") == ["practice", "511,000"], "tokens are those of a purpose, which is no stage"
     assert page.row("8") == ["8", "0.950", "94.0 %", "93.0 %"]
     for said in (
         headline(figures), "rose from 42.5 % to 61.3 %", "9b1e6b0c2d4f8a37", "torch 2.13.0", "q4_1-98f2",
@@ -199,6 +201,26 @@ def test_the_summary_prints_anywhere(name):
         assert "1,904,211 tokens" in text
 
 
+def test_nothing_is_cut_from_the_summary_on_a_narrow_terminal():
+    long = "hand_over_the_customer_to_a_colleague"
+    data = later_round().model_dump(mode="json")
+    data["capabilities"][0] |= {"name": long, "verdict": "reward-misspecified"}
+    data["families"][long] = data["families"]["refund"]
+    console = Console(file=io.StringIO(), width=80)
+    print_summary(RoundFigures.model_validate(data), console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    tables = "\n".join(lines).partition("Success by family")[2]
+    families, _, capabilities = tables.partition("Capabilities")
+    for part in (families, capabilities):
+        first = "".join(line.split("│")[1].strip() for line in part.splitlines() if line.startswith("│"))
+        assert long in first
+        assert "…" not in part.partition("The rounds")[0]
+    assert "reward-misspecified" in "".join(
+        line.split("│")[-2].strip() for line in capabilities.splitlines() if line.startswith("│")
+    )
+
+
 def test_durations():
     assert [duration(s) for s in (1.25, 59.96, 61, 3599.7, 7620)] == [
         "1.2 s",
@@ -241,7 +263,7 @@ def test_what_was_live_before_and_after_is_on_the_page() -> None:
         "As a whole: +7.1 points", "Its adapter alone: better", "The live release has a version of it",
         "Training ended: solved", "The weights after step 7 were taken",
         "95.1 % of 41 examples right that were kept out of its fit and on which its mode and threshold were chosen, so",
-        "below a probability of 0.62", "5, from release 2",
+        "below a probability of 0.62", "5; live before it: release 2",
         "unlike all of them is answered by the base",
     ):  # fmt: skip
         assert said in page.text, said

@@ -17,6 +17,7 @@ from flows.cli.main import app
 from models.local.base import BaseModel
 from models.vllm import server as vllm_server
 from settings import Settings, load_settings
+from tasks.measuring import policy_names
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.round.policies import check_policy, open_backend
 from tasks.unattended import alive
@@ -140,6 +141,15 @@ def ask(settings: Settings, policy: str) -> None:
     nothing: Any = None
     name = parse_policy(policy.replace("URL", settings.policy.url))
     load_policy(name, PolicyOptions(), settings, nothing, nothing)
+
+
+def test_release_0_is_the_bare_base_of_the_settings(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> None:
+    """As `compare` and `rollback` have it."""
+    monkeypatch.setattr(policy_names, "_load_token_policy", lambda name, *given: name)
+    nothing: Any = None
+    given = PolicyOptions(), load_settings(base_model="smollm2-135m"), nothing, nothing
+    loaded: Any = load_policy(parse_policy("release@0"), *given)
+    assert (loaded.text, loaded.model, loaded.adapter) == ("release@0", "smollm2-135m", "")
 
 
 @pytest.mark.usefixtures("lives")
