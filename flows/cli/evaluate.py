@@ -16,7 +16,8 @@ def evaluate(
     policy: Annotated[
         str,
         typer.Option(
-            help="release\\[@N]; noop, oracle, random; smollm2-135m, a folder or hub id, with @CAPABILITY\\[@vN] from "
+            help="release\\[@N] (0: the bare base); noop, oracle, random; smollm2-135m, a folder or hub id, "
+            "with @CAPABILITY\\[@vN] from "
             "the registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
         ),
     ] = "noop",
