@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from errors import PolicyError
-from models.adapters.deltas import folder_deltas
+from models.adapters.deltas import Delta, folder_deltas
 from models.local.attention import SharedBatch, check_supported
 from models.local.decoder import make_decoder
 from models.local.drawing import draw
@@ -57,7 +57,7 @@ class LocalPolicy:
         self.context = int(config.max_position_embeddings)
         self.decoder = make_decoder(model)
         self._identity = identity
-        self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
+        self._adapters: dict[str, tuple[str, dict[str, Delta]]] = {}
         self._current: str | None = None
         self._merged: set[str] = set()
         like = next(model.parameters())
@@ -83,7 +83,7 @@ class LocalPolicy:
         """Names of the loaded adapters."""
         return tuple(self._adapters)
 
-    def _adapter(self, name: str) -> tuple[str, dict[str, torch.Tensor]]:
+    def _adapter(self, name: str) -> tuple[str, dict[str, Delta]]:
         try:
             return self._adapters[name]
         except KeyError:
@@ -98,8 +98,8 @@ class LocalPolicy:
         """Make a PEFT folder available as `name`; same name = replaced."""
         self.load_deltas(name, digest, folder_deltas(folder)[1])
 
-    def load_deltas(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
-        """Make `deltas` (module name -> (out, in), already scaled) available as `name`; same name = replaced."""
+    def load_deltas(self, name: str, digest: str, deltas: Mapping[str, Delta]) -> None:
+        """Make `deltas` (by module name) available as `name`; same name = replaced."""
         unknown = [key for key in deltas if key not in self.decoder.layers]
         if unknown:
             raise PolicyError(f"adapter {name!r} changes {unknown[0]!r}, which this model does not have")

@@ -169,7 +169,7 @@ def expected_peak(
     learnt = learning * shape.adapter(settings.rank)
     return Peak(
         weights=_weights(shape, parts) * width + _copies(shape, learning, width, device, sampling),
-        adapter=LEARNT * learnt + (4 * learning * shape.adapted if sampling else 0),  # sampling adds whole matrices
+        adapter=LEARNT * learnt + (4 * learnt if sampling else 0),  # the sampler has its own copy in fp32
         activations=activations + logits,
         sampling=_sampling(shape, learning, batch, width) if sampling and device == "cuda" else 0,
         libraries=LIBRARIES[device],
@@ -213,7 +213,7 @@ def adapters_read(shape: Shape, width: int) -> int:
 
 
 def _sampling(shape: Shape, learning: int, batch: Batch, width: int) -> int:
-    """Bytes that sampling takes of a GPU: the weights that an adapter is merged into, and keys and values."""
+    """Bytes that sampling takes of a GPU: weights copied for an adapter in or beside them, and keys and values."""
     return width * (learning * shape.adapted + 2 * shape.layers * shape.groups * shape.dim * batch.stored)
 
 

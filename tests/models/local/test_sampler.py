@@ -9,7 +9,7 @@ import torch
 
 from environments.contract import Prompt
 from errors import ContextOverflow, PolicyError
-from models.adapters.deltas import lora_deltas
+from models.adapters.deltas import Delta, lora_deltas
 from models.local import kv_cache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
 from models.policy import Generation, Request, Sampling
@@ -48,7 +48,7 @@ def greedy(model: Any, ids: list[int], tokens: int, stop: frozenset[int]) -> lis
     return [int(i) for i in out[0, len(ids) :]]
 
 
-def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:
+def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, Delta]]:
     """A live PEFT model of the plain twin with random A and B, and its deltas."""
     from peft import get_peft_model
 
@@ -216,7 +216,7 @@ def test_what_is_refused(tiny_model: Any) -> None:
     with pytest.raises(PolicyError, match="empty"):
         policy.submit(Request("a", [], Sampling()))
     with pytest.raises(PolicyError, match="does not have"):
-        policy.load_deltas("a", "d", {"model.layers.77.mlp.up_proj": torch.zeros(1, 1)})
+        policy.load_deltas("a", "d", {"model.layers.77.mlp.up_proj": Delta.dense(torch.zeros(1, 1))})
     policy.submit(Request("a", prompts(1)[0], Sampling(0.0, 2)))
     with pytest.raises(PolicyError, match="in flight"):
         policy.next_logprobs([5, 6])
