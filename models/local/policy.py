@@ -103,22 +103,26 @@ class LocalPolicy:
         unknown = [key for key in deltas if key not in self.decoder.layers]
         if unknown:
             raise PolicyError(f"adapter {name!r} changes {unknown[0]!r}, which this model does not have")
-        if any(row.adapter == name for row in self._sampling()):
-            raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
+        self._check_unused(name)
         self._adapters[name] = (digest, dict(deltas))
         self._forget(name)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget the adapter and everything computed with it."""
+        """Forget the adapter and everything computed with it; only while no turn of it is in flight."""
         self._adapter(name)
+        self._check_unused(name)
         self._forget(name)
         del self._adapters[name]
+
+    def _check_unused(self, name: str) -> None:
+        if any(turn.adapter == name for turn in (*self._queue, *self._sampling())):
+            raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
 
     def _forget(self, adapter: str) -> None:
         for key in [key for key in self._prefixes if key[0] == adapter]:
             del self._prefixes[key]
         for row in self._slots:
-            if row is not None and not row.sampling and row.adapter == adapter:
+            if row is not None and row.adapter == adapter:
                 self.release(row.session)
         if self._current == adapter:
             self._use(None)

@@ -180,6 +180,23 @@ def test_replacing_an_adapter_forgets_what_it_computed(tiny_model: Any) -> None:
     assert generation.logprobs == pytest.approx(full_logprobs(plain_twin(policy), row, generation), abs=1e-4)
 
 
+def test_an_adapter_stays_until_its_turns_are_done(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    _, deltas = given_adapter(policy)
+    policy.load_deltas("a", "d", deltas)
+    policy.submit(Request("x", prompts(1)[0], Sampling(0.0, 3), "a", len(SHARED)))
+    for computed in (False, True):  # queued, then in the batch
+        if computed:
+            assert policy.step() == []
+        with pytest.raises(PolicyError, match="'a' is answering requests"):
+            policy.unload_adapter("a")
+        with pytest.raises(PolicyError, match="'a' is answering requests"):
+            policy.load_deltas("a", "d", {})
+    assert len(policy.poll()) == 1
+    policy.unload_adapter("a")
+    assert policy.generate(requests(prompts(1)))
+
+
 def test_prefixes_are_evicted_and_computed_again(tiny_model: Any) -> None:
     policy, _ = tiny_model
     plain = plain_twin(policy)
