@@ -145,17 +145,19 @@ class LocalPolicy:
         """Give the memory of keys and values back, and on a GPU that of the weights with an adapter merged; only while
         nothing is in flight. It is taken again when needed."""
         self._at_rest("free_buffers")
+        self._give_back()
+
+    def close(self) -> None:
+        """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
+        self._queue.clear()
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._slots.clear()
         self._prefixes.clear()
         if self._cache.like.device.type != "cpu":  # a CPU would have to arrange them anew
             self._use(None)
         self._cache.clear()
-
-    def close(self) -> None:
-        """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
-        self._queue.clear()
-        self._slots.clear()
-        self.free_buffers()
 
     def poll(self) -> list[Generation]:
         """Compute until at least one turn is finished; [] when nothing is in flight."""
