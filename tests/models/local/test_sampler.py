@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from environments.contract import Prompt
-from errors import ContextOverflow, PolicyError
+from errors import ContextOverflow, NotFinite, PolicyError
 from models.adapters.deltas import Delta, lora_deltas
 from models.local import kv_cache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
@@ -178,6 +178,43 @@ def test_replacing_an_adapter_forgets_what_it_computed(tiny_model: Any) -> None:
     assert policy.adapters == ()
     (generation,) = policy.generate([Request("x", row, Sampling(0.0, 8), None, len(SHARED))])
     assert generation.logprobs == pytest.approx(full_logprobs(plain_twin(policy), row, generation), abs=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_adapter_that_has_come_apart_is_refused_and_leaves_nothing_behind(tiny_model: Any, value: float) -> None:
+    """Its rows have filled the slots; shorter and longer ones of the base follow, which share their passes, so that
+    what a short one does not see is there. The values of one layer alone are no numbers."""
+    policy, _ = tiny_model
+    rows = [random_ids(seed, 20 + 4 * seed) for seed in range(8)]
+    asked = [Request(f"b{i}", row[: 8 + 4 * i], Sampling(1.0, 6, seed=i)) for i, row in enumerate(rows)]
+    expected = policy.generate(asked)
+    policy.free_buffers()
+    name = "model.layers.1.self_attn.v_proj"
+    broken = torch.full_like(policy.decoder.layers[name].base, value)
+    policy.load_deltas("bad", "d", {name: Delta.dense(broken)})
+    for _ in range(2):
+        with pytest.raises(NotFinite, match=r"adapter 'bad' gives log-probabilities that are not finite in float32"):
+            policy.generate([Request(f"a{i}", row, Sampling(1.0, 20, seed=i), "bad") for i, row in enumerate(rows)])
+        assert not policy.busy
+    with pytest.raises(NotFinite, match="'bad'"):
+        policy.next_logprobs(rows[0], adapter="bad")
+    policy.unload_adapter("bad")
+    assert policy.generate(asked) == expected
+
+
+def test_a_batch_that_comes_apart_ends_what_is_in_it_and_no_more(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    name = "model.layers.1.self_attn.v_proj"
+    broken = torch.full_like(policy.decoder.layers[name].base, float("nan"))
+    policy.load_deltas("bad", "d", {name: Delta.dense(broken)})
+    row = prompts(1)[0]
+    policy.submit(Request("theirs", row, Sampling(0.0, 4), "bad", len(SHARED)))
+    policy.submit(Request("ours", row, Sampling(0.0, 4), None, len(SHARED)))
+    with pytest.raises(NotFinite):
+        policy.poll()
+    (answer,) = policy.poll()
+    assert list(answer.ids) == greedy(plain_twin(policy), row, 4, policy.stop_ids)
+    assert not policy.busy
 
 
 def test_an_adapter_stays_until_its_turns_are_done(tiny_model: Any) -> None:
