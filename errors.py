@@ -50,6 +50,10 @@ class PolicyError(TraceError, RuntimeError):
     boundary = "policy"
 
 
+class NotFinite(PolicyError):
+    """What a policy computes is no number any more: the weights of an adapter, or of a base, have come apart."""
+
+
 class ContextOverflow(PolicyError):
     """A prompt plus its answer would not fit the context window."""
 

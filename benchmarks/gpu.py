@@ -89,7 +89,7 @@ def train(given: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     peft = get_peft_model(model, lora_config(settings, model))
     peft.train()
-    if given.samples:  # a process that samples, too, holds its weights arranged, and the adapter as whole matrices
+    if given.samples:  # a process that samples, too, holds its weights arranged, with the adapter in them
         policy.load_deltas("training", "0", lora_deltas(peft))
         policy.generate([Request("s", [5, 6, 7], Sampling(1.0, 4, 0), "training")])
         policy.free_buffers()

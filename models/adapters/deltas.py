@@ -1,8 +1,9 @@
-"""LoRA adapters as weight deltas: read from a live PEFT model or from a folder."""
+"""LoRA adapters as deltas of weights: read from a live PEFT model or from a folder."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,42 @@ from models.adapters.files import adapter_digest
 WRAPPER = "base_model.model."
 
 
+@dataclass(frozen=True)
+class Delta:
+    """A change of a linear layer's weight: `scaling` b a, with a of shape (rank, in) and b (out, rank).
+
+    It stays in its factors: a weight in bf16 has no digits for a small change, its products have."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: float = 1.0
+
+    @classmethod
+    def dense(cls, change: torch.Tensor) -> Delta:
+        """Any change (out, in), as one of full rank. Beside a weight in bf16 it costs a second product as large as the
+        weight's own; adapters never need it."""
+        return cls(torch.eye(change.shape[1], dtype=change.dtype, device=change.device), change)
+
+    def whole(self, device: torch.device | None = None) -> torch.Tensor:
+        """The change itself, (out, in), in fp32, on the factors' device or another."""
+        device = device or self.a.device
+        product: torch.Tensor = self.scaling * (self.b.to(device).float() @ self.a.to(device).float())
+        return product
+
+
 @torch.no_grad()
-def lora_deltas(peft: Any, adapter: str = "default") -> dict[str, torch.Tensor]:
-    """Module name -> scaled B A of shape (out, in), of every LoRA layer of a live PEFT model."""
+def lora_deltas(peft: Any, adapter: str = "default") -> dict[str, Delta]:
+    """Module name -> delta, of every LoRA layer of a live PEFT model, as it is now, not as it learns on."""
     deltas = {}
     for name, module in peft.named_modules():
         if hasattr(module, "lora_A") and adapter in module.lora_A:
-            deltas[name.removeprefix(WRAPPER)] = module.get_delta_weight(adapter).detach()
+            a, b = (side[adapter].weight.detach().clone() for side in (module.lora_A, module.lora_B))
+            deltas[name.removeprefix(WRAPPER)] = Delta(a, b, module.scaling[adapter])
     return deltas
 
 
 @torch.no_grad()
-def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
+def folder_deltas(folder: Path) -> tuple[str, dict[str, Delta]]:
     """Digest and deltas of an adapter folder (adapter_config.json and adapter_model.safetensors).
 
     Raises `AdapterError` for what is not a plain LoRA, and for a file that is damaged.
@@ -59,7 +84,7 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
         b = weights.get(f"{name}.lora_B.weight")
         if b is None or b.shape[1] != a.shape[0]:
             raise AdapterError(f"{folder.name}: {name} has no matching lora_B; the file is damaged, download it again")
-        deltas[name.removeprefix(WRAPPER)] = scaling * (b.float() @ a.float())
+        deltas[name.removeprefix(WRAPPER)] = Delta(a, b, scaling)
     if not deltas:
         raise AdapterError(f"{folder.name} holds no LoRA weights; train the adapter again")
     return digest, deltas

@@ -167,7 +167,8 @@ class PlainDecoder:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.model.lm_head(hidden) * self.factor
-        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+        # In fp32, as the trainer does it: a cap in bf16 would round every logit twice more.
+        return logits if self.cap is None else torch.tanh(logits.float() / self.cap) * self.cap
 
     def run(
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch, mean: tuple[int, int] | None = None

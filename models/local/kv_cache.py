@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import torch
 
 from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
 from models.local.blocks import Own, attend_seen
-from models.policy import Request
+from models.policy import Generation, Request
 
 # New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
 ROW_BY_ROW = 32
@@ -76,6 +76,13 @@ class KeyValueCache:
         for slot, held in kept:
             grown[:, slot, :, :held] = before[:, slot, :, :held]
         return grown
+
+    def wipe(self, slots: Iterable[int]) -> None:
+        """Zero what these slots hold, which may be NaN. Whoever has them next hides what is left there by adding -inf
+        to its scores and by a weight of 0, and a NaN comes through both."""
+        for layer in self.store:
+            for slot in slots:
+                layer[:, slot].zero_()
 
     def clear(self) -> None:
         """Drop the buffer, and give its memory back."""
@@ -311,6 +318,17 @@ class Row:
         self.temperature, self.most = request.sampling.temperature, request.sampling.max_tokens
         self.draws = np.random.default_rng(request.sampling.seed) if request.sampling.temperature > 0 else None
 
+    def take(self, token: int, logprob: float, stop_ids: frozenset[int]) -> Generation | None:
+        """Add a sampled token; the turn, where that ends it."""
+        self.sampled.append(token)
+        self.logprobs.append(logprob)
+        self.todo = [token]
+        stops = token in stop_ids
+        if not stops and len(self.sampled) < self.most:
+            return None
+        self.sampling = False
+        return Generation(self.session, tuple(self.sampled), tuple(self.logprobs), "stop" if stops else "length")
+
 
 def slot_of(session: str, slots: list[Row | None], most: int) -> int:
     """The slot of a session, or one for it: a free one (there are `most` at most, and one of them is not sampling), or
@@ -327,3 +345,11 @@ def slot_of(session: str, slots: list[Row | None], most: int) -> int:
         place = min(waiting, key=lambda i: slots[i].turn)  # type: ignore[union-attr]
         slots[place] = None
     return place
+
+
+def seat(request: Request, prefix: tuple[int, ...], turn: int, slots: list[Row | None], most: int) -> None:
+    """Give a turn a slot, with what is already computed of its session."""
+    place = slot_of(request.session, slots, most)
+    row = slots[place] or Row(request.session, request.adapter, prefix)
+    slots[place] = row
+    row.begin(request, prefix, turn)

@@ -1,9 +1,13 @@
-"""Linear layers for sampling: weights laid out once for the batch sizes of decoding, adapters merged in.
+"""Linear layers for sampling: weights laid out once for the batch sizes of decoding, with an adapter in them.
 
 A decoding step multiplies each weight with few rows, where the plain CPU kernel is two to three times slower than
 one on a pre-arranged weight (`benchmarks/floor.py`). The sampler therefore holds arranged copies of the linear
-weights; an adapter is merged into the copies of the layers that it touches, so sampling with an adapter costs what
-sampling without one costs, and the base stays as it was. Layers that read the same input may be arranged as one.
+weights, and the base stays as it was. Layers that read the same input may be arranged as one.
+
+An adapter is merged into the copies of the layers that it touches where weights are in fp32: sampling with it costs
+what sampling without it costs. A narrower weight has no digits for it: in bf16 most of what a first step at a small
+rate has learnt is below half a unit in the last place, and would be rounded away. There B stands beside the copy as
+further columns, and what A makes of the input beside the input: one product, which adds up in fp32 and rounds once.
 """
 
 from __future__ import annotations
@@ -18,8 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from models.adapters.deltas import Delta
+
 # Rows that the arrangement is tuned for; any other number works.
 TUNED_ROWS = 48
+# Columns beside a weight come in so many: a GPU's fast kernels want rows of a multiple of 16 bytes.
+COLUMNS = 16
 
 
 def can_arrange(weight: torch.Tensor) -> bool:
@@ -44,9 +52,10 @@ def arrange(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Packed:
-    """y = x W^T + b, W of shape (out, in) or several stacked, arranged where the machine can, with merged deltas.
+    """y = x W^T + b, W of shape (out, in) or several stacked, arranged where the machine can, with deltas.
 
     It is arranged when it is first used after a change. The fused forms round once: `y` is not stored in between.
+    `deltas` are those of the stacked weights, by index.
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -54,40 +63,73 @@ class Packed:
         biases = [b.detach() for b in (getattr(module, "bias", None) for module in modules) if b is not None]
         self.bias = torch.cat(biases) if biases else None  # of layers that read the same input, all have one or none
         self.arranged = can_arrange(self.bases[0])
-        self.deltas: dict[int, torch.Tensor] = {}
-        self.bare = False  # whether the merged deltas are left out for now
+        self.merges = self.bases[0].dtype.itemsize >= 4  # else deltas stand beside the weight
+        self.deltas: dict[int, Delta] = {}
+        self.bare = False  # whether the deltas are left out for now
         self._weight: torch.Tensor | None = None
+        self._down: torch.Tensor | None = None  # the A of deltas that stand beside the weight, arranged as it is
 
-    def merge(self, part: int, delta: torch.Tensor | None) -> None:
+    def merge(self, part: int, delta: Delta | None) -> None:
         """Use base + delta (out, in) for one of the stacked weights from now on; None is the base alone."""
         if delta is not None:
             self.deltas[part] = delta
         elif self.deltas.pop(part, None) is None:
             return
-        self._weight = None
+        self._weight = self._down = None
 
     @property
     def weight(self) -> torch.Tensor:
+        """What a product takes, (out, in), or (out, in + columns) with deltas that are not merged (`_sides`)."""
         if self.bare and self.deltas:  # as the model has it: the same kernels take it, slower
             return torch.cat(self.bases) if len(self.bases) > 1 else self.bases[0]
         if self._weight is None:
-            made = [w + self.deltas[i].to(w) if i in self.deltas else w for i, w in enumerate(self.bases)]
+            made = list(self.bases)
+            if self.merges:
+                for i, delta in self.deltas.items():
+                    made[i] = made[i] + delta.whole(made[i].device).to(made[i])
             whole = torch.cat(made) if len(made) > 1 else made[0]
+            if self.deltas and not self.merges:
+                up, down = self._columns(whole)
+                whole, self._down = torch.cat([whole, up], dim=1), arrange(down) if self.arranged else down
             self._weight = arrange(whole) if self.arranged else whole
         return self._weight
 
+    def _columns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scaled B of all deltas (out, columns), each in the rows of its weight, and their A (columns, in)."""
+        columns = -(-sum(len(delta.a) for delta in self.deltas.values()) // COLUMNS) * COLUMNS
+        up, down = like.new_zeros(len(like), columns), like.new_zeros(columns, like.shape[1])
+        row = column = 0
+        for i, base in enumerate(self.bases):
+            if delta := self.deltas.get(i):
+                last = column + len(delta.a)
+                down[column:last] = delta.a
+                up[row : row + len(base), column:last] = delta.scaling * delta.b.float()
+                column = last
+            row += len(base)
+        return up, down
+
+    def _sides(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is multiplied: x (N, in), with what the deltas' A make of it behind it, and the weight."""
+        weight = self.weight
+        if self.bare or self._down is None:
+            return x, weight
+        return torch.cat([x, self._product(x, self._down)], dim=1), weight
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if not self.arranged:
+            return F.linear(x, weight, bias)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return y
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (N, in) -> (N, out)."""
-        if not self.arranged:
-            return F.linear(x, self.weight, self.bias)
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return y
+        return self._product(*self._sides(x), self.bias)
 
     def silu(self, x: torch.Tensor) -> torch.Tensor:
         """silu(y)."""
         if not self.arranged:
             return F.silu(self(x))
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "swish", [], "")
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(*self._sides(x), self.bias, "swish", [], "")
         return y
 
     def times(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -99,7 +141,8 @@ class Packed:
         return self._with(x, other, "add") if self.arranged else self(x) + other
 
     def _with(self, x: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self.weight, self.bias, how)
+        x, weight = self._sides(x)
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, self.bias, how)
         return y
 
 
@@ -114,13 +157,13 @@ class Part:
         """The layer's own weight (out, in), never changed here."""
         return self.packed.bases[self.index]
 
-    def merge(self, delta: torch.Tensor | None) -> None:
+    def merge(self, delta: Delta | None) -> None:
         self.packed.merge(self.index, delta)
 
 
-def merge(layers: Mapping[str, Part], merged: set[str], deltas: Mapping[str, torch.Tensor]) -> set[str]:
-    """Merge `deltas` (module name -> (out, in)); layers `merged` before and not named now go back to the base.
-    Returns what is merged now."""
+def merge(layers: Mapping[str, Part], merged: set[str], deltas: Mapping[str, Delta]) -> set[str]:
+    """Merge `deltas` (by module name), or put them beside the weights; layers that had one before (`merged`) and are
+    not named now go back to the base. Returns the names of those that have one now."""
     for name in merged - deltas.keys():
         layers[name].merge(None)
     for name, delta in deltas.items():

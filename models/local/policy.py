@@ -16,18 +16,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from errors import PolicyError
-from models.adapters.deltas import folder_deltas
+from errors import NotFinite, PolicyError
+from models.adapters.deltas import Delta, folder_deltas
 from models.local.attention import SharedBatch, check_supported
 from models.local.decoder import make_decoder
 from models.local.drawing import draw
-from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, slot_of
+from models.local.kv_cache import KeyValueCache, PrefixPass, Row, RowsPass, seat
 from models.local.packed import base_alone, merge
 from models.local.threads import cut, most_parts, side_by_side
 from models.policy import Generation, PolicyIdentity, Request, Sampling
@@ -57,7 +58,7 @@ class LocalPolicy:
         self.context = int(config.max_position_embeddings)
         self.decoder = make_decoder(model)
         self._identity = identity
-        self._adapters: dict[str, tuple[str, dict[str, torch.Tensor]]] = {}
+        self._adapters: dict[str, tuple[str, dict[str, Delta]]] = {}
         self._current: str | None = None
         self._merged: set[str] = set()
         like = next(model.parameters())
@@ -83,7 +84,7 @@ class LocalPolicy:
         """Names of the loaded adapters."""
         return tuple(self._adapters)
 
-    def _adapter(self, name: str) -> tuple[str, dict[str, torch.Tensor]]:
+    def _adapter(self, name: str) -> tuple[str, dict[str, Delta]]:
         try:
             return self._adapters[name]
         except KeyError:
@@ -98,27 +99,30 @@ class LocalPolicy:
         """Make a PEFT folder available as `name`; same name = replaced."""
         self.load_deltas(name, digest, folder_deltas(folder)[1])
 
-    def load_deltas(self, name: str, digest: str, deltas: Mapping[str, torch.Tensor]) -> None:
-        """Make `deltas` (module name -> (out, in), already scaled) available as `name`; same name = replaced."""
-        unknown = [key for key in deltas if key not in self.decoder.layers]
-        if unknown:
+    def load_deltas(self, name: str, digest: str, deltas: Mapping[str, Delta]) -> None:
+        """Make `deltas` (by module name) available as `name`; same name = replaced."""
+        if unknown := [key for key in deltas if key not in self.decoder.layers]:
             raise PolicyError(f"adapter {name!r} changes {unknown[0]!r}, which this model does not have")
-        if any(row.adapter == name for row in self._sampling()):
-            raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
+        self._check_unused(name)
         self._adapters[name] = (digest, dict(deltas))
         self._forget(name)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget the adapter and everything computed with it."""
+        """Forget the adapter and everything computed with it; only while no turn of it is in flight."""
         self._adapter(name)
+        self._check_unused(name)
         self._forget(name)
         del self._adapters[name]
+
+    def _check_unused(self, name: str) -> None:
+        if name in {request.adapter for request in self._queue} | {row.adapter for row in self._sampling()}:
+            raise PolicyError(f"adapter {name!r} is answering requests; wait until they are done")
 
     def _forget(self, adapter: str) -> None:
         for key in [key for key in self._prefixes if key[0] == adapter]:
             del self._prefixes[key]
         for row in self._slots:
-            if row is not None and not row.sampling and row.adapter == adapter:
+            if row is not None and row.adapter == adapter:
                 self.release(row.session)
         if self._current == adapter:
             self._use(None)
@@ -141,17 +145,19 @@ class LocalPolicy:
         """Give the memory of keys and values back, and on a GPU that of the weights with an adapter merged; only while
         nothing is in flight. It is taken again when needed."""
         self._at_rest("free_buffers")
+        self._give_back()
+
+    def close(self) -> None:
+        """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
+        self._queue.clear()
+        self._give_back()
+
+    def _give_back(self) -> None:
         self._slots.clear()
         self._prefixes.clear()
         if self._cache.like.device.type != "cpu":  # a CPU would have to arrange them anew
             self._use(None)
         self._cache.clear()
-
-    def close(self) -> None:
-        """End what is in flight and give its memory back. Model and adapters stay: training and routing use them."""
-        self._queue.clear()
-        self._slots.clear()
-        self.free_buffers()
 
     def poll(self) -> list[Generation]:
         """Compute until at least one turn is finished; [] when nothing is in flight."""
@@ -167,7 +173,8 @@ class LocalPolicy:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """One forward pass: the turns that it finished. For a server that sends tokens as they come."""
+        """One forward pass: the turns that it finished. For a server that sends tokens as they come. Raises `NotFinite`
+        where what it has computed is no number: then the turns in the batch end without an answer."""
         self._admit()
         return self._run_and_sample()
 
@@ -184,14 +191,16 @@ class LocalPolicy:
         self.release(session)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
-        """Finish all `requests` and return the answers in the order of the requests."""
-        for request in requests:
-            self.submit(request)
+        """Finish all `requests` and return the answers in their order. Where a `step` raises, none stays in flight."""
         done: dict[str, Generation] = {}
-        while len(done) < len(requests):
-            done |= {generation.session: generation for generation in self.poll()}
-        for request in requests:
-            self.release(request.session)
+        try:
+            for request in requests:
+                self.submit(request)
+            while len(done) < len(requests):
+                done |= {generation.session: generation for generation in self.poll()}
+        finally:
+            for request in requests:
+                self.cancel(request.session)
         return [done[request.session] for request in requests]
 
     @torch.inference_mode()
@@ -202,6 +211,8 @@ class LocalPolicy:
         self.submit(request)
         self._admit()
         (((row,), logits),) = self._run(lambda rows, hidden: self.decoder.head(hidden).float()[0])
+        if logits.isnan().any():
+            raise self._come_apart()
         row.sampling = False
         self.release("next_logprobs")
         return torch.log_softmax(logits, dim=-1)
@@ -283,20 +294,13 @@ class LocalPolicy:
             if (request.adapter, tuple(request.prompt[: request.shared])) != key:
                 skipped.append(request)
                 continue
-            self._seat(request, key[1])
+            self._turns += 1
+            seat(request, key[1], self._turns, self._slots, self.rows)
             longest = max(longest, len(request.prompt) - len(key[1]) + request.sampling.max_tokens)
             free -= 1
         self._queue.extendleft(reversed(skipped))
         if longest:  # once for all that were seated: the store grows but once
             self._cache.reserve(longest, [len(row.ids) if row is not None else 0 for row in self._slots])
-
-    def _seat(self, request: Request, prefix: tuple[int, ...]) -> None:
-        """Give the request a slot, with what is already computed of its session."""
-        place = slot_of(request.session, self._slots, self.rows)
-        row = self._slots[place] or Row(request.session, request.adapter, prefix)
-        self._slots[place] = row
-        self._turns += 1
-        row.begin(request, prefix, self._turns)
 
     # --- computing --------------------------------------------------------------------------------------------
 
@@ -374,21 +378,23 @@ class LocalPolicy:
             uniform = [row.draws.random() if row.draws is not None else None for row in rows]
             return draw(self.decoder.head(hidden), [row.temperature for row in rows], uniform)
 
-        finished = []
-        for rows, (chosen, logprobs) in self._run(drawn):
+        made, finished = self._run(drawn), list[Generation]()
+        if not all(isfinite(value) for _, (_, logprobs) in made for value in logprobs):
+            raise self._come_apart()
+        for rows, (chosen, logprobs) in made:
             self.sampled_tokens += len(rows)
             for row, token, value in zip(rows, chosen, logprobs, strict=True):
-                if ended := self._taken(row, token, value):
+                if ended := row.take(token, value, self.stop_ids):
                     finished.append(ended)
         return finished
 
-    def _taken(self, row: Row, token: int, logprob: float) -> Generation | None:
-        """Add a sampled token to a row; the turn, where that ends it."""
-        row.sampled.append(token)
-        row.logprobs.append(logprob)
-        row.todo = [token]
-        stops = token in self.stop_ids
-        if not stops and len(row.sampled) < row.most:
-            return None
-        row.sampling = False
-        return Generation(row.session, tuple(row.sampled), tuple(row.logprobs), "stop" if stops else "length")
+    def _come_apart(self) -> NotFinite:
+        """End the turns in flight, whose pass was not finite, and forget their sessions; the error that says so."""
+        over = {slot for slot, row in enumerate(self._slots) if row is not None and row.sampling}
+        self._cache.wipe(over)
+        self._slots = [None if slot in over else row for slot, row in enumerate(self._slots)]
+        whose = "the base model" if self._current is None else f"adapter {self._current!r}"
+        return NotFinite(
+            f"{whose} gives log-probabilities that are not finite in {self._identity.dtype}: its weights have come "
+            "apart; use an earlier one, or another"
+        )

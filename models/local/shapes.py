@@ -8,11 +8,13 @@ keys and values that layers share, and models of images, whose text part lies ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 PLAYED = frozenset({"full_attention", "sliding_attention"})
-# Fields that hold the number of experts of a layer, by architecture.
+# Fields that hold the number of experts of a layer, and to how many of them a token is sent, by architecture.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 def why_not_played(config: Any) -> str:
@@ -32,9 +34,16 @@ def why_not_played(config: Any) -> str:
     return ""
 
 
+def experts_of(said: Mapping[str, Any]) -> tuple[int, int]:
+    """How many experts a layer has by what `config.json` says, and how many of them a token goes through; (1, 1) for a
+    model without any. Experts that every token goes through beside those are not counted."""
+    experts, chosen = (max(1, *(int(said.get(name) or 1) for name in names)) for names in (_EXPERTS, _CHOSEN))
+    return (experts, chosen) if experts > 1 else (1, 1)
+
+
 def has_experts(config: Any) -> bool:
     """Whether tokens are sent to some of several experts (MoE)."""
-    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
+    return experts_of({name: getattr(config, name, None) for name in _EXPERTS})[0] > 1
 
 
 def head_of(config: Any) -> tuple[float, float | None]:

@@ -21,10 +21,8 @@ from models.local.decoder import PROJECTIONS, FusedDecoder, unknown_parts
 from models.local.packed import arrange, base_alone, can_arrange
 from models.local.parts import is_parted, whole_head
 from models.local.shapes import head_of
+from models.training.memory import HEAD_ROWS
 from models.work import Work
-
-# Rows of the head at once: their logits are the largest tensors of the pass.
-HEAD_ROWS = 64
 
 
 class PrefixBatch(SharedBatch, Protocol):

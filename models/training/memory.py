@@ -15,13 +15,16 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from models.local.shapes import experts_of
 from models.training.records import TrainingSettings
 
 GIB = 2**30
 # Python and its libraries on a CPU; CUDA's context on a GPU.
 LIBRARIES = {"cpu": int(0.8 * GIB), "cuda": int(0.6 * GIB)}
-# Rows of the head at once (`learner.HEAD_ROWS`), each a row of logits, their chances and their slopes in fp32.
-HEAD_ROWS, HEAD = 64, 64 * 3 * 4
+# Rows of the head at once, whose logits are the largest tensors of the pass, and the bytes of all of them by word:
+# logits, their chances and their slopes, in fp32.
+HEAD_ROWS = 64
+HEAD = HEAD_ROWS * 3 * 4
 # Bytes of a weight of the adapter: itself, its gradient and Adam's two moments, in fp32.
 LEARNT = 16
 # What the names of architectures begin with that norm queries and keys; others say so by `use_qk_norm`.
@@ -51,7 +54,7 @@ class Shape:
         """From what `config.json` says; of a model that also sees, its language model."""
         given = config.get("text_config") or config
         heads = int(given["num_attention_heads"])
-        experts = int(given.get("num_experts") or given.get("num_local_experts") or 1)
+        experts, chosen = experts_of(given)
         inner = given.get("moe_intermediate_size") if experts > 1 else None
         kind = str(given.get("model_type") or "")
         return cls(
@@ -64,7 +67,7 @@ class Shape:
             vocabulary=int(given["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", given.get("tie_word_embeddings", False))),
             experts=experts,
-            chosen=int(given.get("num_experts_per_tok") or 1) if experts > 1 else 1,
+            chosen=chosen,
             normed=bool(given.get("use_qk_norm", kind.startswith(NORMED))),
             fused=kind == "llama",
         )
@@ -169,7 +172,7 @@ def expected_peak(
     learnt = learning * shape.adapter(settings.rank)
     return Peak(
         weights=_weights(shape, parts) * width + _copies(shape, learning, width, device, sampling),
-        adapter=LEARNT * learnt + (4 * learning * shape.adapted if sampling else 0),  # sampling adds whole matrices
+        adapter=LEARNT * learnt + (4 * learnt if sampling else 0),  # the sampler has its own copy in fp32
         activations=activations + logits,
         sampling=_sampling(shape, learning, batch, width) if sampling and device == "cuda" else 0,
         libraries=LIBRARIES[device],
@@ -213,7 +216,7 @@ def adapters_read(shape: Shape, width: int) -> int:
 
 
 def _sampling(shape: Shape, learning: int, batch: Batch, width: int) -> int:
-    """Bytes that sampling takes of a GPU: the weights that an adapter is merged into, and keys and values."""
+    """Bytes that sampling takes of a GPU: weights copied for an adapter in or beside them, and keys and values."""
     return width * (learning * shape.adapted + 2 * shape.layers * shape.groups * shape.dim * batch.stored)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from environments.contract import Environment, Message, Prompt, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
-from errors import TrainingError
+from errors import NotFinite, TrainingError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
@@ -252,14 +252,14 @@ class Rollouts:
                 Sampling(s.temperature, s.max_tokens),
                 2 * self.actor.rows,
             )
-            done = {t.episode.key: t for t in player.play(episodes)}
+            try:
+                done = {t.episode.key: t for t in player.play(episodes)}
+            except NotFinite as problem:
+                raise _come_apart(step) from problem
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
             if not all(math.isfinite(sum(t.conversation.logprobs)) for t in ordered):
-                raise TrainingError(
-                    f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning "
-                    "rate and start this adapter again"
-                )
+                raise _come_apart(step)
             self.played += len(ordered)
             self.on_trajectories(step, ordered)
             ordered = [self._unhinted(t) if t.score and is_advised(t.episode.task) else t for t in ordered]
@@ -383,3 +383,10 @@ class Rollouts:
         # Retention scenarios may come with other instructions than the capability's own.
         self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])
         return trl_rows(conversations, rewards_R, rows)
+
+
+def _come_apart(step: int) -> TrainingError:
+    return TrainingError(
+        f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
+        "this adapter again"
+    )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from models.adapters.deltas import Delta
 from models.local import packed
 from models.local.attention import NAME
 from models.local.decoder import FusedDecoder, PlainDecoder, make_decoder
@@ -94,10 +95,74 @@ def test_the_fused_pass_rounds_no_worse_in_bf16(monkeypatch: pytest.MonkeyPatch,
     assert 0 < apart["fused"] < 1.25 * apart["plain"]
 
 
-def test_an_adapter_from_a_file_is_merged_where_the_weights_are() -> None:
-    linear = packed.Packed([torch.nn.Linear(4, 3, bias=False, device="meta")])
-    linear.merge(0, torch.ones(3, 4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_from_a_file_lies_where_the_weights_are(dtype: torch.dtype) -> None:
+    linear = packed.Packed([torch.nn.Linear(4, 3, bias=False, device="meta", dtype=dtype)])
+    linear.merge(0, Delta(torch.ones(2, 4), torch.ones(3, 2)))
     assert linear.weight.device.type == "meta"
+
+
+@pytest.fixture(params=["arranged", "plain"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this machine, or those of a processor (and a GPU) that arranges nothing."""
+    if request.param == "plain":
+        monkeypatch.setattr(packed, "can_arrange", lambda weight: False)
+
+
+def factors(out: int, rank: int, size: float, scaling: float) -> Delta:
+    """A delta of an input of 96 whose effect on the product is about `size` beside a product of about 1."""
+    a, b = torch.randn(rank, 96) / 96**0.5, torch.randn(out, rank) / rank**0.5
+    return Delta(a, size / scaling * b, scaling)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("size", [1e-4, 1e-3, 0.1])
+def test_a_delta_too_small_for_a_bf16_weight_has_its_whole_effect(size: float) -> None:
+    """A unit in the last place of a product is 0.004 and more. What rounding takes from a single one the others have:
+    of all of them the delta's effect is there, in each of the forms, and of stacked weights in its own rows alone."""
+    torch.manual_seed(0)
+    modules = [torch.nn.Linear(96, out).bfloat16().requires_grad_(False) for out in (64, 32, 48)]
+    for module in modules:
+        module.weight.normal_(std=96**-0.5)
+    linear, exact = packed.Packed(modules), torch.cat([m.weight for m in modules]).float()
+    deltas = {0: factors(64, 8, size, 2.0), 2: factors(48, 5, size, 0.5)}
+    x = torch.randn(20_000, 96).bfloat16()
+    other = torch.randn(len(x), 144).bfloat16()
+    forms = [
+        (linear, lambda y: y),
+        (linear.silu, torch.nn.functional.silu),
+        (lambda given: linear.times(given, other), lambda y: y * other),
+        (lambda given: linear.plus(given, other), lambda y: y + other),
+    ]
+    before = [form(x).float() for form, _ in forms]
+    for part, delta in deltas.items():
+        linear.merge(part, delta)
+    bias = torch.cat([m.bias for m in modules]).float()
+    was = x.float() @ exact.T + bias
+    effect = torch.zeros_like(was)
+    effect[:, :64], effect[:, 96:] = x.float() @ deltas[0].whole().T, x.float() @ deltas[2].whole().T
+    for (form, shape), base in zip(forms, before, strict=True):
+        wanted = shape(was + effect) - shape(was)
+        found = form(x).float() - base
+        assert float((found * wanted).sum() / (wanted * wanted).sum()) == pytest.approx(1, abs=0.05)
+        assert not found[:, 64:96].any()
+    linear.bare = True
+    assert torch.equal(linear(x).float(), before[0])
+    linear.bare = False
+    for part in deltas:
+        linear.merge(part, None)
+    assert torch.equal(linear(x).float(), before[0])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_delta_is_merged_into_a_weight_in_fp32() -> None:
+    torch.manual_seed(0)
+    (module,) = [torch.nn.Linear(96, 64, bias=False)]
+    linear, delta = packed.Packed([module]), factors(64, 8, 0.1, 2.0)
+    linear.merge(0, delta)
+    module.weight.data = module.weight + 2.0 * (delta.b @ delta.a)
+    x = torch.randn(7, 96)
+    assert torch.equal(linear(x), packed.Packed([module])(x))
 
 
 def test_other_models_go_through_transformers_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

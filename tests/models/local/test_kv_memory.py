@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.adapters.deltas import Delta
 from models.local import kv_cache
 from models.local.attention import Extras
 from models.local.kv_cache import KeyValueCache, PrefixPass, RowsPass, room_for
@@ -123,7 +124,7 @@ def test_turns_that_begin_together_take_room_for_all_of_them_once(
 def test_freed_buffers_are_given_back_to_the_gpu_with_the_merged_weights(on_gpu: tuple[LocalPolicy, Gpu]) -> None:
     policy, gpu = on_gpu
     name = "model.layers.1.mlp.up_proj"
-    policy.load_deltas("refund", "1", {name: torch.zeros(96, 64)})
+    policy.load_deltas("refund", "1", {name: Delta.dense(torch.zeros(96, 64))})
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         policy.score(random_ids(1, 9), 3, "refund")
     packed = policy.decoder.layers[name].packed

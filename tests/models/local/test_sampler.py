@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from environments.contract import Prompt
-from errors import ContextOverflow, PolicyError
-from models.adapters.deltas import lora_deltas
+from errors import ContextOverflow, NotFinite, PolicyError
+from models.adapters.deltas import Delta, lora_deltas
 from models.local import kv_cache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
 from models.policy import Generation, Request, Sampling
@@ -48,7 +48,7 @@ def greedy(model: Any, ids: list[int], tokens: int, stop: frozenset[int]) -> lis
     return [int(i) for i in out[0, len(ids) :]]
 
 
-def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, torch.Tensor]]:
+def given_adapter(policy: LocalPolicy, seed: int = 1) -> tuple[Any, dict[str, Delta]]:
     """A live PEFT model of the plain twin with random A and B, and its deltas."""
     from peft import get_peft_model
 
@@ -180,6 +180,60 @@ def test_replacing_an_adapter_forgets_what_it_computed(tiny_model: Any) -> None:
     assert generation.logprobs == pytest.approx(full_logprobs(plain_twin(policy), row, generation), abs=1e-4)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_adapter_that_has_come_apart_is_refused_and_leaves_nothing_behind(tiny_model: Any, value: float) -> None:
+    """Its rows have filled the slots; shorter and longer ones of the base follow, which share their passes, so that
+    what a short one does not see is there. The values of one layer alone are no numbers."""
+    policy, _ = tiny_model
+    rows = [random_ids(seed, 20 + 4 * seed) for seed in range(8)]
+    asked = [Request(f"b{i}", row[: 8 + 4 * i], Sampling(1.0, 6, seed=i)) for i, row in enumerate(rows)]
+    expected = policy.generate(asked)
+    policy.free_buffers()
+    name = "model.layers.1.self_attn.v_proj"
+    broken = torch.full_like(policy.decoder.layers[name].base, value)
+    policy.load_deltas("bad", "d", {name: Delta.dense(broken)})
+    for _ in range(2):
+        with pytest.raises(NotFinite, match=r"adapter 'bad' gives log-probabilities that are not finite in float32"):
+            policy.generate([Request(f"a{i}", row, Sampling(1.0, 20, seed=i), "bad") for i, row in enumerate(rows)])
+        assert not policy.busy
+    with pytest.raises(NotFinite, match="'bad'"):
+        policy.next_logprobs(rows[0], adapter="bad")
+    policy.unload_adapter("bad")
+    assert policy.generate(asked) == expected
+
+
+def test_a_batch_that_comes_apart_ends_what_is_in_it_and_no_more(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    name = "model.layers.1.self_attn.v_proj"
+    broken = torch.full_like(policy.decoder.layers[name].base, float("nan"))
+    policy.load_deltas("bad", "d", {name: Delta.dense(broken)})
+    row = prompts(1)[0]
+    policy.submit(Request("theirs", row, Sampling(0.0, 4), "bad", len(SHARED)))
+    policy.submit(Request("ours", row, Sampling(0.0, 4), None, len(SHARED)))
+    with pytest.raises(NotFinite):
+        policy.poll()
+    (answer,) = policy.poll()
+    assert list(answer.ids) == greedy(plain_twin(policy), row, 4, policy.stop_ids)
+    assert not policy.busy
+
+
+def test_an_adapter_stays_until_its_turns_are_done(tiny_model: Any) -> None:
+    policy, _ = tiny_model
+    _, deltas = given_adapter(policy)
+    policy.load_deltas("a", "d", deltas)
+    policy.submit(Request("x", prompts(1)[0], Sampling(0.0, 3), "a", len(SHARED)))
+    for computed in (False, True):  # queued, then in the batch
+        if computed:
+            assert policy.step() == []
+        with pytest.raises(PolicyError, match="'a' is answering requests"):
+            policy.unload_adapter("a")
+        with pytest.raises(PolicyError, match="'a' is answering requests"):
+            policy.load_deltas("a", "d", {})
+    assert len(policy.poll()) == 1
+    policy.unload_adapter("a")
+    assert policy.generate(requests(prompts(1)))
+
+
 def test_prefixes_are_evicted_and_computed_again(tiny_model: Any) -> None:
     policy, _ = tiny_model
     plain = plain_twin(policy)
@@ -216,7 +270,7 @@ def test_what_is_refused(tiny_model: Any) -> None:
     with pytest.raises(PolicyError, match="empty"):
         policy.submit(Request("a", [], Sampling()))
     with pytest.raises(PolicyError, match="does not have"):
-        policy.load_deltas("a", "d", {"model.layers.77.mlp.up_proj": torch.zeros(1, 1)})
+        policy.load_deltas("a", "d", {"model.layers.77.mlp.up_proj": Delta.dense(torch.zeros(1, 1))})
     policy.submit(Request("a", prompts(1)[0], Sampling(0.0, 2)))
     with pytest.raises(PolicyError, match="in flight"):
         policy.next_logprobs([5, 6])

@@ -14,6 +14,7 @@ from peft import get_peft_model
 from errors import ConfigurationError
 from models.local.attention import NAME
 from models.local.base import load_base
+from models.local.decoder import make_decoder
 from models.local.model_files import check_base_config
 from models.local.policy import LocalPolicy
 from models.local.shapes import has_experts
@@ -90,6 +91,13 @@ def test_what_cannot_be_played_is_refused_before_it_is_loaded(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "num_hidden_layers": 2} | changed))
     with pytest.raises(ConfigurationError, match=rf"{tmp_path}.*{kind}.*{why}.*give"):
         check_base_config(str(tmp_path))
+
+
+def test_a_cap_of_the_logits_of_a_base_in_bf16_is_not_rounded() -> None:
+    decoder = make_decoder(tiny_model("gemma2").bfloat16())
+    hidden = 4 * torch.randn(6, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    logits = decoder.model.lm_head(hidden).float()
+    assert torch.equal(decoder.head(hidden), 3 * torch.tanh(logits / 3))
 
 
 def test_every_shape_that_is_played_passes_the_check(tmp_path: Path) -> None:

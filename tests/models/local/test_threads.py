@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.adapters.deltas import Delta
 from models.local import policy as local_policy
 from models.local.policy import LocalPolicy
 from models.local.threads import cut, most_parts, side_by_side
@@ -102,7 +103,8 @@ def test_a_batch_in_parts_is_sampled_as_one(tiny_model: Any, monkeypatch: pytest
         if adapted:
             torch.manual_seed(0)
             name = "model.layers.1.mlp.down_proj"
-            policy.load_deltas("a", "0", {name: 0.1 * torch.randn_like(policy.decoder.layers[name].base)})
+            change = 0.1 * torch.randn_like(policy.decoder.layers[name].base)
+            policy.load_deltas("a", "0", {name: Delta.dense(change)})
         prompts = {f"r{i}": [3, 5, 8, 13, *range(20, 21 + 3 * i)] for i in range(11)}
         for turn in range(2):
             asked = [

@@ -15,6 +15,7 @@ from environments.contract import Message, Observation, TargetTask
 from environments.targets.shop.families import FAMILIES
 from environments.targets.shop.target import target
 from errors import ConfigurationError, PolicyError
+from models.adapters.deltas import Delta
 from models.local.policy import LocalPolicy
 from models.policy import Request, Sampling
 from models.renderer import Renderer
@@ -78,7 +79,7 @@ def test_embedding_leaves_open_sessions_alone(embedded_model: Embedded) -> None:
     given = openings(target().environment, renderer, tasks[:3])
     name = "model.layers.0.self_attn.q_proj"
     weight = policy.decoder.layers[name].base
-    policy.load_deltas("loud", "0", {name: torch.full_like(weight, 0.01)})
+    policy.load_deltas("loud", "0", {name: Delta.dense(torch.full_like(weight, 0.01))})
 
     def answer(between: bool) -> tuple[tuple[int, ...], tuple[float, ...]]:
         sampling = Sampling(0.0, 6)

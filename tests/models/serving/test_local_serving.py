@@ -16,6 +16,7 @@ import torch
 from environments.contract import Prompt
 from environments.targets.shop.target import target
 from errors import ContextOverflow, ProviderError
+from models.adapters.deltas import Delta
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
 from models.router.router import RouteDecision, Router
@@ -40,7 +41,7 @@ def lift(policy: Any, name: str, seed: int) -> None:
     """Load a random adapter."""
     generator = torch.Generator().manual_seed(seed)
     deltas = {n: 0.3 * torch.randn(layer.base.shape, generator=generator) for n, layer in policy.decoder.layers.items()}
-    policy.load_deltas(name, name, {n: d for n, d in deltas.items() if "layers" in n})
+    policy.load_deltas(name, name, {n: Delta.dense(d) for n, d in deltas.items() if "layers" in n})
 
 
 async def whole(engine: LocalEngine, one: Request, streamed: bool = False) -> tuple[list[int], Generation]:

@@ -195,7 +195,8 @@ def weights(policy: Any) -> dict[str, torch.Tensor]:
 def exported(source: Path, folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
     """Digest and deltas of a trained adapter, as the registry keeps it."""
     export_adapter(source, folder)
-    return folder_deltas(folder)
+    digest, deltas = folder_deltas(folder)
+    return digest, {name: delta.whole() for name, delta in deltas.items()}
 
 
 def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from benchmarks import gpu
 from benchmarks.gpu import SHAPES
 from models.local.attention import NAME
 from models.local.decoder import make_decoder
+from models.local.shapes import has_experts
 from models.training import forward, memory
 from models.training.forward import StepPrefix, attend_by_kernels, token_logprobs
-from models.training.learner import HEAD_ROWS, make_learner
+from models.training.learner import make_learner
 from models.training.lora import lora_config
 from models.training.memory import GIB, Batch, Shape, adapters_read, expected_peak, memory_there
 from models.training.records import TrainingSettings
@@ -173,8 +174,21 @@ def test_weights_and_adapter_are_those_of_the_model(config: dict[str, object]) -
     assert shape.layers * shape.adapter(4) == learnt
 
 
-def test_it_counts_with_what_the_pass_holds() -> None:
-    assert memory.HEAD_ROWS == HEAD_ROWS
+@pytest.mark.parametrize(
+    ("kind", "experts", "chosen"),
+    [
+        ("glm4_moe", "n_routed_experts", "num_experts_per_tok"),
+        ("ernie4_5_moe", "moe_num_experts", "moe_k"),
+        ("hunyuan_v1_moe", "num_experts", "moe_topk"),
+        ("gpt_oss", "num_local_experts", "num_experts_per_tok"),
+        ("llama", "", ""),
+    ],
+)
+def test_experts_are_counted_by_whatever_name_they_have(kind: str, experts: str, chosen: str) -> None:
+    config = AutoConfig.for_model(kind, **({experts: 16, chosen: 3} if experts else {}))
+    shape = Shape.of(config.to_dict())
+    assert (shape.experts, shape.chosen) == ((16, 3) if experts else (1, 1))
+    assert has_experts(config) == bool(experts)
 
 
 def test_a_long_conversation_takes_in_proportion_and_recomputing_a_fraction() -> None:

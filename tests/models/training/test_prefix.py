@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.adapters.deltas import Delta
 from models.training.forward import StepPrefix, token_logprobs
 from models.training.learner import make_learner
 from tests.models.training.test_grpo import lora
@@ -44,6 +45,7 @@ def test_what_the_sampler_has_merged_below_the_learning_layers_is_left_out(tiny_
     """The adapter that sampled last may reach deeper than the one that is trained."""
     policy, _ = tiny_model
     deep = {n: torch.randn_like(part.base) for n, part in policy.decoder.layers.items() if ".layers.0." in n}
+    deep = {n: Delta.dense(change) for n, change in deep.items()}
     peft, ids = lora(policy), random_ids(50, 12)
     learner = make_learner(peft.get_base_model(), policy.decoder)
     with torch.no_grad():

@@ -147,7 +147,7 @@ def test_ties_keeps_the_largest_changes_and_their_rank(run: SeedRun, tmp_path: P
     ranks = [{w.shape[0] for k, w in load_file(f / "adapter_model.safetensors").items() if "lora_A" in k}
              for f in (merged, linear)]  # fmt: skip
     assert ranks == [{4}, {8}]
-    ties, (first, second) = folder_deltas(merged)[1], [folder_deltas(f)[1] for f in parts]
+    ties, first, second = ({n: d.whole() for n, d in folder_deltas(f)[1].items()} for f in (merged, *parts))
     for name, delta in ties.items():
         both = (first[name].sign() == second[name].sign()) & (
             first[name].abs() + second[name].abs() > 2 * first[name].abs().quantile(1 - TIES_DENSITY / 4)
