@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from errors import PolicyError, ProviderError, TraceError
+from errors import NotFinite, PolicyError, ProviderError, TraceError
 from models.adapters.deltas import folder_deltas
 from models.local.policy import LocalPolicy
 from models.out_of_memory import let_go, missing
@@ -310,6 +310,8 @@ def _check_gpu() -> None:
 
 def _refused(problem: Exception) -> ProviderError:
     """What callers are told of a pass that failed; what the pass held is free again."""
+    if isinstance(problem, NotFinite):  # the same weights would answer so again
+        return ProviderError(f"{problem} (trace-agent rollback)")
     if not isinstance(problem, torch.OutOfMemoryError):
         let_go(problem)
         return ProviderError("a pass of the local model failed, its log says why; ask again", transient=True)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 
-from errors import ProviderError
+from errors import NotFinite, ProviderError
 from models.renderer import Renderer
 from models.serving.gateway.app import GatewayApp
 from models.serving.gateway.gateway import Gateway
@@ -53,6 +53,23 @@ def test_a_pass_that_fails_is_a_503_and_the_next_turn_is_answered_as_before(
     assert (before.status_code, after.status_code) == (200, 200)
     assert after.json()["choices"] == before.json()["choices"]
     assert ends == [], "an engine that was stopped has not died"
+
+
+def test_weights_that_have_come_apart_are_told_with_what_helps(tiny_model: Tiny) -> None:
+    policy, renderer = tiny_model
+    engine, step = LocalEngine(policy), policy.step
+    engine.start()
+
+    def comes_apart() -> Any:
+        raise NotFinite("adapter 'a@1' gives log-probabilities that are not finite")
+
+    with serving(app_of(engine, renderer)) as url:
+        policy.step = comes_apart
+        refused = asked(url)
+        assert refused.status_code == 503
+        assert "adapter 'a@1' gives log-probabilities that are not finite (trace-agent rollback)" in refused.text
+        policy.step = step
+        assert asked(url).status_code == 200
 
 
 @pytest.mark.parametrize("broken", ["close", "gpu"])
