@@ -321,6 +321,9 @@ def test_changed_data_begins_another_round(
     class Changed:
         name, data_hash, licence = "shop", "f" * 16, "none"
 
+        def tasks(self, split: str) -> tuple[()]:
+            return ()
+
     monkeypatch.setattr("tasks.round.traffic.load_target", lambda *given: Changed())
     with caplog.at_level("WARNING", logger="trace"):
         again = open_context(load_settings(profile="smoke", home=settings_folder / "home"))

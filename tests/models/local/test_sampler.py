@@ -13,7 +13,8 @@ from models.adapters.deltas import Delta, lora_deltas
 from models.local import kv_cache
 from models.local.policy import PREFIXES_KEPT, LocalPolicy
 from models.policy import Generation, Request, Sampling
-from models.training.grpo import TrainingSettings, lora_config
+from models.training.lora import lora_config
+from models.training.records import TrainingSettings
 from tests.tokenizers_trained import plain_twin, random_ids, tiny_policy
 
 SHARED = random_ids(99, 17)
