@@ -176,14 +176,16 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
 
 
 def run_name() -> str:
-    """What a run is called in Prefect's UI: the target, profile and seed that follow from its parameters."""
+    """What a run is called in Prefect's UI: the flow or stage, and the target, profile and seed that follow from its
+    parameters."""
+    what: str = flow_run.parameters.get("stage") or "improve"
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
     try:
         settings = load_settings(**{k: v for k, v in values.items() if k not in NO_SETTINGS})
     except TraceError:  # the flow itself will say what is wrong
-        return "improve"
-    return f"improve {settings.target}, profile {settings.profile}, seed {settings.seed}"
+        return what
+    return f"{what} {settings.target}, profile {settings.profile}, seed {settings.seed}"
 
 
 @flow(name="improve", flow_run_name=run_name, log_prints=False)
@@ -230,7 +232,7 @@ def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> Rou
         return RoundOutcome(round=context.round.id, report=str(page), promoted=promoted, reason=told.reason)
 
 
-@flow(name="stage", flow_run_name="{stage} of {params.target}")
+@flow(name="stage", flow_run_name=run_name)
 def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     """Run the round up to and with `stage`; what is stored is not done again. Returns the stage's results as JSON, by
     capability where there is one for each."""

@@ -74,9 +74,13 @@ def test_the_deployment_takes_it_as_a_parameter(
 
 
 def test_a_run_is_named_by_its_settings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = {"params": {"profile": "smoke", "seed": 3, "dry_run": True, "fresh": True}}
+    params: dict[str, Any] = {"params": {"profile": "smoke", "seed": 3, "dry_run": True, "fresh": True}}
     monkeypatch.setattr("flows.improve.flow_run", type("Run", (), {"parameters": params}))
     assert run_name() == "improve shop, profile smoke, seed 3"
+    params["stage"] = "rollout"  # the target may be the default, which the parameters do not have
+    assert run_name() == "rollout shop, profile smoke, seed 3"
+    params["params"]["profile"] = "none"
+    assert run_name() == "rollout"
 
 
 def test_lines_outside_of_a_flow_are_no_warnings_of_prefect(recwarn: pytest.WarningsRecorder) -> None:
