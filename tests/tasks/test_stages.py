@@ -202,13 +202,18 @@ def test_a_result_of_another_version_is_one_clear_error(context: Context) -> Non
         context.result(SelectResult)
 
 
+def roll_out_by_version_0_1(context: Context) -> None:
+    """A stage's result that this version cannot read, so that its round cannot be gone on with."""
+    row = context.store.stage(context.round.id, "rollout")
+    assert row.claim()
+    row.finish({"episodes": 36, "errors": 0, "success": 0.5})
+
+
 def test_a_round_that_another_version_began_is_closed_and_another_begins(
     context: Context, settings_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An upgrade in the middle of a round must not stop a schedule."""
-    row = context.store.stage(context.round.id, "rollout")
-    assert row.claim()
-    row.finish({"episodes": 36, "errors": 0, "success": 0.5})  # as version 0.1 stored it
+    roll_out_by_version_0_1(context)
     with caplog.at_level("WARNING", logger="trace"):
         again = open_context(load_settings(profile="smoke", home=settings_folder / "home"))
     assert again.round.id != context.round.id
@@ -223,9 +228,7 @@ def test_a_round_that_another_version_began_is_closed_and_another_begins(
 def test_a_round_that_cannot_be_joined_is_not_closed_under_the_process_that_works_on_it(
     context: Context, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = context.store.stage(context.round.id, "rollout")
-    assert row.claim()
-    row.finish({"episodes": 36, "errors": 0, "success": 0.5})  # as version 0.1 stored it
+    roll_out_by_version_0_1(context)
     monkeypatch.setattr(alive, "is_own_or_ended", lambda owner: False)
     context.store.presence(context.round.id, 3600.0).beat()
     with pytest.raises(TargetBusy, match="round 1 of shop goes on in another process"):
