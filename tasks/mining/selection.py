@@ -53,10 +53,10 @@ def select(
     """Selects capabilities by coverage and contrast (method, section 3); all are returned, `selected` tells.
 
     `labels` is a `LabelMatrix`, or has the columns run, trajectory_id, capability, label (NA, PRESENT, LACKING), weight
-    (how often the trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, ties by name. A
-    run that lacks a capability counts as not passed and is left out of its means. Votes count a run's label once, with
-    any weight. Raises LabelError when a run does not label every pair of a trajectory and a capability once, or there
-    are more than `n` runs."""
+    (how often the trajectory counts in the run, >= 0) and passed (bool). Order: mean Delta descending, then mean
+    coverage descending, then name. A run that lacks a capability counts as not passed and is left out of its means.
+    Votes count a run's label once, with any weight. Raises LabelError when a run does not label every pair of a
+    trajectory and a capability once, or there are more than `n` runs."""
     counted = _count_matrix(labels) if isinstance(labels, LabelMatrix) else _count_table(_encode(labels))
     cells, seen = counted.cells, counted.seen
     if len(cells) > n:
@@ -89,7 +89,7 @@ def select(
                 f"means {mean_cov:.3f} and {mean_delta:.3f}.",
             )
         )
-    return tuple(sorted(result, key=lambda row: (-round(row.mean_delta, 12), row.name)))
+    return tuple(sorted(result, key=lambda row: (-round(row.mean_delta, 12), -round(row.mean_cov, 12), row.name)))
 
 
 @dataclass(frozen=True)

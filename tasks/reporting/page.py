@@ -21,7 +21,8 @@ def render(figures: RoundFigures, episodes: str = "") -> str:
     `episodes` is the address, relative to the page, of the round's episodes ("": none were written)."""
     chosen = [c for c in figures.capabilities if c.selected]
     ranked = sorted(
-        figures.capabilities, key=lambda c: (not c.selected, c.mean_delta is None, -(c.mean_delta or 0.0), c.name)
+        figures.capabilities,
+        key=lambda c: (not c.selected, c.mean_delta is None, -(c.mean_delta or 0.0), -(c.mean_cov or 0.0), c.name),
     )
     by_rule = [c for c in ranked if c.mean_delta is not None]
     seconds = [(name, value) for name, value in figures.seconds.items() if name != "total"]

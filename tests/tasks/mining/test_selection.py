@@ -70,7 +70,7 @@ def test_runs_that_lack_the_capability_do_not_pass_and_do_not_enter_the_means():
     by_name = {row.name: row for row in seven}
     assert (by_name["look_up_first"].runs_seen, by_name["look_up_first"].selected) == (7, False)
     assert by_name["look_up_first"].mean_delta == 1.0
-    assert [row.name for row in seven] == ["look_up_first", "verify_identity"]  # equal Delta: by name
+    assert [row.name for row in seven] == ["look_up_first", "verify_identity"]  # equal Delta and coverage: by name
     eight = {row.name: row for row in select(pd.concat([other, repeated(marks, outcome, 8)]))}
     assert eight["look_up_first"].selected
 
@@ -95,6 +95,17 @@ def test_order_weights_and_votes():
     heavy = labels.copy()
     heavy.loc[heavy.trajectory_id == "t004", "weight"] = 6  # 6 of 9 passed lack it now
     assert {r.name: r for r in select(heavy, k=2, n=3)}["a_weaker_one"].mean_er_passed == pytest.approx(6 / 9)
+
+
+def test_of_equal_contrast_what_is_lacking_more_often_comes_first():
+    marks, outcome = cohort(4, 0, 0, 4)
+    common = marks | {"t003": "NA"}
+    rare = marks | {"t001": "NA", "t002": "NA", "t003": "NA"}
+    rows = select(pd.concat([repeated(rare, outcome, 10, "a_rare_one"), repeated(common, outcome, 10, "b_common_one")]))
+    assert [(row.name, row.mean_delta, row.mean_cov) for row in rows] == [
+        ("b_common_one", 1.0, pytest.approx(3 / 4)),
+        ("a_rare_one", 1.0, pytest.approx(1 / 4)),
+    ]
 
 
 def test_categorical_and_plain_columns_agree():
