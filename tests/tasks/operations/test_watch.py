@@ -69,9 +69,9 @@ def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(watch_file, "rollback", rollback)
 
-    def watch(**unattended: Any) -> Watched:
+    def watch(now: datetime = NOW, **unattended: Any) -> Watched:
         settings = load_settings(home=settings_folder, unattended={"watch_tasks": 40} | unattended)
-        return watch_release(settings, NOW)
+        return watch_release(settings, now)
 
     with open_store(load_settings(home=settings_folder).database_url) as store:
         yield SimpleNamespace(store=store, said=said, plays=plays, back=back, watch=watch)
@@ -111,6 +111,14 @@ def test_a_fall_is_told_and_left_to_a_person(world: Any) -> None:
     assert "release 2 of shop has fallen: -100.0 points against release 1 on 40 fresh tasks" in notice.text
     assert "'trace-agent rollback --target shop' goes back" in notice.text
     assert world.back == []
+
+
+def test_a_fall_is_seen_however_long_the_release_has_been_live(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    found = world.watch(LIVE_SINCE + timedelta(days=40))
+    assert [f.against for f in found.falls] == ["release 1"]
+    assert [n.kind for n in world.said] == ["fell"]
 
 
 def test_a_fall_is_rolled_back_where_the_settings_want_it(world: Any) -> None:
