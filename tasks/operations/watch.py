@@ -25,7 +25,7 @@ from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, o
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
-from errors import ConfigurationError, TargetError
+from errors import AdapterError, ConfigurationError, StoreError, TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
 from settings import Settings
@@ -229,7 +229,7 @@ def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -
         return watched
     try:  # the sides have played for minutes: a round or a person may have changed what is live
         back = rollback(store, open_registry(settings, settings.target), settings.target, expected=live.id)
-    except ConfigurationError as refused:
+    except (AdapterError, ConfigurationError, StoreError) as refused:  # the way back may be blocked as well
         _tell(settings, "fell", f"{text}; it was not rolled back: {refused}")
         return watched
     where = BASE if back is None else f"release {back.number}"

@@ -14,7 +14,7 @@ import pytest
 from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
-from errors import ConfigurationError
+from errors import AdapterError, ConfigurationError, StoreError
 from models.policy import Sampling
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
@@ -146,6 +146,22 @@ def test_a_release_that_it_did_not_watch_is_never_rolled_back(world: Any, monkey
     found = world.watch(roll_back=True)
     assert (found.rolled_back, world.back, [n.kind for n in world.said]) == ("", [], ["fell"])
     assert "it was not rolled back: release 2 was live and no longer is" in world.said[0].text
+
+
+@pytest.mark.parametrize("blocked", [AdapterError("files gone"), StoreError("no MLflow"), ConfigurationError("no way")])
+def test_a_fall_is_told_where_the_way_back_is_blocked(
+    world: Any, monkeypatch: pytest.MonkeyPatch, blocked: Exception
+) -> None:
+    def refused(*given: Any, **named: Any) -> None:
+        raise blocked
+
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    monkeypatch.setattr(watch_file, "rollback", refused)
+    assert world.watch(roll_back=True).rolled_back == ""
+    (notice,) = world.said
+    assert notice.kind == "fell"
+    assert notice.text.endswith(f"it was not rolled back: {blocked}")
 
 
 def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
