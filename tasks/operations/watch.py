@@ -228,7 +228,9 @@ def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -
         _tell(settings, "fell", text + hint)
         return watched
     try:  # the sides have played for minutes: a round or a person may have changed what is live
-        back = rollback(store, open_registry(settings, settings.target), settings.target, expected=live.id)
+        registry = open_registry(settings, settings.target)
+        # Where it goes back to is what it was compared with today: a release of other data cannot be.
+        back = rollback(store, registry, settings.target, 0 if parent is None else None, expected=live.id)
     except (AdapterError, ConfigurationError, StoreError) as refused:  # the way back may be blocked as well
         _tell(settings, "fell", f"{text}; it was not rolled back: {refused}")
         return watched

@@ -61,11 +61,11 @@ def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setattr(watch_file, "open_registry", lambda *given: None)
 
-    def rollback(store: Store, registry: Any, target: str, expected: str) -> Any:
+    def rollback(store: Store, registry: Any, target: str, to: int | None, expected: str) -> Any:
         if expected != store.row(ReleaseRow, target=target, state=ReleaseState.LIVE).id:  # type: ignore[union-attr]
             raise ConfigurationError("release 2 was live and no longer is; look at the history")
-        back.append(target)
-        return SimpleNamespace(number=1)
+        back.append(target if to is None else f"{target} to {to}")
+        return None if to == 0 else SimpleNamespace(number=1)
 
     monkeypatch.setattr(watch_file, "rollback", rollback)
 
@@ -171,6 +171,14 @@ def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
     found = world.watch(roll_back=True)
     assert [f.against for f in found.falls] == [BASE]
     assert (world.back, [n.kind for n in world.said]) == ([], ["fell"])
+
+
+def test_the_first_of_a_lineage_goes_back_to_the_base_that_it_was_compared_with(world: Any) -> None:
+    """What it replaced was proven on other data and cannot play the day's tasks."""
+    replaced = release(1, ReleaseState.RETIRED, data_hash="data-0", ended_at=LIVE_SINCE)
+    world.store.put([replaced, release(2, ReleaseState.LIVE)])
+    world.plays.update({"release@2": NoopPolicy(), "local:smollm2-135m": OraclePolicy()})
+    assert (world.watch(roll_back=True).rolled_back, world.back) == (BASE, ["shop to 0"])
 
 
 def test_a_release_of_other_data_cannot_be_watched(world: Any) -> None:
