@@ -67,9 +67,10 @@ class Stage:
         """Whether the stage is done or skipped, so that nothing is owed."""
         return is_final(StageState(self.row().state))
 
-    def claim(self, owner: str | None = None, lease_seconds: float = 60.0) -> bool:
+    def claim(self, owner: str | None = None, lease_seconds: float = 60.0, ended: str | None = None) -> bool:
         """Take the stage if it is pending, failed, or its lease has run out; counts an attempt. False when it is
-        finished or another holds it."""
+        finished or another holds it. `ended` is an owner whose process has ended: where its last heartbeat lies ahead
+        of the clock, which was set back since, its lease counts for nothing. It would run out too late, or never."""
         if lease_seconds <= 0:
             raise StoreError(f"lease of {lease_seconds!r} seconds for stage {self.name!r}; a lease is longer than 0")
         owner = owner or owner_name()
@@ -78,7 +79,8 @@ class Stage:
         with self._write() as connection:
             now = database_time(connection)
             spent = seconds_spent(self._row(connection))
-            expired = and_(_STAGES.c.state == StageState.RUNNING, _STAGES.c.lease_until < now)
+            ahead = and_(_STAGES.c.owner == ended, _STAGES.c.heartbeat_at > now)
+            expired = and_(_STAGES.c.state == StageState.RUNNING, or_(_STAGES.c.lease_until < now, ahead))
             taken = connection.execute(
                 update(_STAGES)
                 .where(_STAGES.c.id == self.id, or_(_STAGES.c.state.in_(sorted(free)), expired))

@@ -61,6 +61,12 @@ class Shards:
             now = database_time(connection)
         return self._found(_claimable(now), part)
 
+    def ahead(self, part: str | None = None) -> list[ShardRow]:
+        """Those that are held, and whose last heartbeat lies ahead of the clock, which was set back since."""
+        with self._read() as connection:
+            now = database_time(connection)
+        return self._found(and_(_SHARDS.c.state == ShardState.RUNNING, _SHARDS.c.heartbeat_at > now), part)
+
     def claim(self, part: str, owner: str, lease_seconds: float) -> ShardRow | None:
         """Take the first free shard; None when there is none. Counts an attempt."""
         while True:

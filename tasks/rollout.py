@@ -26,12 +26,17 @@ def rollout(context: Context, by: str = "") -> RolloutResult:
     adapter `by` name, which trainings go on from; of what both have played, what a router would have answered is the
     result (`tasks/routing/lacking.py`).
 
-    Raises `EnvironmentFault` when no episode has a reward, `ConfigurationError` when turns are too short to have one.
+    Raises `EnvironmentFault` when no episode has a reward, `ConfigurationError` when turns are too short to have one,
+    or where what the round has to beat stands on another base.
     """
     if isinstance(context.target, TrafficTarget):  # played already, by users
         ids = import_conversations(context.store, context.round, context.target)
     else:
         check_turn_length(context)
+        if (
+            context.parent is None
+        ):  # a new lineage: what answers all the same plays first in `challenge`, a training later
+            lineup_of(context, context.incumbent)
         tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
         if by:
             mine = own_adapter(context.stored, by)

@@ -247,7 +247,7 @@ def _not_better(
         return GateVerdict.NOT_BETTER, f"{what} did not gain."
     if difference.floor_p > level:
         return GateVerdict.UNDERPOWERED, (
-            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.4f}, so no gain could have "
+            f"{difference.tasks} tasks cannot give a p-value below {difference.floor_p:.2g}, so no gain could have "
             "passed; evaluate on more tasks."
         )
     if mde > worthwhile:

@@ -20,11 +20,17 @@ from scipy import special
 
 Floats = npt.NDArray[np.float64]
 Signs = npt.NDArray[np.int8]
+Whole = npt.NDArray[np.int64]
 
 WORST_CASE_TASKS = 2.0
 EXACT_UP_TO = 16
 DRAWS = 20_000
 PERMUTATION_SEED = 20_260_404
+# Differences of success rates are multiples of 1 / (a common number of trials): up to this many, and while the sums and
+# the tasks are no more than WORK together, the p-value is exact for any number of tasks.
+FINEST = 5_040
+WORK = 50_000_000
+TINIEST = float(np.finfo(np.float64).tiny)
 # Sign patterns up to this many tasks are kept (at most 1.3 MB each): a gate asks for the same few sizes many times.
 KEPT_UP_TO = 64
 
@@ -47,7 +53,8 @@ class PairedDifference:
     """`other` minus `base` in percentage points over `tasks` common tasks, with interval and two-sided p-value.
 
     `changed` counts the tasks whose rate differs, which are the only ones the permutation test can use; `left_out`
-    those that one side never finished. `floor_p` is the smallest p-value that this number of tasks could give."""
+    those that one side never finished. `floor_p` is the smallest p-value that this number of tasks could give: all of
+    them changed, and in one direction."""
 
     points: float
     low: float
@@ -92,9 +99,11 @@ def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.9
 
     All three are (n,): row i holds both sides' outcome in [0, 1] of the same task, trial and seed; NaN where that side
     errored, which leaves the trial out on that side alone. Per task the trials are averaged, then subtracted. *p*:
-    two-sided sign-flip permutation over tasks; exact over all 2^m patterns for m <= 16 changed tasks, else 20,000
-    draws from a fixed seed with the observed one counted in, so p is never 0. Ties with the observed sum count as at
-    least as extreme; unchanged tasks are inert and cost nothing. *interval*: Agresti and Min (2005, Statistics in
+    two-sided sign-flip permutation over tasks; exact over all 2^m patterns for m <= 16 changed tasks, and for more
+    whose differences are multiples of one fraction, as those of success rates are; else 20,000 draws from a
+    fixed seed with the observed one counted in, and where none of these is as extreme Hoeffding's bound if it is
+    smaller; so p is never 0. Ties with the observed sum count as at least as extreme; unchanged tasks are inert and
+    cost nothing. *interval*: Agresti and Min (2005, Statistics in
     Medicine 24) generalised from matched pairs to task differences: two pseudo-tasks (half +1, half -1, one 0) keep it
     from shrinking to nothing when all tasks agree; quantiles of t with G - 1 degrees of freedom. Raises ValueError
     when no task was finished by both sides."""
@@ -117,7 +126,7 @@ def difference_of(differences: Floats, left_out: int = 0, confidence: float = 0.
         tasks=count,
         changed=changed,
         left_out=left_out,
-        floor_p=float(min(1.0, 2.0 ** (1 - count))),
+        floor_p=_floor_p(differences),
     )
 
 
@@ -199,13 +208,18 @@ def sign_flip_p(differences: Floats, draws: int = DRAWS) -> float:
 
 
 def sign_flip_p_of_rows(differences: Floats, draws: int = DRAWS) -> Floats:
-    """`sign_flip_p` of every row of `differences` (N, G), as (N,). Rows in which equally many tasks changed share their
-    sign patterns, so thousands of rows cost little more than the product of two matrices."""
+    """`sign_flip_p` of every row of `differences` (N, G), as (N,). Rows without an exact p-value of their own in which
+    equally many tasks changed share their sign patterns: thousands cost little more than the product of two matrices.
+    """
     moved = np.abs(differences) > 1e-12
     sizes = moved.sum(axis=1)
-    p = np.ones(len(differences))
-    for m in np.unique(sizes[sizes > 0]).tolist():
-        rows = np.flatnonzero(sizes == m)
+    p, open_ = np.ones(len(differences)), sizes > 0
+    for row in np.flatnonzero(sizes > EXACT_UP_TO):
+        whole = _whole_numbers(differences[row][moved[row]])
+        if whole is not None:
+            p[row], open_[row] = _exact_p(whole), False
+    for m in np.unique(sizes[open_]).tolist():
+        rows = np.flatnonzero(open_ & (sizes == m))
         values = differences[rows][moved[rows]].reshape(len(rows), m)
         observed = np.abs(values.sum(axis=1)) - 1e-9 * np.abs(values).sum(axis=1)
         extreme, patterns = np.zeros(len(rows), dtype=np.int64), 0
@@ -215,8 +229,60 @@ def sign_flip_p_of_rows(differences: Floats, draws: int = DRAWS) -> Floats:
             for i in range(0, len(rows), 64):  # 64 sums of 20,000 patterns are 10 MB
                 part = slice(i, i + 64)
                 extreme[part] += np.count_nonzero(np.abs(wide @ values[part].T) >= observed[part], axis=0)
-        p[rows] = extreme / patterns if m <= EXACT_UP_TO else (1 + extreme) / (1 + patterns)
+        if m <= EXACT_UP_TO:
+            p[rows] = extreme / patterns
+            continue
+        # Hoeffding's bound holds for every sum of signed numbers, so a level below 1 / (1 + draws) is kept with it.
+        bound = np.maximum(TINIEST, 2 * np.exp(-(values.sum(axis=1) ** 2) / (2 * (values**2).sum(axis=1))))
+        p[rows] = np.where(extreme > 0, (1 + extreme) / (1 + patterns), np.minimum(1 / (1 + patterns), bound))
     return p
+
+
+def _whole_numbers(changed: Floats) -> Whole | None:
+    """Changed tasks' differences (m,) in multiples of the largest fraction that they share; None where there is none,
+    or their sums are too many."""
+    finest = np.arange(1, FINEST + 1, dtype=np.float64)
+    for value in np.unique(np.abs(changed)):
+        multiples = value * finest
+        finest = finest[np.abs(multiples - np.rint(multiples)) < 1e-9]
+        if not len(finest):
+            return None
+    whole = np.rint(changed * finest[0]).astype(np.int64)
+    whole //= np.gcd.reduce(whole)
+    return whole if len(whole) * (1 + _against(whole)) <= WORK else None
+
+
+def _against(whole: Whole) -> int:
+    """What the differences in the rarer direction sum to, as a number above 0."""
+    return int(min(-whole[whole < 0].sum(), whole[whole > 0].sum()))
+
+
+def _exact_p(whole: Whole) -> float:
+    """Two-sided sign-flip p-value of whole differences (m,), none of them 0.
+
+    A pattern's sum is at least as extreme in the observed direction where what it turns against that direction sums to
+    no more than what was observed against it; the other direction mirrors it. Sums above that need not be known, so the
+    clearer a difference is, the less it costs."""
+    most = _against(whole)
+    chance = np.zeros(most + 1)
+    chance[0] = 1.0
+    reached = 0
+    for step in np.sort(np.abs(whole)).tolist():
+        reached = min(most, reached + step)
+        turned = chance[: max(0, reached + 1 - step)].copy()
+        chance[: reached + 1] *= 0.5
+        chance[step : reached + 1] += 0.5 * turned
+    return min(1.0, max(TINIEST, 2 * float(chance.sum())))
+
+
+def _floor_p(differences: Floats) -> float:
+    """The smallest p-value that so many tasks could give; without a common fraction, what the draws and the bound
+    could."""
+    count = len(differences)
+    floor = max(TINIEST, 2.0 ** max(1 - count, -1022))
+    if count <= EXACT_UP_TO or _whole_numbers(differences[np.abs(differences) > 1e-12]) is not None:
+        return floor
+    return max(floor, min(1 / (1 + DRAWS), 2 * float(np.exp(-count / 2))))
 
 
 def _sign_patterns(m: int, draws: int) -> Iterator[Signs]:

@@ -25,7 +25,7 @@ from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, o
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
-from errors import ConfigurationError, TargetError
+from errors import AdapterError, ConfigurationError, StoreError, TargetError
 from models.providers.client import ModelClient
 from models.providers.spending import SpendingCap
 from settings import Settings
@@ -228,8 +228,10 @@ def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -
         _tell(settings, "fell", text + hint)
         return watched
     try:  # the sides have played for minutes: a round or a person may have changed what is live
-        back = rollback(store, open_registry(settings, settings.target), settings.target, expected=live.id)
-    except ConfigurationError as refused:
+        registry = open_registry(settings, settings.target)
+        # Where it goes back to is what it was compared with today: a release of other data cannot be.
+        back = rollback(store, registry, settings.target, 0 if parent is None else None, expected=live.id)
+    except (AdapterError, ConfigurationError, StoreError) as refused:  # the way back may be blocked as well
         _tell(settings, "fell", f"{text}; it was not rolled back: {refused}")
         return watched
     where = BASE if back is None else f"release {back.number}"

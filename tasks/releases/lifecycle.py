@@ -31,6 +31,7 @@ from tasks.releases.lookup import (
     live_release,
     release_numbered,
     releases_of,
+    replaced_lineage,
     stored_release,
 )
 from tasks.releases.publication import check_files, member_adapters, publish, release_router
@@ -120,11 +121,11 @@ def new_candidate(
 def promote(store: Store, registry: Registry, release_id: str, reason: str, by_hand: bool = False) -> ReleaseRow:
     """Make a release live, its predecessor retired, their adapters champions and retired; then `publish`.
 
-    A round may promote a candidate whose parent is live (or, of a new lineage, without parent) and whose adapters are
-    not barred. `by_hand` may promote any release on the live one's base; what was barred of it is allowed again.
-    A release that is live already is only published. Raises `ConfigurationError`, `TransitionError`, `AdapterError`
-    (a member's files are gone or changed) or `StoreError` (MLflow, which has the files, does not answer), and what is
-    live stays live.
+    A round may promote a candidate whose parent is live (or, of a new lineage, without parent), that its gate's plan
+    compared with what is live, and whose adapters are not barred. `by_hand` may promote any release on the live one's
+    base; what was barred of it is allowed again. A release that is live already is only published. Raises
+    `ConfigurationError`, `TransitionError`, `AdapterError` (a member's files are gone or changed) or `StoreError`
+    (MLflow, which has the files, does not answer), and what is live stays live.
     """
     wanted = stored_release(store, release_id)
     heal(store, registry, wanted.target)
@@ -166,7 +167,8 @@ def rollback(
 ) -> ReleaseRow | None:
     """Make an earlier release live again, and return it; None: the bare base answers again.
 
-    Without `to` it is the nearest ancestor of the live one that was not rolled back itself; `to` 0 is the bare base.
+    Without `to` it is the nearest ancestor of the live one that was not rolled back itself, or, where the first of them
+    began a new lineage, what that one replaced; `to` 0 is the bare base.
     Adapters that are in the release rolled back and not in the restored one are barred from automatic promotion until
     a person allows them. Who names a release in `to` allows its own. `expected` is the id of the release that is to be
     left, where the caller has judged that one.
@@ -242,7 +244,7 @@ def _destination(store: Store, target: str, to: int | None) -> tuple[ReleaseRow,
             back = stored_release(store, back.parent_id)
             if back.state == ReleaseState.RETIRED and base_name(back) == base_name(live):
                 return live, back
-        return live, None
+        return live, replaced_lineage(store, back)
     if to == 0:
         return live, None
     back = release_numbered(store, target, to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
 from errors import ConfigurationError, StoreError
@@ -111,6 +112,16 @@ def apart(release: ReleaseRow, base: str, base_revision: str, data_hash: str) ->
 def ground(release: ReleaseRow) -> tuple[str, str, str]:
     """Base, revision and data hash: what two releases must share to be compared."""
     return release.base, release.base_revision, release.data_hash
+
+
+def replaced_lineage(store: Store, first: ReleaseRow) -> ReleaseRow | None:
+    """The release of other data, on the same base, that the first one of a lineage replaced when it went live, while
+    that one is retired; None: the bare base was live before it, or what was has been rolled back since."""
+    history = first.evidence.get("history", ())
+    went_live = {datetime.fromisoformat(entry["at"]) for entry in history if entry["state"] == ReleaseState.LIVE}
+    retired = store.rows(ReleaseRow, target=first.target, state=ReleaseState.RETIRED)
+    older = [r for r in retired if r.data_hash != first.data_hash and base_name(r) == base_name(first)]
+    return max((r for r in older if r.ended_at in went_live), key=lambda row: row.number, default=None)
 
 
 def base_name(release: ReleaseRow) -> str:

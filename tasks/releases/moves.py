@@ -8,7 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from db import AdapterRow, AdapterState, BarredRow, ReleaseRow, ReleaseState, Round
+from db import AdapterRow, AdapterState, BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round
 from db.engine import database_time
 from db.queries import rows
 from db.writes import move_row, put_rows
@@ -32,7 +32,7 @@ def live_row(connection: Connection, target: str) -> ReleaseRow | None:
 
 
 def check_promotion(connection: Connection, row: ReleaseRow, live: ReleaseRow | None, by_hand: bool) -> None:
-    """Raise unless `row` may take the place of `live`."""
+    """Raise unless `row` may take the place of `live`: a round's candidate only that of what it was compared with."""
     if by_hand:
         if live is not None:
             check_same_base(row, live)
@@ -50,6 +50,13 @@ def check_promotion(connection: Connection, row: ReleaseRow, live: ReleaseRow | 
         raise ConfigurationError(
             f"release {row.number} of {row.target} cannot follow the bare base: {_parent(connection, row)}, which is "
             f"no longer live; run another round, or {by_person}"
+        )
+    against, now = _compared_with(connection, row), 0 if live is None else live.number
+    if against not in (None, now):
+        before, after = (f"release {n}" if n else "the bare base" for n in (against, now))
+        raise ConfigurationError(
+            f"release {row.number} of {row.target} was compared with {before}, and {after} answers now; run another "
+            f"round, or {by_person}"
         )
     bars = {b.sha256: b for b in rows(connection, BarredRow, {"target": row.target, "allowed_at": None})}
     for member in row.members.values():
@@ -120,6 +127,13 @@ def allow_adapters(connection: Connection, release: ReleaseRow) -> list[str]:
 def member_rows(connection: Connection, release: ReleaseRow) -> list[AdapterRow]:
     """The stored adapters of a release; blends have none."""
     return rows(connection, AdapterRow, {"id": [m["adapter_id"] for m in release.members.values()]})
+
+
+def _compared_with(connection: Connection, row: ReleaseRow) -> int | None:
+    """The number of the release that the plan of a candidate's round compares with (0: the bare base); None without a
+    plan. A candidate of a new lineage has no parent that would say it."""
+    plans = [] if row.round_id is None else rows(connection, GatePlanRow, {"round_id": row.round_id})
+    return next((int(plan.rules["against"]) for plan in plans if "against" in plan.rules), None)
 
 
 def _parent(connection: Connection, row: ReleaseRow) -> str:

@@ -23,6 +23,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from db import ReleaseRow, Round, RoundState, Store, open_store
+from db import Stage as LedgerStage
 from environments.task_ids import checked_tasks
 from errors import StageHeld, TargetBusy, TraceError
 from models.telemetry import tracing
@@ -38,7 +39,7 @@ from tasks.round.preflight import check_analyst
 from tasks.round.registry import mlflow_failures, open_registry
 from tasks.round.results import StageResult
 from tasks.round.stored import StoredRound
-from tasks.unattended.alive import LEASE_SECONDS, other_worker
+from tasks.unattended.alive import LEASE_SECONDS, has_ended, other_worker
 from tasks.unattended.stalls import pulse
 
 P = ParamSpec("P")
@@ -226,7 +227,7 @@ class Stage(Generic[P, R]):
         row = context.store.stage(context.round.id, ledger_name)
         waited, told = 0.0, ""
         while not row.finished:
-            if row.claim(lease_seconds=LEASE_SECONDS):
+            if _claim(row):
                 pulse()
                 logger.info("stage %s begins", ledger_name)
                 began = time.perf_counter()
@@ -269,6 +270,14 @@ class Stage(Generic[P, R]):
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         return None
+
+
+def _claim(row: LedgerStage) -> bool:
+    """Claim a stage, also from a process of this machine that died while the clock was ahead of what it is now."""
+    if row.claim(lease_seconds=LEASE_SECONDS):
+        return True
+    owner = row.row().owner
+    return bool(owner and has_ended(owner)) and row.claim(lease_seconds=LEASE_SECONDS, ended=owner)
 
 
 def stage(name: str, title: str = "") -> Callable[[Callable[Concatenate[Context, P], R]], Stage[P, R]]:

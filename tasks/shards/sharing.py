@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from db import AdapterRow, ShardRow, row_id
+from db import AdapterRow, ShardRow, Shards, row_id
 from errors import PolicyError, StoreError, TraceError
 from models.episodes import Episode
 from tasks.round.context import Context
@@ -18,6 +18,7 @@ from tasks.round.progress import Meter
 from tasks.shards.runners import Cluster, open_cluster
 from tasks.shards.work import works
 from tasks.shards.worker import code_fingerprint, play_part, shard_task
+from tasks.unattended.alive import has_ended
 from tasks.unattended.stalls import pulse
 
 logger = logging.getLogger("trace")
@@ -64,7 +65,7 @@ class SharedPlay:
 
     def help(self) -> bool:
         """Play shards that another process of the round has to have played; False when none is free."""
-        free = self.shards.free()
+        free = free_shards(self.shards)
         if not free:
             return False
         part = free[0].part
@@ -100,7 +101,7 @@ class SharedPlay:
         while self.shards.open(part) and not run.stopped:
             done = play_part(self.context, part, engine, what)
             _add(run, done)
-            if not done.played and not self.shards.free(part):
+            if not done.played and not free_shards(self.shards, part):
                 pulse()  # whoever plays them has a watch of its own
                 engine.options.flushed()
                 time.sleep(POLL_SECONDS)
@@ -128,7 +129,7 @@ class SharedPlay:
                             "look at the workers' logs, then run the same command: what is stored is not played again"
                         ) from problem
                 if not tasks:
-                    tasks = [self._submit(part, what) for _ in self.shards.free(part)]
+                    tasks = [self._submit(part, what) for _ in free_shards(self.shards, part)]
                 time.sleep(POLL_SECONDS)
             for ended_task in tasks:
                 cluster.wait(ended_task)
@@ -160,6 +161,15 @@ class SharedPlay:
         while meter.done < done:
             meter.advance()
         meter.beat(f"{sum(row.owner is not None for row in left)} shards at work")
+
+
+def free_shards(shards: Shards, part: str | None = None) -> list[ShardRow]:
+    """Those that may be claimed. What a process that has ended held by a clock that was ahead is given back first."""
+    free = shards.free(part)
+    ended = set() if free else {row.owner for row in shards.ahead(part) if row.owner and has_ended(row.owner)}
+    for owner in sorted(ended):
+        shards.give_back(owner)
+    return shards.free(part) if ended else free
 
 
 def _add(run: PlayRun, done: PlayRun) -> None:

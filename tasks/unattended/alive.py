@@ -38,7 +38,7 @@ def as_told(store: Store, rounds: Sequence[Round]) -> list[Round]:
     running = [row.id for row in rounds if row.state == RoundState.RUNNING]
     if not running:
         return list(rounds)
-    held = {row.id for row in store.held(round_id=running) if not _has_ended(row.owner or "")}
+    held = {row.id for row in store.held(round_id=running) if not has_ended(row.owner or "")}
     signs = defaultdict[str, list[StageRow]](list)
     for sign in store.rows(StageRow, round_id=running, state=StageState.RUNNING) + store.presences(round_id=running):
         signs[sign.round_id].append(sign)
@@ -92,10 +92,10 @@ def _busy(store: Store, row: StageRow) -> ServersBusy:
 
 def is_own_or_ended(owner: str) -> bool:
     """Whether the owner of a claim (`db.ledger.owner_name`) is this process, or one of this machine that has ended."""
-    return _here(owner) == os.getpid() or _has_ended(owner)
+    return _here(owner) == os.getpid() or has_ended(owner)
 
 
-def _has_ended(owner: str) -> bool:
+def has_ended(owner: str) -> bool:
     """Whether the owner of a claim is a process of this machine that has ended."""
     pid = _here(owner)
     if pid is None:

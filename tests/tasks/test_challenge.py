@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 import tasks.challenge as challenge_file
+import tasks.rollout as rollout_file
 import tasks.synthesize as synthesize_file
 from db import LookRow, ReleaseRow, ReleaseState
+from errors import ConfigurationError
 from settings import load_settings
 from tasks.challenge import _further, _gains, _own_tasks, look_at, rules_of
 from tasks.evaluate import _settling
@@ -201,3 +203,24 @@ def test_a_drawn_split_has_the_whole_level_once_and_a_fixed_one_spends_it(
     assert fixed[0].alpha < alpha
     assert [look_at(opened, "test").alpha for opened in (context, third)] == [0.0, 0.0], "test decides nothing"
     assert look_at(third, "test").number == 2
+
+
+def test_a_release_of_another_revision_that_has_to_be_beaten_is_refused_before_an_episode(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new lineage has no parent whose base would be looked at: it would be seen after the training."""
+    mine = SimpleNamespace(base="tiny", revision="new")
+    context.__dict__["base"] = SimpleNamespace(identity=mine)
+    live = ReleaseRow(
+        id="r1", target="shop", number=1, base="tiny", base_revision="old", data_hash="data-0", members={},
+        state=ReleaseState.LIVE,
+    )  # fmt: skip
+    context.store.put([live])
+    played: list[object] = []
+    monkeypatch.setattr(rollout_file, "check_turn_length", lambda context: None)
+    monkeypatch.setattr(rollout_file, "play_lineup", lambda *given: played.append(given))
+    with pytest.raises(ConfigurationError, match=r"release 1 of shop stands on tiny \(old\).*base is tiny \(new\)"):
+        rollout_file.rollout.do(context)
+    assert context.parent is None
+    assert played == []
+    assert context.store.rows(LookRow) == []

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
-from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_plan import GateRules, alpha_at
 from tasks.measuring.gate_rules import judge_capabilities, judge_release, unclear_families
 
 RULES = GateRules()
@@ -67,6 +67,15 @@ def test_the_look_decides_the_level_and_the_sentence_says_so():
     assert late.verdict is GateVerdict.UNDERPOWERED
     assert (late.alpha, late.look) == (0.0304, 1)
     assert "not significant at 0.0304, what look 1 may spend" in late.reasons[0]
+
+
+@pytest.mark.parametrize(("look", "capabilities"), [(25, 1), (13, 4), (60, 4)])
+def test_a_clear_gain_passes_whatever_the_number_of_looks(look, capabilities):
+    gain = family("address", [0.0] * 100, [1.0] * 100)
+    alpha = alpha_at(look, 0.05)
+    tried = judge_capabilities({f"c{i}": gain for i in range(capabilities)}, {}, RULES, alpha, look)
+    assert all(decision.passed for decision in tried.values())
+    assert judge_release(gain, RULES, alpha, 1, {"c0": ()}, look).promoted
 
 
 def test_holm_is_over_all_capabilities_tried():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
+from tasks.measuring import statistics
+from tasks.measuring.gate_plan import alpha_at
 from tasks.measuring.statistics import (
     align,
     clustered_interval,
@@ -149,9 +153,49 @@ def test_p_value_by_hand_and_by_monte_carlo():
     assert mixed.p == pytest.approx(14 / 64)
     many = np.concatenate([np.ones(20), -np.ones(6)])
     binomial = 2 * stats.binom.cdf(6, 26, 0.5)
-    assert sign_flip_p(many) == pytest.approx(binomial, rel=0.25)
-    assert sign_flip_p(many) == sign_flip_p(many)
-    assert sign_flip_p(np.ones(40)) > 0
+    assert sign_flip_p(many) == pytest.approx(binomial, rel=1e-12)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_the_exact_p_value_is_that_of_all_patterns(trials, monkeypatch):
+    monkeypatch.setattr(statistics, "EXACT_UP_TO", 0)  # also few tasks take the way of many
+    rng = np.random.default_rng(trials)
+    for tasks in (1, 2, 3, 5, 8, 12):
+        signs = np.array([[1 - 2 * (i >> j & 1) for j in range(tasks)] for i in range(2**tasks)])
+        for _ in range(12):
+            mine = np.maximum(1, trials - rng.integers(0, 2, size=tasks))  # a side may have lost a trial
+            whole = rng.integers(0, trials + 1, size=tasks) * mine - rng.integers(0, mine + 1) * trials
+            whole = whole * (36 // (trials * mine))  # all in one fraction, so that ties are ties
+            extreme = np.abs(signs @ whole) >= abs(whole.sum())
+            assert sign_flip_p(whole / 36) == pytest.approx(extreme.mean(), abs=1e-12)
+
+
+def test_a_clear_difference_reaches_every_level_that_a_look_may_have():
+    """With as many looks as one likes: 20,000 draws alone would never give less than 5e-5."""
+    for outcomes in (np.ones(100), np.full(100, 1 / 3), np.linspace(0.9, 1.0, 100) ** 2):
+        clear = paired_difference(np.zeros(100), outcomes, np.arange(100))
+        assert 0 < clear.floor_p <= clear.p < alpha_at(60, 0.05) / 4
+    assert sign_flip_p(np.ones(100)) == paired_difference(np.zeros(100), np.ones(100), np.arange(100)).floor_p == 2**-99
+    assert sign_flip_p(np.ones(5_000)) > 0  # whatever the number of tasks
+
+
+def test_the_floor_is_what_the_test_can_give():
+    for tasks in (3, 17, 40):
+        assert paired_difference(np.zeros(tasks), np.ones(tasks), np.arange(tasks)).floor_p == 2.0 ** (1 - tasks)
+    # Without a common fraction no more than the draws and the bound can give: at 18 tasks the draws.
+    uneven = np.random.default_rng(6).random(18)
+    assert sign_flip_p(uneven) >= paired_difference(np.zeros(18), uneven, np.arange(18)).floor_p == 1 / 20_001
+    assert paired_difference(np.zeros(18), np.zeros(18), np.arange(18)).floor_p == 2.0**-17
+
+
+def test_hundreds_of_tasks_cost_milliseconds():
+    rng = np.random.default_rng(7)
+    rates = rng.binomial(8, 0.4, size=400) / 8 - rng.binomial(7, 0.4, size=400) / 7
+    began = time.perf_counter()
+    p = sign_flip_p(rates)
+    assert time.perf_counter() - began < 1.0  # 0.02 s on an idle machine
+    draws = np.random.default_rng(8).choice([-1.0, 1.0], size=(20_000, 400)) @ rates
+    assert p == pytest.approx(np.mean(np.abs(draws) >= abs(rates.sum()) - 1e-9), abs=0.015)
 
 
 def test_unchanged_tasks_keep_an_honest_interval():

@@ -14,7 +14,7 @@ import pytest
 from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from environments.contract import Draw, Drawable, TargetTask
 from environments.targets.catalogue import load_target
-from errors import ConfigurationError
+from errors import AdapterError, ConfigurationError, StoreError
 from models.policy import Sampling
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
@@ -61,17 +61,17 @@ def world(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
     monkeypatch.setattr(watch_file, "open_registry", lambda *given: None)
 
-    def rollback(store: Store, registry: Any, target: str, expected: str) -> Any:
+    def rollback(store: Store, registry: Any, target: str, to: int | None, expected: str) -> Any:
         if expected != store.row(ReleaseRow, target=target, state=ReleaseState.LIVE).id:  # type: ignore[union-attr]
             raise ConfigurationError("release 2 was live and no longer is; look at the history")
-        back.append(target)
-        return SimpleNamespace(number=1)
+        back.append(target if to is None else f"{target} to {to}")
+        return None if to == 0 else SimpleNamespace(number=1)
 
     monkeypatch.setattr(watch_file, "rollback", rollback)
 
-    def watch(**unattended: Any) -> Watched:
+    def watch(now: datetime = NOW, **unattended: Any) -> Watched:
         settings = load_settings(home=settings_folder, unattended={"watch_tasks": 40} | unattended)
-        return watch_release(settings, NOW)
+        return watch_release(settings, now)
 
     with open_store(load_settings(home=settings_folder).database_url) as store:
         yield SimpleNamespace(store=store, said=said, plays=plays, back=back, watch=watch)
@@ -113,6 +113,14 @@ def test_a_fall_is_told_and_left_to_a_person(world: Any) -> None:
     assert world.back == []
 
 
+def test_a_fall_is_seen_however_long_the_release_has_been_live(world: Any) -> None:
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    found = world.watch(LIVE_SINCE + timedelta(days=40))
+    assert [f.against for f in found.falls] == ["release 1"]
+    assert [n.kind for n in world.said] == ["fell"]
+
+
 def test_a_fall_is_rolled_back_where_the_settings_want_it(world: Any) -> None:
     both(world)
     world.plays["release@2"] = NoopPolicy()
@@ -140,6 +148,22 @@ def test_a_release_that_it_did_not_watch_is_never_rolled_back(world: Any, monkey
     assert "it was not rolled back: release 2 was live and no longer is" in world.said[0].text
 
 
+@pytest.mark.parametrize("blocked", [AdapterError("files gone"), StoreError("no MLflow"), ConfigurationError("no way")])
+def test_a_fall_is_told_where_the_way_back_is_blocked(
+    world: Any, monkeypatch: pytest.MonkeyPatch, blocked: Exception
+) -> None:
+    def refused(*given: Any, **named: Any) -> None:
+        raise blocked
+
+    both(world)
+    world.plays["release@2"] = NoopPolicy()
+    monkeypatch.setattr(watch_file, "rollback", refused)
+    assert world.watch(roll_back=True).rolled_back == ""
+    (notice,) = world.said
+    assert notice.kind == "fell"
+    assert notice.text.endswith(f"it was not rolled back: {blocked}")
+
+
 def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
     """A parent that is as bad is no better place to be."""
     both(world)
@@ -147,6 +171,14 @@ def test_worse_than_the_base_alone_goes_back_to_no_parent(world: Any) -> None:
     found = world.watch(roll_back=True)
     assert [f.against for f in found.falls] == [BASE]
     assert (world.back, [n.kind for n in world.said]) == ([], ["fell"])
+
+
+def test_the_first_of_a_lineage_goes_back_to_the_base_that_it_was_compared_with(world: Any) -> None:
+    """What it replaced was proven on other data and cannot play the day's tasks."""
+    replaced = release(1, ReleaseState.RETIRED, data_hash="data-0", ended_at=LIVE_SINCE)
+    world.store.put([replaced, release(2, ReleaseState.LIVE)])
+    world.plays.update({"release@2": NoopPolicy(), "local:smollm2-135m": OraclePolicy()})
+    assert (world.watch(roll_back=True).rolled_back, world.back) == (BASE, ["shop to 0"])
 
 
 def test_a_release_of_other_data_cannot_be_watched(world: Any) -> None:

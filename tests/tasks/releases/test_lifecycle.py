@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from db import AdapterRow, BarredRow, ReleaseRow, ReleaseState, Store, open_store
+from db import AdapterRow, BarredRow, ReleaseRow, ReleaseState
 from errors import AdapterError, ConfigurationError, StoreError, TransitionError
 from models.adapters.registry import CHAMPION, Registry
 from models.adapters.releases import read_aliases, release_model
@@ -34,22 +32,6 @@ from tasks.releases.lifecycle import (
 )
 from tasks.round.results import GateResult, SuccessRate
 from tests.tasks.releases.release_homes import DATA, Home
-
-_TARGETS = count(1)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, Path]]:
-    root = tmp_path_factory.mktemp("releases")
-    with open_store(f"sqlite:///{root}/trace.db") as store:
-        yield store, root
-
-
-@pytest.fixture
-def home(stores: tuple[Store, Path], tmp_path: Path) -> Home:
-    store, root = stores
-    registry = Registry(f"sqlite:///{root}/mlflow.db", f"target-{next(_TARGETS)}", root / "artifacts")
-    return Home(store, registry, tmp_path)
 
 
 def test_promotions_move_releases_adapters_and_aliases_together(home: Home) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from db import Stage
 from errors import StageHeld
@@ -16,6 +17,8 @@ from tasks.round import stage as stages
 from tasks.round.context import Context
 from tasks.round.results import SelectResult
 from tasks.round.stage import forget, open_context, stage
+
+AHEAD = "'2099-01-01 00:00:00.000000'"
 
 
 @stage("select")
@@ -93,3 +96,21 @@ def test_who_holds_the_stage_is_said_once_and_again_when_it_is_another(
     waits = "stage select is held by {}; waiting for it, or for its lease"
     said = [line for line in caplog.messages if "waiting" in line]
     assert said == [waits.format("someone"), waits.format("another")]
+
+
+@pytest.mark.parametrize(("at", "ended", "taken"), [(AHEAD, True, True), (AHEAD, False, False), (None, True, False)])
+def test_a_lease_of_a_clock_that_was_ahead_ends_with_its_process(
+    context: Context, monkeypatch: pytest.MonkeyPatch, at: str | None, ended: bool, taken: bool
+) -> None:
+    """Once the clock is right it would run out in years. Any other lease is waited for: it runs out by itself."""
+    monkeypatch.setattr(stages, "has_ended", lambda owner: ended and owner == "holder")
+    monkeypatch.setattr(stages, "LEASE_SECONDS", 1e-9)
+    monkeypatch.setattr(stages, "POLL_SECONDS", 1e-6)
+    holder = context.store.stage(context.round.id, "select")
+    assert holder.claim("holder", lease_seconds=600)
+    if at is not None:
+        with context.store.transaction() as connection:
+            connection.execute(text(f"UPDATE stages SET heartbeat_at = {at}, lease_until = {at}"))
+    with pytest.raises(AssertionError if taken else StageHeld):
+        selected.do(context)
+    assert holder.heartbeat() is not taken

@@ -24,7 +24,7 @@ from tasks.round.context import Context
 from tasks.round.engine import Engine, PlayRun
 from tasks.round.stage import forget
 from tasks.shards import sharing, worker
-from tasks.shards.sharing import SharedPlay
+from tasks.shards.sharing import SharedPlay, free_shards
 from tasks.shards.work import Work, works
 from tasks.shards.worker import play_part, shard_task
 from tests.models.vllm_backend.vllm_stub import vllm_stub
@@ -155,6 +155,23 @@ def test_what_a_dead_worker_held_is_owed_again_without_what_it_stored(rounds: Op
     assert run.ids[:3] == ids
     taken = next(row for row in context.store.rows(sharing.ShardRow) if row.number == 0)
     assert (taken.attempt, taken.state) == (2, "done")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_shards_that_a_clock_ahead_holds_are_free_once_their_process_has_ended(
+    rounds: Open, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    context = rounds()
+    ledger = context.store.shards(context.round.id)
+    ledger.owe("part", [(1, {}), (1, {}), (1, {})])
+    for owner in ("dead", "dead", "alive"):
+        assert ledger.claim("part", owner, 30) is not None
+    monkeypatch.setattr(sharing, "has_ended", lambda owner: ended and owner == "dead")
+    assert free_shards(ledger, "part") == [], "these leases run out by themselves"
+    later = "'2099-01-01 00:00:00.000000'"
+    with context.store.transaction() as connection:
+        connection.execute(text(f"UPDATE shards SET heartbeat_at = {later}, lease_until = {later}"))
+    assert [row.number for row in free_shards(ledger, "part")] == ([0, 1] if ended else [])
 
 
 @ON_BOTH
@@ -337,7 +354,7 @@ def test_a_limit_holds_while_others_play(staged: Callable[..., tuple[Context, St
 def test_who_waits_for_what_another_process_plays_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes: the other one has a watch of its own, and its lease runs out when it dies."""
     left, pulses = [["shard"]] * 5, list[int]()
-    shards = SimpleNamespace(open=lambda part: left.pop() if left else [], free=lambda part: [])
+    shards = SimpleNamespace(open=lambda part: left.pop() if left else [], free=lambda part: [], ahead=lambda part: [])
     monkeypatch.setattr(sharing, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(sharing, "play_part", lambda *given: PlayRun([], 0))
     monkeypatch.setattr(sharing, "pulse", lambda: pulses.append(len(left)))
