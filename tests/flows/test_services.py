@@ -269,6 +269,61 @@ def test_a_stop_waits_for_as_long_as_supervisor_gives_the_services_and_where_ano
         assert not any(psutil.pid_exists(pid) for pid in alive)
 
 
+def left_of(services: Services) -> list[int]:
+    """Processes that were started for a home."""
+    ports = {str(port) for port in vars(services.ports).values()}
+    lines = {one.pid: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if ports & set(line) or str(services.folder) in " ".join(line)]
+
+
+@pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "while the programs start"])
+def test_a_stop_before_supervisor_listens_leaves_nothing(
+    services: Services, monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
+    def stopped(*_: Any) -> None:
+        end = time.monotonic() + 20
+        while after and len(left_of(services)) < 3 and time.monotonic() < end:
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Services, "wait", stopped)
+    if after:  # its socket is there by then
+        monkeypatch.setattr(services_file, "stop", lambda path: False)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), services.started():
+        pass
+    assert left_of(services) == []
+    assert time.monotonic() - began < 25
+
+
+def test_a_supervisor_that_was_killed_is_told_from_a_stop_and_leaves_nothing(services: Services) -> None:
+    said: list[str] = []
+
+    def killed() -> None:
+        with services.started() as supervisor:
+            services.wait_for("prefect", "mlflow")
+            os.kill(os.getsid(pids(supervisor)["mlflow"]), signal.SIGKILL)
+            follow(services, lambda: False, said.append)
+
+    with pytest.raises(StoreError, match=r"supervisor was killed or failed \(exit status -9\)"):
+        killed()
+    assert "supervisor was stopped" in said[-1]
+    assert left_of(services) == []
+    services.check()  # no port is taken
+
+
+def test_a_supervisor_that_does_not_stop_is_killed_with_what_it_has_started(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(path: Path) -> bool:
+        raise StoreError("the services did not stop within 160 s")
+
+    monkeypatch.setattr(services_file, "stop", failed)
+    with pytest.raises(StoreError, match="did not stop within"), services.started():
+        services.wait_for("prefect", "mlflow")
+    assert left_of(services) == []
+
+
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:
     said = rf"port {services.ports.mlflow} of mlflow .*--mlflow-port"
     with socket.create_server(("127.0.0.1", services.ports.mlflow)), pytest.raises(ConfigurationError, match=said):
