@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from db import Store
+from db import Store, open_store
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
 from flows.cli.main import app
@@ -178,13 +178,28 @@ def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> Non
     assert services.folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(("stored", "target"), [("", []), ("traffic", []), ("other", ["--target", "shop"])])
 def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
-    services: Services, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch, stored: str, target: list[str]
 ) -> None:
-    deployed, healthy = list[Services](), threading.Event()
+    """A round that the gateway would not serve starts none: it would end, and be started, again and again."""
+    deployed, healthy, has_round, gateway = list[Services](), threading.Event(), list[bool](), list[int]()
+    with open_store(services.settings.database_url) as store:
+        if stored:
+            store.start_round(stored, "d", 1, "laptop", {})
+
+    def followed(made: Services, has: Callable[[], bool], say: Callable[[str], object]) -> None:
+        gateway.append(pids(made.connection())["gateway"])
+        has_round.append(has())
+        with open_store(services.settings.database_url) as store:
+            store.start_round("shop", "d", 1, "laptop", {})
+        has_round.append(has())
+        healthy.set()
+        follow(made, lambda: False, say)
+
     monkeypatch.setattr(Services, "programs", Standing.programs)
     monkeypatch.setattr(Services, "make_deployments", lambda made: deployed.append(made))
-    monkeypatch.setattr(services_file, "follow", lambda *given: (healthy.set(), follow(*given)))
+    monkeypatch.setattr(services_file, "follow", followed)
     ended: list[subprocess.CompletedProcess[str]] = []
 
     def other_terminal() -> None:
@@ -198,12 +213,12 @@ def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
         thread.start()
         ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
         home = str(services.settings.folder)
-        done = CliRunner().invoke(app, ["up", "--home", home, *ports], catch_exceptions=False)
+        done = CliRunner().invoke(app, ["up", "--home", home, *ports, *target], catch_exceptions=False)
     finally:
         signal.signal(signal.SIGTERM, before)
         thread.join(60)
     assert done.exit_code == 0, done.output
-    assert len(deployed) == 1
+    assert (len(deployed), gateway, has_round) == (1, [0], [False, True])
     for line in (*services.addresses(), "the gateway starts when there is a round", "all healthy after", "are stopped"):
         assert line in done.output
     assert done.output.index(services.addresses()[0]) < done.output.index("all healthy after")
@@ -236,7 +251,7 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
     for name, instead in (("programs", programs), ("make_deployments", deploy)):
         monkeypatch.setattr(Services, name, instead)
     monkeypatch.setattr(services_file, "follow", followed)
-    monkeypatch.setattr(Store, "rows", lambda *given: ["a round"])
+    monkeypatch.setattr(Store, "rows", lambda *given: [SimpleNamespace(target="shop", number=1)])
     before = signal.getsignal(signal.SIGTERM)
     try:
         ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
