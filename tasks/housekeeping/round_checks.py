@@ -48,8 +48,8 @@ def notices(settings: Settings) -> Finding | None:
         return None
     said = f"{refused_ones} refused, {late} waiting for more than a day, in {outbox(settings)}"
     do = (
-        "see that the webhook's variable holds the address of today: the next notice, or housekeeping, sends those that "
-        "wait; read what was refused, and delete it"
+        "see that the webhook's variable holds the address of today: the next notice, or housekeeping, sends those "
+        "that wait; read what was refused, and delete it"
     )
     return warning("notices", said, do)
 
