@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -285,6 +286,13 @@ class Store:
             raise StoreError("stages move through their ledger: use store.stage(round_id, name)")
         with self._write() as connection:
             writes.move_row(connection, kind, row_id, parse_state(kind.TABLE, state), values)
+
+    def forget_conversations(self, before: datetime, count_only: bool = False) -> tuple[int, int]:
+        """Remove users' conversations that nobody has spoken in, or of, since `before`. What was said of one stays as a
+        figure: of those with a success or failure only the words go (messages, names of tools, comment, the name).
+        How many were removed, and how many lost their words; with `count_only` would be."""
+        with self._write() as connection:
+            return writes.forget_conversations(connection, before, count_only)
 
     def row_beginning(self, key: str) -> tuple[str, dict[str, Any]] | None:
         """Table and columns of the round with the number `key`, else of the round, trajectory, adapter, environment,

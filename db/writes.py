@@ -6,9 +6,10 @@ The ORM's unit of work is five times slower here and not used. Every function wo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, select, update
+from sqlalchemy import Connection, Table, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -102,6 +103,25 @@ def put_rows(connection: Connection, rows: Sequence[Row], replace: bool) -> None
         if kind is ReleaseRow and replace:
             check_releases(connection, group)
         insert_rows(connection, table, group, replace, WRITTEN_ONCE)
+
+
+def forget_conversations(connection: Connection, before: datetime, count_only: bool = False) -> tuple[int, int]:
+    """`Store.forget_conversations` inside a transaction."""
+    table = TABLES["conversations"]
+    old = and_(table.c.updated_at < before, or_(table.c.feedback_at.is_(None), table.c.feedback_at < before))
+    silent = and_(old, table.c.success.is_(None))
+    # Its name goes with the words, so one without has lost them already.
+    said = and_(old, table.c.success.is_not(None), table.c.conversation != "")
+    if count_only:
+        rows = select(func.count()).select_from(table)
+        return int(connection.execute(rows.where(silent)).scalar_one()), int(
+            connection.execute(rows.where(said)).scalar_one()
+        )
+    if connection.dialect.name == "sqlite":  # which else keeps the words in pages that it may use again
+        connection.exec_driver_sql("PRAGMA secure_delete = ON")
+    gone = connection.execute(delete(table).where(silent)).rowcount
+    nothing: dict[str, Any] = {"conversation": "", "messages": [], "tools": [], "comment": ""}
+    return gone, connection.execute(update(table).where(said).values(nothing)).rowcount
 
 
 def move_row(connection: Connection, kind: type[Row], key: str, state: str, values: Mapping[str, Any]) -> None:

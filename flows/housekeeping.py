@@ -16,7 +16,7 @@ from flows.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
-from tasks.housekeeping.retention import removals, remove, told
+from tasks.housekeeping.retention import forget, removals, remove, told
 from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.unattended.notices import Notice, deliver, notify
 
@@ -28,6 +28,9 @@ class HousekeepingParameters(BaseModel):
 
     older_than: int = Field(default=30, ge=1, le=36_500, description="days since what is removed was done with")
     keep: float | None = Field(default=None, ge=0, description="GB: remove, oldest first, until the home takes this")
+    conversations_older_than: int | None = Field(
+        default=None, ge=1, le=36_500, description="days after which users' conversations are removed; none: never"
+    )
     profile: str | None = Field(default=None, description="laptop, night, bfcl, gpu-small, gpu, cluster, smoke or dry")
     home: Path | None = Field(default=None, description="folder of the embedded store, registry and reports")
 
@@ -41,6 +44,8 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
         tell_last_run(settings, "housekeeping", deaths_before())
         chosen = removals(settings, given.older_than, given.keep)
         freed = told(settings, len(chosen), remove(settings, chosen), dry_run=False)
+        if given.conversations_older_than is not None:
+            freed += "\n" + forget(settings, given.conversations_older_than, dry_run=False)
         logger.info("%s", freed)
         deliver(settings)
         findings = examine(settings)

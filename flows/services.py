@@ -24,6 +24,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
@@ -181,7 +182,8 @@ class Services:
 
     @contextmanager
     def started(self) -> Iterator[Any]:
-        """supervisord with Prefect and MLflow; its interface. All of it is stopped at the end of the block."""
+        """supervisord with Prefect and MLflow; its interface. All of it is stopped at the end of the block, however
+        that ends. Raises `StoreError` where supervisord did not end by a stop: it was killed, or failed."""
         writable_folder(self.folder)
         self.folder.chmod(0o700)
         file = self.folder / "supervisord.conf"
@@ -195,11 +197,12 @@ class Services:
             self.wait(lambda: running(self.socket), "supervisor", process)
             yield self.connection()
         finally:
-            stop(self.socket)
-            try:
-                process.wait(SECONDS_TO_STOP)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            status = end(process, self.socket)
+        if status not in (0, -signal.SIGTERM):
+            raise StoreError(
+                f"supervisor was killed or failed (exit status {status}), and what it left running is stopped; look "
+                f"at {self.folder / 'supervisord.log'} and at the machine's memory, then start them again"
+            )
 
     def log(self, name: str) -> Path:
         """What a service writes."""
@@ -327,6 +330,49 @@ def stop(path: Path) -> bool:
     except (OSError, HTTPException):  # it is gone
         return there
     raise StoreError(f"the services behind {path} did not stop within {SECONDS_TO_STOP:g} s; look at the logs there")
+
+
+def end(process: subprocess.Popen[bytes], path: Path) -> int:
+    """Stop the supervisord that is `process`, and whatever it has started; its exit status. Nothing of it is left, also
+    where it does not listen yet, does not stop in time, was killed, or the wait is broken off."""
+    try:
+        if not stop(path):
+            process.terminate()  # it stops what it has started, also while it starts
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_STOP)
+    finally:
+        process.kill()
+        status = process.wait()
+        end_session(process.pid)
+    return status
+
+
+def end_session(leader: int) -> None:
+    """End all processes of a session whose leader is gone, which would hold their ports and files for ever. supervisord
+    has one of its own, and what it starts stays in it."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    try:
+        left = session_of(leader)
+        for one in left:
+            with suppress(psutil.Error):
+                one.terminate()
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left = session_of(leader)
+    finally:
+        for one in session_of(leader):
+            with suppress(psutil.Error):
+                one.kill()
+
+
+def session_of(leader: int) -> list[psutil.Process]:
+    """The processes of a session that live."""
+    found = []
+    for one in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(one.pid) == leader and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one)
+    return found
 
 
 def answers(url: str) -> bool:

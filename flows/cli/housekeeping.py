@@ -74,13 +74,19 @@ def clean(
     keep: Annotated[
         float | None, typer.Option(min=0, help="GB: remove, oldest first, until the home takes this.")
     ] = None,
+    conversations: Annotated[
+        int | None,
+        typer.Option(
+            "--conversations-older-than", min=1, max=36_500, help="Days: remove users' older conversations, too."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     home: Home = None,
 ) -> None:
     """Remove what no release, report or label needs, in the home and in `files`: checkpoints of finished rounds, copies
     that are fetched again."""
     from settings import load_settings
-    from tasks.housekeeping.retention import removals, remove, told
+    from tasks.housekeeping.retention import forget, removals, remove, told
 
     settings = load_settings(home=home)
     chosen = removals(settings, older_than, keep)
@@ -88,3 +94,5 @@ def clean(
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)
     typer.echo(told(settings, len(chosen), freed, dry_run))
+    if conversations is not None:
+        typer.echo(forget(settings, conversations, dry_run))

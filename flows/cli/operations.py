@@ -63,9 +63,10 @@ def up(
     import signal
     import time
 
-    from db import Round, open_store
+    from db import open_store
     from flows.services import Ports, Services, follow
     from settings import load_settings
+    from tasks.releases.lookup import served_round
 
     settings = load_settings(home=home, target=target)
     ports = Ports(prefect_port, mlflow_port, gateway_port, worker_port)
@@ -76,7 +77,7 @@ def up(
     began = time.monotonic()
     typer.echo(f"starting the services of {settings.folder} (logs in {services.folder})", err=True)
     with open_store(settings.database_url) as store, services.started() as supervisor:
-        serves = bool(store.rows(Round))
+        serves = served_round(store, target) is not None
         if serves:
             supervisor.startProcess("gateway", False)
         services.wait_for("prefect")
@@ -87,12 +88,15 @@ def up(
         late = serves and not services.in_time("gateway")
         typer.echo("\n".join(services.addresses()))
         if not serves:
-            typer.echo("the gateway starts when there is a round: 'trace-agent improve', or the deployment 'improve'")
+            of = f" on {target}" if target else ""
+            typer.echo(
+                f"the gateway starts when there is a round{of}: 'trace-agent improve', or the deployment 'improve'"
+            )
         if late:
             typer.echo(f"the gateway is not healthy yet: {services.log('gateway')}")
         well = "all others" if late else "all"
         typer.echo(f"{well} healthy after {time.monotonic() - began:.0f} s; stop with Ctrl-C or 'trace-agent down'")
-        follow(services, lambda: bool(store.rows(Round)), lambda said: typer.echo(said, err=True))
+        follow(services, lambda: served_round(store, target) is not None, lambda said: typer.echo(said, err=True))
     typer.echo(f"the services of {settings.folder} are stopped")
 
 

@@ -1,9 +1,10 @@
 """What of a home may be removed: files by which a finished round was made, and copies that are fetched again.
 
 Never touched, whatever its age: rounds that can be gone on with, reports, figures, routers, environments, both
-databases (labels and trajectories are there), MLflow's artifacts, and the adapters of every release, as trained and as
-served. What goes is a training's checkpoints and step weights (most of a home), the trained copy of an adapter that
-no release has and MLflow holds, and copies in `adapters` and `served` that belong to no release.
+databases (labels and trajectories are there; users' conversations go where `forget` is asked for it), MLflow's
+artifacts, and the adapters of every release, as trained and as served. What goes is a training's checkpoints and step
+weights (most of a home), the trained copy of an adapter that no release has and MLflow holds, and copies in `adapters`
+and `served` that belong to no release.
 
 With `files` the same goes from the storage, whichever home put it there. What another home put is found by listing the
 storage, so nothing is chosen while it cannot be reached.
@@ -94,6 +95,16 @@ def told(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
     if dry_run:
         return f"{what}, {gb} would be freed; {there}; the same command without --dry-run removes them"
     return f"{what} removed, {gb} freed; {there} now"
+
+
+def forget(settings: Settings, days: int, dry_run: bool) -> str:
+    """Remove users' conversations that are older than `days`; what was removed, or would be. The watch compares what
+    was said of releases for as long as they live, so that is kept, without a word of the conversation."""
+    with open_store(settings.database_url) as store:
+        gone, bare = store.forget_conversations(utc_now() - timedelta(days=days), dry_run)
+    done = "would be removed" if dry_run else "removed"
+    kept = "would keep" if dry_run else "kept"
+    return f"conversations of more than {days} days ago: {gone} {done}; {bare} {kept} success and reward alone"
 
 
 def _remove(path: Path, freed: int) -> None:

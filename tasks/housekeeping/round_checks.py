@@ -11,11 +11,13 @@ from models.providers.client import ModelClient
 from models.providers.simulated_user import user_model
 from models.providers.spending import SpendingCap
 from settings import Settings
-from tasks.housekeeping.findings import Finding, fault, refused, well
+from tasks.housekeeping.findings import Finding, fault, refused, warning, well
 from tasks.round.analyst import analyst_settings, check_user, models_of
 from tasks.round.preflight import check_approval, check_model, check_tasks, check_trainings
 from tasks.round.traffic import TRAFFIC
-from tasks.unattended.notices import check_webhook
+from tasks.unattended.notices import check_webhook, left_lying, outbox
+
+WAITING_DAYS = 1.0
 
 
 def round_findings(settings: Settings) -> Iterator[Finding]:
@@ -32,8 +34,24 @@ def round_findings(settings: Settings) -> Iterator[Finding]:
     name = settings.unattended.webhook_variable
     if name:
         yield refused("webhook", lambda: check_webhook(settings)) or well("webhook", f"{name} holds its address")
+    if left := notices(settings):
+        yield left
     if settings.unattended.approve:
         yield refused("approval", lambda: check_approval(settings)) or well("approval", "is asked on Prefect's server")
+
+
+def notices(settings: Settings) -> Finding | None:
+    """Notices that nobody has got: those that the webhook's receiver refused, and those that wait for long; None where
+    there are none."""
+    refused_ones, late = left_lying(settings, WAITING_DAYS)
+    if not refused_ones and not late:
+        return None
+    said = f"{refused_ones} refused, {late} waiting for more than a day, in {outbox(settings)}"
+    do = (
+        "see that the webhook's variable holds the address of today: the next notice, or housekeeping, sends those "
+        "that wait; read what was refused, and delete it"
+    )
+    return warning("notices", said, do)
 
 
 def target(settings: Settings) -> Finding:

@@ -19,12 +19,19 @@ def live_release(store: Store, target: str) -> ReleaseRow | None:
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
 
 
+def served_round(store: Store, target: str | None) -> Round | None:
+    """The newest round that a gateway can serve: of `target`, or without one of any target that makes releases. None:
+    the store has nothing to serve."""
+    rounds = (r for r in store.rows(Round) if (r.target == target if target else r.target != TRAFFIC))
+    return max(rounds, key=lambda r: r.number, default=None)
+
+
 def target_named(store: Store, given: str | None, default: str) -> str:
     """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
     in a store without any. Raises `ConfigurationError` for one that the store has nothing of while it has others."""
     rounds = store.rows(Round)
     known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
-    newest = max((r for r in rounds if r.target != TRAFFIC), key=lambda r: r.number, default=None)
+    newest = served_round(store, None)
     if given is None and newest is not None:
         return newest.target
     wanted = given or default

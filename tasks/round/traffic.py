@@ -40,7 +40,8 @@ class TrafficTarget:
 
     def __init__(self, store: Store) -> None:
         # Those that say whether they were a success: only from them can be learnt.
-        said = [row for row in store.rows(ConversationRow) if row.success is not None]
+        # 'trace-agent clean' may have left of one that alone.
+        said = [row for row in store.rows(ConversationRow) if row.success is not None and row.messages]
         self.conversations = [row for row in said if _readable(row)]
         # Changes with every conversation, turn and word of feedback.
         self.data_hash = content_hash([[r.id, r.turns, r.success, r.reward] for r in self.conversations])

@@ -13,8 +13,10 @@ import json
 import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,8 +37,12 @@ Kind = Literal[
     "approval-asked", "unwell",
 ]  # fmt: skip
 SECONDS = 5.0
-# A receiver that is gone for good must not fill the disk; the oldest go first, with a warning.
+# A receiver that is gone for good must not fill the disk; the oldest go first, with a warning. As many
+# that were refused are kept beside those that wait.
 MOST_KEPT = 500
+# What a receiver says of one notice, which it will say again. Any other refusal is of the address, or of all notices: a
+# key that was changed, a hook that was deleted (401, 403, 404, 410). They wait until somebody has mended that.
+REFUSED, SUFFIX = (400, 413, 422), ".refused"
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def check_webhook(settings: Settings) -> None:
 
 def deliver(settings: Settings) -> int:
     """Send what lies in the outbox, oldest first, until the receiver does not take one; how many were sent. A notice
-    that the receiver refuses for good (4xx, but not 408 and 429) is put aside, so that it does not hold up the rest."""
+    that the receiver refuses for what it is (`REFUSED`) is put aside, so that it does not hold up the rest."""
     waiting = sorted(outbox(settings).glob("*.json"))
     if not waiting or not settings.unattended.webhook_variable:
         return 0
@@ -117,15 +123,24 @@ def deliver(settings: Settings) -> int:
             if answer.is_success:
                 path.unlink(missing_ok=True)
                 sent += 1
-            elif answer.is_client_error and answer.status_code not in (408, 429):
-                logger.warning(
-                    "the webhook refuses a notice with status %d: it stays as %s.refused", answer.status_code, path.name
-                )
-                path.rename(path.with_suffix(".refused"))
+            elif answer.status_code in REFUSED:
+                aside = path.with_suffix(SUFFIX)
+                logger.warning("the webhook refuses a notice with status %d: it stays as %s", answer.status_code, aside)
+                path.rename(aside)
+                _bound(path.parent, SUFFIX)
             else:
                 _later(f"status {answer.status_code}", len(waiting) - sent)
                 break
     return sent
+
+
+def left_lying(settings: Settings, days: float) -> tuple[int, int]:
+    """How many notices were refused, and how many have waited for longer than so many days."""
+    before, moments = time.time() - 86_400 * days, list[float]()
+    for path in outbox(settings).glob("*.json"):
+        with suppress(FileNotFoundError):  # sent meanwhile
+            moments.append(path.stat().st_mtime)
+    return len(list(outbox(settings).glob(f"*{SUFFIX}"))), sum(moment < before for moment in moments)
 
 
 def _later(why: str, left: int) -> None:
@@ -181,8 +196,13 @@ def _keep(folder: Path, name: str, body: bytes) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
-    for old in sorted(folder.glob("*.json"))[:-MOST_KEPT]:
-        logger.warning("more than %d notices wait for the webhook: %s is given up", MOST_KEPT, old.name)
+    _bound(folder, ".json")
+
+
+def _bound(folder: Path, suffix: str) -> None:
+    """Keep the newest notices of a kind."""
+    for old in sorted(folder.glob(f"*{suffix}"))[:-MOST_KEPT]:
+        logger.warning("the webhook did not take more than %d notices: %s is given up", MOST_KEPT, old.name)
         old.unlink(missing_ok=True)
 
 

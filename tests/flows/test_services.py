@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from db import Store
+from db import Store, open_store
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
 from flows.cli.main import app
@@ -178,13 +178,28 @@ def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> Non
     assert services.folder.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize(("stored", "target"), [("", []), ("traffic", []), ("other", ["--target", "shop"])])
 def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
-    services: Services, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch, stored: str, target: list[str]
 ) -> None:
-    deployed, healthy = list[Services](), threading.Event()
+    """A round that the gateway would not serve starts none: it would end, and be started, again and again."""
+    deployed, healthy, has_round, gateway = list[Services](), threading.Event(), list[bool](), list[int]()
+    with open_store(services.settings.database_url) as store:
+        if stored:
+            store.start_round(stored, "d", 1, "laptop", {})
+
+    def followed(made: Services, has: Callable[[], bool], say: Callable[[str], object]) -> None:
+        gateway.append(pids(made.connection())["gateway"])
+        has_round.append(has())
+        with open_store(services.settings.database_url) as store:
+            store.start_round("shop", "d", 1, "laptop", {})
+        has_round.append(has())
+        healthy.set()
+        follow(made, lambda: False, say)
+
     monkeypatch.setattr(Services, "programs", Standing.programs)
     monkeypatch.setattr(Services, "make_deployments", lambda made: deployed.append(made))
-    monkeypatch.setattr(services_file, "follow", lambda *given: (healthy.set(), follow(*given)))
+    monkeypatch.setattr(services_file, "follow", followed)
     ended: list[subprocess.CompletedProcess[str]] = []
 
     def other_terminal() -> None:
@@ -198,12 +213,12 @@ def test_up_says_where_all_is_when_all_is_well_and_down_ends_it(
         thread.start()
         ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
         home = str(services.settings.folder)
-        done = CliRunner().invoke(app, ["up", "--home", home, *ports], catch_exceptions=False)
+        done = CliRunner().invoke(app, ["up", "--home", home, *ports, *target], catch_exceptions=False)
     finally:
         signal.signal(signal.SIGTERM, before)
         thread.join(60)
     assert done.exit_code == 0, done.output
-    assert len(deployed) == 1
+    assert (len(deployed), gateway, has_round) == (1, [0], [False, True])
     for line in (*services.addresses(), "the gateway starts when there is a round", "all healthy after", "are stopped"):
         assert line in done.output
     assert done.output.index(services.addresses()[0]) < done.output.index("all healthy after")
@@ -236,7 +251,7 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
     for name, instead in (("programs", programs), ("make_deployments", deploy)):
         monkeypatch.setattr(Services, name, instead)
     monkeypatch.setattr(services_file, "follow", followed)
-    monkeypatch.setattr(Store, "rows", lambda *given: ["a round"])
+    monkeypatch.setattr(Store, "rows", lambda *given: [SimpleNamespace(target="shop", number=1)])
     before = signal.getsignal(signal.SIGTERM)
     try:
         ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]
@@ -267,6 +282,61 @@ def test_a_stop_waits_for_as_long_as_supervisor_gives_the_services_and_where_ano
         assert all(psutil.pid_exists(pid) for pid in alive), "they still stop"
         assert stop(services.socket), "a stop that is under way is no absence"
         assert not any(psutil.pid_exists(pid) for pid in alive)
+
+
+def left_of(services: Services) -> list[int]:
+    """Processes that were started for a home."""
+    ports = {str(port) for port in vars(services.ports).values()}
+    lines = {one.pid: one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if ports & set(line) or str(services.folder) in " ".join(line)]
+
+
+@pytest.mark.parametrize("after", [0.0, 1.0], ids=["at once", "while the programs start"])
+def test_a_stop_before_supervisor_listens_leaves_nothing(
+    services: Services, monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
+    def stopped(*_: Any) -> None:
+        end = time.monotonic() + 20
+        while after and len(left_of(services)) < 3 and time.monotonic() < end:
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Services, "wait", stopped)
+    if after:  # its socket is there by then
+        monkeypatch.setattr(services_file, "stop", lambda path: False)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), services.started():
+        pass
+    assert left_of(services) == []
+    assert time.monotonic() - began < 25
+
+
+def test_a_supervisor_that_was_killed_is_told_from_a_stop_and_leaves_nothing(services: Services) -> None:
+    said: list[str] = []
+
+    def killed() -> None:
+        with services.started() as supervisor:
+            services.wait_for("prefect", "mlflow")
+            os.kill(os.getsid(pids(supervisor)["mlflow"]), signal.SIGKILL)
+            follow(services, lambda: False, said.append)
+
+    with pytest.raises(StoreError, match=r"supervisor was killed or failed \(exit status -9\)"):
+        killed()
+    assert "supervisor was stopped" in said[-1]
+    assert left_of(services) == []
+    services.check()  # no port is taken
+
+
+def test_a_supervisor_that_does_not_stop_is_killed_with_what_it_has_started(
+    services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(path: Path) -> bool:
+        raise StoreError("the services did not stop within 160 s")
+
+    monkeypatch.setattr(services_file, "stop", failed)
+    with pytest.raises(StoreError, match="did not stop within"), services.started():
+        services.wait_for("prefect", "mlflow")
+    assert left_of(services) == []
 
 
 def test_a_port_that_is_taken_is_named_with_what_to_do(services: Services) -> None:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.gateway.gateway import Gateway, Streamed
-from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK
+from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK, most_tokens
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
@@ -156,20 +156,22 @@ class GatewayApp:
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")
         gateway.in_flight += 1
-        held = True
+        held, give_back = True, _nothing
         try:
             body = await self._body(request)
             asked = parse(body, request.state.size)
             owner, header = request.state.owner, request.headers.get(CONVERSATION, "")
+            give_back = gateway.settings.keys.hold(owner, most_tokens(asked))
             if asked.stream:
                 streamed = await _unless_gone(request, gateway.stream(asked, owner, header))
-                held = False  # the response gives the place back
-                return _Stream(streamed, gateway)
+                held = False  # the response gives place and tokens back
+                return _Stream(streamed, gateway, give_back)
             answer, headers = await _unless_gone(request, gateway.answer(asked, owner, header))
             return Response(json.dumps(answer, ensure_ascii=False), 200, dict(headers), "application/json")
         finally:
             if held:
                 gateway.in_flight -= 1
+                give_back()
 
     async def feedback(self, request: Request) -> Response:
         """`/v1/feedback`: a client's feedback on a conversation."""
@@ -277,12 +279,13 @@ class GatewayApp:
 
 
 class _Stream(StreamingResponse):
-    """A streamed answer. However it ends, the work behind it is closed and its place among the requests is free."""
+    """A streamed answer. However it ends, the work behind it is closed and its place among the requests and the tokens
+    that were held for it are free."""
 
-    def __init__(self, streamed: Streamed, gateway: Gateway) -> None:
+    def __init__(self, streamed: Streamed, gateway: Gateway, give_back: Callable[[], None]) -> None:
         headers = {**streamed.headers, "cache-control": "no-cache"}
         super().__init__(self._events(streamed), media_type="text/event-stream", headers=headers)
-        self._streamed, self._gateway, self._whole = streamed, gateway, False
+        self._streamed, self._gateway, self._whole, self._give_back = streamed, gateway, False, give_back
 
     async def _events(self, streamed: Streamed) -> AsyncGenerator[bytes]:
         async with contextlib.aclosing(streamed.events) as events:
@@ -297,7 +300,14 @@ class _Stream(StreamingResponse):
             self._gateway.in_flight -= 1
             if not self._whole:
                 self._gateway.metrics.cancelled.inc()
-            await self._streamed.close()
+            try:
+                await self._streamed.close()  # what was used is spent by then
+            finally:
+                self._give_back()
+
+
+def _nothing() -> None:
+    """What is given back where nothing is held."""
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

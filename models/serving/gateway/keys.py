@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from errors import ConfigurationError
 from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import ChatRequest
 
 logger = logging.getLogger("trace.gateway")
 CHAT, FEEDBACK, ADMIN = SCOPES = ("chat", "feedback", "admin")
@@ -36,6 +37,8 @@ SHORTEST_KEY = 16
 # How often the file is looked at.
 LOOK_SECONDS = 1.0
 MINUTE, DAY = 60.0, 86_400
+# Tokens that are held for an answer whose request names no limit. When to ask again for what others hold.
+UNNAMED, BUSY_SECONDS = 128, 5
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
@@ -68,11 +71,13 @@ class _Table(BaseModel):
 
 @dataclass
 class _Used:
-    """What a name has used: moments of its requests of the last minute, tokens of a day."""
+    """What a name has used: moments of its requests of the last minute, tokens of a day. `held` are the tokens that its
+    requests in flight may still use."""
 
     requests: deque[float] = field(default_factory=deque)
     day: int = 0
     tokens: int = 0
+    held: int = 0
 
 
 class Keys:
@@ -132,6 +137,31 @@ class Keys:
             raise _used_up(f"{key.tokens_per_day} tokens a day", DAY - at % DAY)
         used.requests.append(at)
 
+    def hold(self, name: str, tokens: int, now: Callable[[], float] = time.time) -> Callable[[], None]:
+        """Keep so many tokens of a name's quota for a request until what is returned is called, however the request
+        ends: what it has really used is spent by then. Raises `ApiError` (429) when, with what is held for others, they
+        are more than is left. A request that is alone is let while anything is left: how long its answer may become is
+        no reason to refuse it, and one answer is the most by which a quota is passed."""
+        used, at = self._used.setdefault(name, _Used()), now()
+        spent = used.tokens if used.day == int(at // DAY) else 0
+        most = next((key.tokens_per_day for key in self.known if key.name == name), 0)
+        if most and spent >= most:
+            raise _used_up(f"{most} tokens a day", DAY - at % DAY)
+        if most and used.held and spent + used.held + tokens > most:
+            raise ApiError(
+                429,
+                f"this key may use {most} tokens a day, and its requests in flight may need what is left; ask again "
+                "when one has ended, or for fewer tokens (max_tokens)",
+                code="quota_exceeded",
+                retry_after=BUSY_SECONDS,
+            )
+        used.held += tokens
+
+        def give_back() -> None:
+            used.held -= tokens
+
+        return give_back
+
     def spend(self, name: str, tokens: int, now: Callable[[], float] = time.time) -> None:
         """Count the tokens of an answer."""
         used, day = self._used.setdefault(name, _Used()), int(now() // DAY)
@@ -163,6 +193,13 @@ class Keys:
         except OSError:
             return ()
         return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
+
+
+def most_tokens(asked: ChatRequest) -> int:
+    """About what a request may use: a token for every four bytes of it, and the longest answer that it allows."""
+    answers = asked.body.get("n")
+    answers = answers if isinstance(answers, int) and answers > 1 else 1
+    return asked.size // 4 + answers * (asked.max_tokens or UNNAMED)
 
 
 def read_file(file: Path) -> tuple[Key, ...]:

@@ -8,6 +8,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from models.adapters.registry import Registry
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.fleet.releases import answered
 from models.serving.gateway import keys as keys_file
-from models.serving.gateway.keys import DAY, OPEN, Keys, entry
+from models.serving.gateway.keys import DAY, OPEN, Keys, entry, most_tokens
 from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import parse_chat
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
 from tests.models.serving.gateway_servers import serving
 
@@ -118,6 +120,68 @@ def test_answers_of_a_model_use_the_quota_over_http(tmp_path: Path) -> None:
             assert (refused.status_code, error(refused)["code"]) == (429, "quota_exceeded")
             assert int(refused.headers["retry-after"]) >= 1
             assert asked(running, key, "/v1/models").status_code == 200, "looking uses no quota"
+
+
+def test_requests_at_once_share_what_is_left_of_the_quota(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\ntokens_per_day = 8\n')  # as many as an answer here has
+    with run(keys=Keys(file=file)) as running, ThreadPoolExecutor(20) as pool:
+        running.stub.delay = 0.5
+        answers = list(pool.map(lambda _: asked(running, ANNA, "/v1/chat/completions"), range(20)))
+        assert [a.status_code for a in answers].count(200) == 1, "one is let, however long its answer may become"
+        refused = [a for a in answers if a.status_code != 200]
+        assert {(a.status_code, error(a)["code"]) for a in refused} == {(429, "quota_exceeded")}
+        assert str(keys_file.BUSY_SECONDS) in {a.headers["retry-after"] for a in refused}
+        assert running.stub.counts["asked"] == 1
+
+
+def test_every_end_of_a_request_gives_back_what_was_held_for_it() -> None:
+    keys = Keys([keys_file.Key("anna", (hashlib.sha256(KEY.encode()).digest(),), tokens_per_day=1000)])
+
+    def held() -> int:
+        return keys._used["anna"].held
+
+    with run(keys=keys) as running:
+        assert running.chat("x", max_tokens=900).status_code == 200
+        assert "[DONE]" in running.chat("x", stream=True).text
+        assert running.chat("fail").status_code >= 500
+        assert running.chat("fail", stream=True).status_code >= 500
+        assert running.chat("x", model="nobody").status_code == 404
+        assert running.chat("x", temperature="hot").status_code == 400
+        for text, more in (("stall", {}), ("stall", {"stream": True}), ("drip", {"stream": True, "n": 3})):
+            sent = {"model": "trace", "messages": [{"role": "user", "content": text}], **more}
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(
+                    f"{running.url}/v1/chat/completions", json=sent, timeout=0.5, trust_env=False,
+                    headers={"authorization": f"Bearer {KEY}"},
+                )  # fmt: skip
+            end = time.monotonic() + 20
+            while held() and time.monotonic() < end:
+                time.sleep(0.01)
+            assert held() == 0, text
+        assert keys._used["anna"].tokens > 16
+        assert running.gateway.in_flight == 0
+
+
+def test_a_request_is_held_for_at_its_longest_and_alone_it_is_let() -> None:
+    keys = Keys([keys_file.Key("anna", (b"x",), tokens_per_day=1000)])
+    chat = {"model": "trace", "messages": [{"role": "user", "content": "x"}]}
+    assert most_tokens(parse_chat(chat, 400)) == 100 + keys_file.UNNAMED
+    assert most_tokens(parse_chat(chat | {"max_tokens": 50, "n": 2}, 400)) == 200
+    first = keys.hold("anna", 5000)
+    with pytest.raises(ApiError, match="requests in flight may need what is left"):
+        keys.hold("anna", 1)
+    first()
+    several = [keys.hold("anna", 400) for _ in range(2)]
+    with pytest.raises(ApiError):
+        keys.hold("anna", 400)
+    keys.hold("bob", 400)
+    several.pop()()
+    keys.spend("anna", 400)
+    several.append(keys.hold("anna", 200))
+    keys.spend("anna", 600)
+    with pytest.raises(ApiError, match="and has"):
+        keys.hold("anna", 1)
 
 
 @pytest.mark.parametrize("told", [False, True])

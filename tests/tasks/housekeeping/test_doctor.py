@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import socket
 import sqlite3
@@ -142,6 +143,15 @@ def no_webhook(p: Patient) -> None:
     p.given["unattended"] = {"webhook_variable": "NO_SUCH_HOOK"}
 
 
+def notices_that_nobody_got(p: Patient) -> None:
+    outbox = p.folder / "outbox"
+    outbox.mkdir()
+    for name, days in (("a.refused", 0), ("b.json", 2), ("c.json", 0)):
+        (outbox / name).write_text("{}")
+        moment = (utc_now() - timedelta(days=days)).timestamp()
+        os.utime(outbox / name, (moment, moment))
+
+
 def nobody_to_ask(p: Patient) -> None:
     no_server = SimpleNamespace(api=SimpleNamespace(url=None))
     p.patch.setattr("prefect.settings.get_current_settings", lambda: no_server)
@@ -265,6 +275,7 @@ FAULTS: list[tuple[Callable[[Patient], None], str, str, str]] = [
     (base_without_weights, "model", "fault", "holds no *.safetensors"),
     (no_target, "target", "fault", "'mine:target' does not load (ValueError: half written)"),
     (no_webhook, "webhook", "fault", "'NO_SUCH_HOOK', which holds no http(s) address"),
+    (notices_that_nobody_got, "notices", "warning", "1 refused, 1 waiting for more than a day"),
     (nobody_to_ask, "approval", "fault", "no Prefect server is named"),
     (no_key, "analyst", "fault", "'NO_SUCH_KEY', which is empty"),
     (no_model, "analyst", "fault", "no model is configured"),

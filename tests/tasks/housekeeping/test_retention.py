@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import AdapterRow, AdapterState, Round, RoundState, row_id
+from db import AdapterRow, AdapterState, ConversationRow, Round, RoundState, row_id
 from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app
@@ -21,6 +22,7 @@ from models.vllm.policy import VllmPolicy
 from tasks.housekeeping.retention import removals, remove
 from tasks.releases.lifecycle import check_files, refuse, releases_of, rollback
 from tasks.releases.lookup import version_name
+from tasks.round.traffic import TrafficTarget
 from tests.tasks.housekeeping.kept_homes import opened, settings_of
 from tests.tasks.releases.release_homes import Home
 
@@ -164,6 +166,42 @@ def test_what_cannot_be_removed_or_is_no_home(kept: dict[str, Any], monkeypatch:
     with pytest.raises(ConfigurationError, match="there is no home in"):
         removals(settings_of(nowhere), 7)
     assert not nowhere.exists()
+
+
+def test_users_conversations_go_only_when_asked_and_what_was_said_of_them_stays(kept: dict[str, Any]) -> None:
+    store, folder = kept["home"].store, kept["home"].folder
+    old, word = utc_now() - LONG_AGO, "a-word-of-a-user"
+
+    def conversation(key: str, **given: Any) -> ConversationRow:
+        row = ConversationRow(
+            id=key, conversation=key, target="shop", base="b", policy_id="p", capability="refund", adapter="",
+            mode="label", router_version="", messages=[{"role": "user", "content": word}, {"role": "assistant"}],
+            created_at=old, updated_at=old,
+        )  # fmt: skip
+        return replace(row, **given)
+
+    def run(*words: str) -> str:
+        given = ["clean", "--older-than", "365", "--home", str(folder), *words]
+        return str(CliRunner().invoke(app, given, catch_exceptions=False).output.splitlines()[-1])
+
+    said = {"reward": 1.0, "success": True, "feedback_at": old, "comment": word}
+    rows = [
+        conversation("silent"), conversation("comment", comment=word, feedback_at=old), conversation("said", **said),
+        conversation("goes on", updated_at=utc_now()), conversation("said now", **said | {"feedback_at": utc_now()}),
+    ]  # fmt: skip
+    store.put(rows)
+    before = {row.id: row for row in store.rows(ConversationRow)}
+    assert "nothing to remove" in run()
+    told = "conversations of more than 30 days ago: 2 {}; 1 {} success and reward alone"
+    option = "--conversations-older-than=30"
+    assert run(option, "--dry-run") == told.format("would be removed", "would keep")
+    assert {row.id: row for row in store.rows(ConversationRow)} == before
+    assert run(option) == told.format("removed", "kept")
+    figures = replace(before["said"], conversation="", messages=[], tools=[], comment="")
+    left = {"goes on": before["goes on"], "said": figures, "said now": before["said now"]}
+    assert {row.id: row for row in store.rows(ConversationRow)} == left
+    assert [row.id for row in TrafficTarget(store).conversations] == ["said now"], "nothing is learnt from a figure"
+    assert run(option) == "conversations of more than 30 days ago: 0 removed; 0 kept success and reward alone"
 
 
 def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:

@@ -111,8 +111,21 @@ def test_a_receiver_that_is_down_stops_nothing(
     assert deliver(settings) == 1
 
 
-def test_what_is_refused_for_good_holds_up_nothing(settings: Settings, receiver: Receiver) -> None:
-    receiver.status = 400
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_notices_wait_while_the_address_is_wrong(settings: Settings, receiver: Receiver, status: int) -> None:
+    """A hook that was deleted or has another key refuses every notice: none of them is to be lost for it."""
+    receiver.status = status
+    notify(settings, STARTED)
+    notify(settings, Notice("failed", "shop", "round 1 was stopped"))
+    receiver.status = 200
+    assert deliver(settings) == 2
+    assert texts(receiver) == ["[trace] round 1 on shop began", "[trace] round 1 was stopped"]
+    assert list(outbox(settings).iterdir()) == []
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_what_is_refused_for_good_holds_up_nothing(settings: Settings, receiver: Receiver, status: int) -> None:
+    receiver.status = status
     notify(settings, STARTED)
     receiver.status = 200
     notify(settings, Notice("promoted", "shop", "release 1 is live"))
@@ -128,6 +141,11 @@ def test_the_outbox_is_bounded(settings: Settings, receiver: Receiver, monkeypat
     receiver.status = 200
     deliver(settings)
     assert texts(receiver) == ["[trace] 2", "[trace] 3"]
+    receiver.status = 400
+    for number in range(4):
+        notify(settings, Notice("started", "shop", str(number)))
+    refused = [json.loads(path.read_bytes())["text"] for path in sorted(outbox(settings).glob("*.refused"))]
+    assert refused == ["[trace] 2", "[trace] 3"]
 
 
 @pytest.mark.parametrize("status", [200, 500])
