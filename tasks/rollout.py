@@ -33,9 +33,8 @@ def rollout(context: Context, by: str = "") -> RolloutResult:
         ids = import_conversations(context.store, context.round, context.target)
     else:
         check_turn_length(context)
-        if (
-            context.parent is None
-        ):  # a new lineage: what answers all the same plays first in `challenge`, a training later
+        # A new lineage: what answers all the same plays first in `challenge`, which is a training later.
+        if context.parent is None:
             lineup_of(context, context.incumbent)
         tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
         if by:
