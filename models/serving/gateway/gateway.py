@@ -134,7 +134,12 @@ class Gateway:
             raise
 
     async def _opened(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> RoutedRequest:
-        preset = self.preset if asked.chat and not asked.tools and _plain(asked) else None
+        # Whoever forbids the use of its own tools for a turn has brought them nevertheless.
+        brings = bool(asked.body.get("tools")) or not _plain(asked)
+        preset = self.preset if asked.chat and not brings else None
+        prompt = preset.prompt if preset else None
+        if prompt and asked.body.get("tool_choice") == "none":
+            prompt = replace(prompt, tools=())
         routed, history = await self._route(asked, owner, header, generation)
         wanted = routed.decision.capability
         adapter = self.fleet.acquire(generation, wanted) if wanted else None
@@ -144,7 +149,7 @@ class Gateway:
         # What is answered is what the next turn of a client that sends no id is known by.
         listen = history is not None or (self.log is not None and self.log.wants(routed.name))
         name = adapter.name if adapter else self.settings.base
-        turn = Turn(asked, adapter, name, routed.name, preset.prompt if preset else None, listen)
+        turn = Turn(asked, adapter, name, routed.name, prompt, listen)
         headers = self._headers(routed, adapter, missing, preset)
         held = adapter.name if adapter else ""
         return RoutedRequest(turn, routed, generation, held, headers, time.monotonic(), history)

@@ -224,7 +224,8 @@ class HttpUpstream:
         if turn.asked.chat and turn.prompt:
             ahead = [{"role": "system", "content": turn.prompt.instructions}]
             body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
-            body["tools"] = list(turn.prompt.tools)
+            if turn.prompt.tools:  # servers refuse a list that is empty
+                body["tools"] = list(turn.prompt.tools)
         if turn.asked.stream:  # a server counts the tokens of a stream only when asked, and quotas need the count
             counts = {"include_usage": True, "continuous_usage_stats": True}
             body["stream_options"] = {**(body.get("stream_options") or {}), **counts}

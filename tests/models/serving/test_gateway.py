@@ -21,6 +21,7 @@ from models.providers.litellm_client import litellm_modules
 from models.router.router import Router
 from models.serving.fleet.lifecycle import AdapterState
 from models.serving.gateway.conversations import RouteBook
+from models.serving.gateway.settings import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
@@ -94,24 +95,17 @@ def test_litellm_client(running: Running) -> None:
 
 
 def test_a_conversation_is_routed_once(running: Running) -> None:
-    first = running.chat("refund 7")
-    name = first.headers["x-trace-conversation"]
-    history = [
-        {"role": "user", "content": "refund 7"},
-        {"role": "assistant", "content": "you said refund 7"},
-        {"role": "user", "content": "hello, order 264"},
-    ]
-    later = running.post({"model": "trace", "messages": history})
-    assert (later.headers["x-trace-conversation"], later.json()["model"]) == (name, "refund@v1-aaaaaaaa")
+    name = named(running.chat("refund 7"))
+    later = goes_on(running, "refund 7", "you said refund 7", "hello, order 264")
+    assert (named(later), later.json()["model"]) == (name, "refund@v1-aaaaaaaa")
     assert running.router.asked == 1
     # By id the first words do not matter.
     for text in ("refund it", "hello"):
         one = running.chat(text, headers={"x-trace-conversation": "mine"})
-        assert (one.headers["x-trace-conversation"], one.json()["model"]) == ("mine", "refund@v1-aaaaaaaa")
+        assert (named(one), one.json()["model"]) == ("mine", "refund@v1-aaaaaaaa")
     assert running.router.asked == 2
     # The same words without an answer before them are another conversation, with the same route.
-    again = running.chat("refund 7")
-    assert again.headers["x-trace-conversation"] != name
+    assert named(running.chat("refund 7")) != name
     assert running.router.asked == 2
 
 
@@ -173,6 +167,16 @@ def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(run
         names.add(answer.headers["x-trace-conversation"])
     assert len(names) == 3
     assert running.router.asked == 2
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_turn_that_may_call_no_tool_has_the_prompt_that_it_would_have(running: Running, tools: Any) -> None:
+    running.gateway.preset = Preset("shop", Prompt("The target's instructions.", TOOLS))
+    answer = running.chat("x", tool_choice="none", **({"tools": tools} if tools else {}))
+    seen = running.stub.seen[0]
+    assert answer.headers.get("x-trace-preset") == (None if tools else "shop")
+    assert [m["content"] for m in seen["messages"]] == [*(() if tools else ["The target's instructions."]), "x"]
+    assert seen.get("tools") == tools, "its own, and none of the target's"
 
 
 ONE, TWO, SHIP = "refund@v1-aaaaaaaa", "refund@v2-bbbbbbbb", "ship@v1-cccccccc"
