@@ -33,7 +33,7 @@ from models.serving.gateway.conversations import (
 from models.serving.gateway.metrics import Metrics
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
-from models.serving.openai_api.errors import ApiError, unknown_model
+from models.serving.openai_api.errors import ApiError, broken, unknown_model
 from models.serving.openai_api.requests import ChatRequest, event
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, Turn, Upstream
 
@@ -290,13 +290,18 @@ class Gateway:
 
     async def _first(self, opened: RoutedRequest) -> tuple[AsyncGenerator[bytes], bytes]:
         """The events of a stream, and the first of them: until it has come, the request can still be refused."""
-        events = self.upstream.stream(opened.turn)
         try:
-            return events, await anext(events)
+            return await self._begun(opened.turn)
         except AdapterGone as gone:
             self._instead(opened, gone)
-            events = self.upstream.stream(opened.turn)
+            return await self._begun(opened.turn)
+
+    async def _begun(self, turn: Turn) -> tuple[AsyncGenerator[bytes], bytes]:
+        events = self.upstream.stream(turn)
+        try:
             return events, await anext(events)
+        except StopAsyncIteration:
+            raise ApiError(502, "the server behind the gateway answered nothing; ask again") from None
 
     def _instead(self, opened: RoutedRequest, gone: AdapterGone) -> None:
         """A server did not know the adapter: it is not asked for it again before it was proven anew."""
@@ -324,6 +329,9 @@ class Gateway:
             yield event(self._late().body)
         except ApiError as problem:
             yield event(problem.body)
+        except Exception:
+            logger.exception("a stream failed")
+            yield event(broken().body)
         finally:
             self._release(opened)
             if whole:
