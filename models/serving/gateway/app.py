@@ -27,7 +27,7 @@ from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK, most_tokens
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
-from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.errors import ApiError, broken
 from models.serving.openai_api.requests import ChatRequest, parse_body, parse_chat, parse_completion
 from models.telemetry import tracing
 
@@ -103,6 +103,9 @@ class GatewayApp:
             except ClientDisconnect:
                 self.gateway.metrics.cancelled.inc()
                 answer = Response(status_code=499)
+            except Exception:  # a defect: `_broken` answers
+                status = 500
+                raise
             finally:
                 self.gateway.metrics.requests.labels(request.scope["path"], str(status)).inc()
             return answer
@@ -341,8 +344,7 @@ async def _not_allowed(request: Request, problem: Exception) -> Response:
 
 
 async def _broken(request: Request, problem: Exception) -> Response:
-    """A defect of the gateway. The client learns nothing of it; the server's log has the traceback."""
-    return _refused(ApiError(500, "the gateway failed; its log says why"))
+    return _refused(broken())
 
 
 def _refused(problem: ApiError) -> Response:

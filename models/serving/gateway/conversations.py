@@ -12,6 +12,7 @@ import json
 import logging
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -27,7 +28,7 @@ from models.router.first_observation import Opening, opening_of
 from models.router.router import RouteDecision, Router
 from models.serving.fleet.releases import Generation
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import ChatRequest, text_of
+from models.serving.openai_api.requests import ROLES, ChatRequest, text_of
 from models.serving.upstreams.local_engine import LocalEngine
 
 logger = logging.getLogger("trace.gateway")
@@ -182,11 +183,13 @@ def _settle(
 
 
 class RouteBook:
-    """Decisions by conversation; the conversations that were not seen for longest are forgotten first."""
+    """Decisions by conversation, and names of conversations by what was said in them; what was not seen for longest is
+    forgotten first."""
 
     def __init__(self, most: int = CONVERSATIONS) -> None:
         self._most = most
         self._known: OrderedDict[str, Routed] = OrderedDict()
+        self._names: OrderedDict[str, str] = OrderedDict()
 
     def get(self, conversation: str) -> Routed | None:
         """The decision of a conversation that is known."""
@@ -202,21 +205,72 @@ class RouteBook:
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
+    def name(self, history: History) -> str:
+        """The conversation that went as `history` did up to the latest answer of it that is known; "" where there is
+        none, or where several did: nothing tells whose turn this is."""
+        return next((self._names[key] for key in reversed(history.answered) if key in self._names), "")
+
+    def heard(self, key: str, name: str) -> None:
+        """Keep that a conversation went as `key` says (`History.with_answer`)."""
+        self._names[key] = name if self._names.get(key, name) == name else ""
+        self._names.move_to_end(key)
+        while len(self._names) > self._most:
+            self._names.popitem(last=False)
+
     def __len__(self) -> int:
         return len(self._known)
 
 
-def conversation_key(asked: ChatRequest, messages: Sequence[Mapping[str, Any]], owner: str, header: str) -> str:
-    """What a conversation is known by: the id that the client gives, or a hash of its owner and its first turns, of
-    `messages` (those of `asked` that are the conversation's own)."""
-    if header:
-        if len(header) > 128 or not header.isprintable() or not header.isascii():
-            raise ApiError(400, "x-trace-conversation must be at most 128 printable ASCII characters")
-        return header
-    opening: list[Any] = []
-    for message in messages:
-        opening.append([message["role"], message.get("content")])
-        if message["role"] == "user":
-            break
-    text = json.dumps([owner, asked.model, opening or asked.prompt], sort_keys=True)
-    return f"h-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+class History:
+    """What is known of a conversation from the messages of a request (`messages`: those that are the conversation's
+    own). `opening` is a hash of owner, model and what stands before the first answer: equal openings share a route.
+    `answered` has one hash for each answer, of all that was said up to and with it: conversations that begin alike are
+    told apart by what they were answered."""
+
+    def __init__(self, asked: ChatRequest, messages: Sequence[Mapping[str, Any]], owner: str) -> None:
+        self._said = hashlib.sha256(json.dumps([owner, asked.model, asked.prompt]).encode())
+        self.opening, self.answered = "", list[str]()
+        begun = False
+        for message in messages:
+            answer = begun and message["role"] == "assistant"
+            if answer and not self.opening:
+                self.opening = self._said.hexdigest()
+            self._said.update(_hashed(message))
+            if answer:
+                self.answered.append(self._said.hexdigest())
+            begun = begun or message["role"] == "user"
+        self.opening = self.opening or self._said.hexdigest()
+
+    def with_answer(self, message: Mapping[str, Any]) -> str:
+        """The hash of all messages and the answer to them: what the next request has in `answered`."""
+        said = self._said.copy()
+        said.update(_hashed(message))
+        return said.hexdigest()
+
+    def new_name(self) -> str:
+        """An id for a conversation that begins now. However many begin with the same words, also at once, in another
+        gateway or after a restart, each has its own."""
+        return f"h-{self.opening[:24]}-{uuid.uuid4().hex[:16]}"
+
+
+def words_of(message: Mapping[str, Any]) -> list[Any]:
+    """What of a message stays the same when a client sends back what it was told: role, text and calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        content = "".join(part["text"] for part in content)
+    if isinstance(content, str):
+        content = content.strip()
+    if isinstance(calls, list):
+        calls = [call.get("function") if isinstance(call, dict) else call for call in calls]
+    role = str(message.get("role", "assistant"))
+    return [ROLES.get(role, role), content or "", calls or []]
+
+
+def _hashed(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(words_of(message), sort_keys=True).encode()
+
+
+def check_name(header: str) -> None:
+    """Raises `ApiError` (400) for an id of a client that cannot be one."""
+    if len(header) > 128 or not header.isprintable() or not header.isascii():
+        raise ApiError(400, "x-trace-conversation must be at most 128 printable ASCII characters")

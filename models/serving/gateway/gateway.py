@@ -22,17 +22,18 @@ from models.router.router import RouteDecision
 from models.serving.fleet.lifecycle import AdapterFleet, AdapterState, ServedAdapter
 from models.serving.fleet.releases import Generation
 from models.serving.gateway.conversations import (
+    History,
     RouteBook,
     Routed,
     RouteMaker,
-    conversation_key,
+    check_name,
     first_words,
     without_examples,
 )
 from models.serving.gateway.metrics import Metrics
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
-from models.serving.openai_api.errors import ApiError, unknown_model
+from models.serving.openai_api.errors import ApiError, broken, unknown_model
 from models.serving.openai_api.requests import ChatRequest, event
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, Turn, Upstream
 
@@ -42,7 +43,8 @@ logger = logging.getLogger("trace.gateway")
 @dataclass
 class RoutedRequest:
     """A request whose route is known. `generation` is what it entered, None once it has left; `held` is the adapter
-    that is acquired for it ("" for none). `charged`: its tokens are counted, which happens once however it ends."""
+    that is acquired for it ("" for none). `history` is what the next turn will be recognised by, None where the client
+    sends an id. `charged`: its tokens are counted, which happens once however it ends."""
 
     turn: Turn
     routed: Routed
@@ -50,6 +52,7 @@ class RoutedRequest:
     held: str
     headers: dict[str, str]
     began: float
+    history: History | None = None
     charged: bool = False
 
 
@@ -131,31 +134,41 @@ class Gateway:
             raise
 
     async def _opened(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> RoutedRequest:
-        preset = self.preset if asked.chat and not asked.tools and _plain(asked) else None
-        routed = await self._route(asked, owner, header, generation)
+        # Whoever forbids the use of its own tools for a turn has brought them nevertheless.
+        brings = bool(asked.body.get("tools")) or not _plain(asked)
+        preset = self.preset if asked.chat and not brings else None
+        prompt = preset.prompt if preset else None
+        if prompt and asked.body.get("tool_choice") == "none":
+            prompt = replace(prompt, tools=())
+        routed, history = await self._route(asked, owner, header, generation)
         wanted = routed.decision.capability
         adapter = self.fleet.acquire(generation, wanted) if wanted else None
         missing = wanted if wanted and adapter is None else ""
         if missing:
             self._missing(missing)
-        listen = self.log is not None and self.log.wants(routed.name)
+        # What is answered is what the next turn of a client that sends no id is known by.
+        listen = history is not None or (self.log is not None and self.log.wants(routed.name))
         name = adapter.name if adapter else self.settings.base
-        turn = Turn(asked, adapter, name, routed.name, preset.prompt if preset else None, listen)
+        turn = Turn(asked, adapter, name, routed.name, prompt, listen)
         headers = self._headers(routed, adapter, missing, preset)
-        return RoutedRequest(turn, routed, generation, adapter.name if adapter else "", headers, time.monotonic())
+        held = adapter.name if adapter else ""
+        return RoutedRequest(turn, routed, generation, held, headers, time.monotonic(), history)
 
-    async def _route(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> Routed:
+    async def _route(
+        self, asked: ChatRequest, owner: str, header: str, generation: Generation
+    ) -> tuple[Routed, History | None]:
+        """A request's conversation: the one whose id the client sends, the one that went as its messages say, or a new
+        one."""
+        check_name(header)
         prompt = self.router.prompt if self.router else self.preset.prompt if self.preset else None
         messages = without_examples(asked.messages, prompt) if prompt else asked.messages
-        key = conversation_key(asked, messages, owner, header)
-        scoped = f"{owner}/{key}"
-        known = self.book.get(scoped)
-        fresh = not header and not any(m["role"] == "assistant" for m in messages)
-        if known is not None and fresh and known.turns:
-            # The same first words once more, and no answer to them yet: another conversation of the same kind.
-            number = int(known.name.rpartition(".")[2]) if "." in known.name else 1
-            known = replace(known, name=f"{key}.{number + 1}", turns=0)
-        name, turns = (known.name, known.turns) if known else (key, 0)
+        history = None if header else History(asked, messages, owner)
+        fresh = history is not None and not history.answered
+        name = (self.book.name(history) or history.new_name()) if history else header
+        known = self.book.get(f"{owner}/{name}")
+        if known is None and history and (alike := self.book.get(history.opening)):
+            known = replace(alike, name=name, turns=0)  # another conversation that began like this one
+        turns = known.turns if known else 0
         explicit = self._explicit(asked.model, generation)
         if explicit is not None:
             decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
@@ -166,10 +179,10 @@ class Gateway:
             adapter = generation.members.get(decision.capability, "")
             known = Routed(name, decision, generation.router_version, generation.number, adapter, turns)
         known = replace(known, turns=known.turns + 1)
-        self.book.keep(scoped, known)
-        if known.name != key:
-            self.book.keep(f"{owner}/{known.name}", known)
-        return known
+        self.book.keep(f"{owner}/{name}", known)
+        if history and fresh:
+            self.book.keep(history.opening, known)
+        return known, history if asked.chat else None
 
     def _explicit(self, model: str, generation: Generation) -> str | None:
         """The capability that a model name asks for ("": the base), or None for the router. Raises `ApiError` (404)."""
@@ -277,13 +290,18 @@ class Gateway:
 
     async def _first(self, opened: RoutedRequest) -> tuple[AsyncGenerator[bytes], bytes]:
         """The events of a stream, and the first of them: until it has come, the request can still be refused."""
-        events = self.upstream.stream(opened.turn)
         try:
-            return events, await anext(events)
+            return await self._begun(opened.turn)
         except AdapterGone as gone:
             self._instead(opened, gone)
-            events = self.upstream.stream(opened.turn)
+            return await self._begun(opened.turn)
+
+    async def _begun(self, turn: Turn) -> tuple[AsyncGenerator[bytes], bytes]:
+        events = self.upstream.stream(turn)
+        try:
             return events, await anext(events)
+        except StopAsyncIteration:
+            raise ApiError(502, "the server behind the gateway answered nothing; ask again") from None
 
     def _instead(self, opened: RoutedRequest, gone: AdapterGone) -> None:
         """A server did not know the adapter: it is not asked for it again before it was proven anew."""
@@ -311,6 +329,9 @@ class Gateway:
             yield event(self._late().body)
         except ApiError as problem:
             yield event(problem.body)
+        except Exception:
+            logger.exception("a stream failed")
+            yield event(broken().body)
         finally:
             self._release(opened)
             if whole:
@@ -329,7 +350,9 @@ class Gateway:
         self.metrics.answered(turn.name)
         self._charge(opened, owner)
         self.metrics.seconds.observe(time.monotonic() - opened.began)
-        if self.log is not None and turn.listen:
+        if opened.history and turn.heard.message:
+            self.book.heard(opened.history.with_answer(turn.heard.message), opened.routed.name)
+        if self.log is not None and self.log.wants(opened.routed.name):
             self.log.add(LoggedTurn(owner, opened.routed, turn, time.monotonic() - opened.began))
 
     def _charge(self, opened: RoutedRequest, owner: str) -> None:

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from db.values.types import utc_now
 from db.writes import put_rows
 from errors import StoreError
 from models.policy import PolicyIdentity
-from models.serving.gateway.conversations import Routed
+from models.serving.gateway.conversations import Routed, words_of
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ROLES
 from models.serving.upstreams.contract import Turn
@@ -180,7 +180,12 @@ class TrafficLog:
         said = [dict(m) | {"role": ROLES[m["role"]]} for m in asked.messages]
         if not asked.chat:
             said = [{"role": "user", "content": asked.prompt if isinstance(asked.prompt, str) else ""}]
+        messages = [*said, turn.heard.message]
         before = _stored(connection, key)
+        # Feedback stays when the conversation goes on. Where something else stands at its beginning now, as when a turn
+        # is asked again and answered otherwise, it was about what is no longer there.
+        goes_on = before is not None and _begin_alike(before.messages, messages)
+        judged = before if goes_on else None
         prompt = turn.prompt
         row = ConversationRow(
             id=key,
@@ -194,23 +199,27 @@ class TrafficLog:
             router_version=routed.router,
             probabilities={k or "none": v for k, v in decision.probabilities.items()},
             routing_milliseconds=decision.milliseconds,
-            messages=[*said, turn.heard.message],
+            messages=messages,
             tools=[t["function"]["name"] for t in (asked.tools or (prompt.tools if prompt else ()))],
             turns=routed.turns,
             prompt_tokens=turn.heard.usage.prompt + (before.prompt_tokens if before else 0),
             sampled_tokens=turn.heard.usage.completion + (before.sampled_tokens if before else 0),
             seconds=spoken.seconds + (before.seconds if before else 0.0),
-            # Feedback stays when the conversation goes on.
-            reward=before.reward if before else None,
-            success=before.success if before else None,
-            comment=before.comment if before else "",
-            feedback_at=before.feedback_at if before else None,
+            reward=judged.reward if judged else None,
+            success=judged.success if judged else None,
+            comment=judged.comment if judged else "",
+            feedback_at=judged.feedback_at if judged else None,
         )
         put_rows(connection, [row], replace=True)
 
 
 def _stored(connection: Connection, key: str) -> ConversationRow | None:
     return next(iter(rows(connection, ConversationRow, {"id": key})), None)
+
+
+def _begin_alike(before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether `messages` begin with those of before, as a client sends these back."""
+    return list(map(words_of, before)) == list(map(words_of, messages[: len(before)]))
 
 
 def conversation_id(owner: str, conversation: str) -> str:

@@ -50,6 +50,11 @@ class ApiError(TraceError, ValueError):
         return {"www-authenticate": "Bearer"} if self.status == 401 else {}
 
 
+def broken() -> ApiError:
+    """A defect of the gateway. The client learns nothing of it; the server's log has the traceback."""
+    return ApiError(500, "the gateway failed; its log says why")
+
+
 def too_long(problem: ContextOverflow | str) -> ApiError:
     """A prompt that does not fit the context."""
     return ApiError(400, str(problem), code="context_length_exceeded", param="messages")

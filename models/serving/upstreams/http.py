@@ -22,9 +22,10 @@ import aiohttp
 from environments.contract import canonical_json
 from errors import ConfigurationError
 from models.policy import Generation, Request
-from models.serving.openai_api.errors import KINDS, ApiError, too_long
-from models.serving.openai_api.requests import ROLES, Usage
+from models.serving.openai_api.errors import ApiError
+from models.serving.openai_api.requests import DONE, ROLES, Usage
 from models.serving.upstreams.contract import DEADLINE, AdapterGone, Replica, Turn
+from models.serving.upstreams.refusals import BROKEN_OFF, part_of, problem_of, refusal_of
 from models.serving.upstreams.stream_usage import StreamUsage, usage_of
 from models.vllm.balance import Balance
 
@@ -33,7 +34,8 @@ HEALTH_SECONDS = 2.0
 # Shorter than the five seconds after which uvicorn, and so vLLM's server, closes an idle connection: a
 # request on one that is being closed fails.
 IDLE_SECONDS = 2.0
-LONGEST_MESSAGE = 500
+# Reasons with which vLLM ends an answer that it could not finish.
+UNFINISHED = ("abort", "error")
 JSON = {"content-type": "application/json"}
 
 
@@ -118,7 +120,7 @@ class Pool:
                 try:
                     yield address, response
                 except aiohttp.ClientError:
-                    raise ApiError(502, "the server behind the gateway broke off its answer; ask again") from None
+                    raise ApiError(502, BROKEN_OFF) from None
                 finally:
                     # Closes the connection of an answer that was not read to its end: the server stops working on it.
                     response.release()
@@ -157,8 +159,8 @@ class HttpUpstream:
         async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             raw = await response.read()
             if response.status != 200:
-                raise _problem(response.status, raw, turn, address)
-        body = _json(raw)
+                raise problem_of(response.status, raw, turn, address)
+        body = part_of(raw)
         self._check(body, turn)
         choice = (body.get("choices") or [{}])[0]
         turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
@@ -168,29 +170,41 @@ class HttpUpstream:
 
     async def stream(self, turn: Turn) -> AsyncGenerator[bytes]:
         """The server's events as they are, but for its counts of tokens where the client did not ask for them. What has
-        come of the answer is counted with every part: a client may leave after any."""
+        come of the answer is counted with every part: a client may leave after any. Raises `ApiError` when the server
+        fails on the way, or ends without having finished."""
         path, content, holders = self._request(turn)
         async with self.pool.post(path, content, holders, turn.conversation) as (address, response):
             if response.status != 200:
-                raise _problem(response.status, await response.read(), turn, address)
-            first, usage = True, StreamUsage(len(content))
+                raise problem_of(response.status, await response.read(), turn, address)
+            first, finished, done, usage = True, False, False, StreamUsage(len(content))
             async for events in _events(response):
-                passed = []
+                passed = list[bytes]()
                 for data in events:
                     if data == b"[DONE]":
-                        passed.append(data)
+                        done = True
                         continue
-                    chunk = _json(data)
+                    try:
+                        chunk = part_of(data)
+                    except ApiError:
+                        if passed:  # what came before it is the client's
+                            yield _joined(passed)
+                        raise
                     if first:
                         self._check(chunk, turn)
                         first = False
+                    finished = finished or any(c.get("finish_reason") for c in chunk.get("choices") or ())
                     turn.heard.usage = usage.add(chunk)
                     if turn.listen:
                         _hear(turn, chunk)
                     if (shown := _shown(data, chunk, turn, usage.running)) is not None:
                         passed.append(shown)
                 if passed:
-                    yield b"".join(b"data: %b\n\n" % data for data in passed)
+                    yield _joined(passed)
+        if not finished and not done:
+            raise ApiError(502, BROKEN_OFF)
+        # Not before the server has ended, too: clients hang up at this, and an answer that came whole would be left.
+        if done:
+            yield DONE
 
     async def replicas(self) -> list[Replica]:
         return await self.pool.replicas()
@@ -202,7 +216,7 @@ class HttpUpstream:
         return turn.adapter.name if turn.adapter else self.base
 
     def _check(self, body: Mapping[str, Any], turn: Turn) -> None:
-        if "error" not in body and body.get("model") != self._name(turn):
+        if body.get("model") != self._name(turn):
             raise ApiError(502, f"the server answered as {body.get('model')!r:.80}, asked was {self._name(turn)!r}")
 
     def _request(self, turn: Turn) -> tuple[str, bytes, Sequence[str]]:
@@ -210,7 +224,8 @@ class HttpUpstream:
         if turn.asked.chat and turn.prompt:
             ahead = [{"role": "system", "content": turn.prompt.instructions}]
             body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
-            body["tools"] = list(turn.prompt.tools)
+            if turn.prompt.tools:  # servers refuse a list that is empty
+                body["tools"] = list(turn.prompt.tools)
         if turn.asked.stream:  # a server counts the tokens of a stream only when asked, and quotas need the count
             counts = {"include_usage": True, "continuous_usage_stats": True}
             body["stream_options"] = {**(body.get("stream_options") or {}), **counts}
@@ -227,7 +242,8 @@ class HttpTokens:
     async def generate(
         self, request: Request, streamed: bool = False, holders: Sequence[str] = ()
     ) -> AsyncGenerator[list[int] | Generation]:
-        """New ids as they come, and at last the whole `Generation` (without log-probabilities)."""
+        """New ids as they come, and at last the whole `Generation` (without log-probabilities). Raises `ApiError` when
+        the server fails on the way, or ends without having finished."""
         body = {
             "model": request.adapter or self.base,
             "prompt": list(request.prompt),
@@ -242,14 +258,14 @@ class HttpTokens:
             "return_token_ids": True,
             "add_special_tokens": False,
         }
-        ids, finish = list[int](), "length"
+        ids, finish = list[int](), ""
         content = canonical_json(body).encode()
         async with self.pool.post("/v1/completions", content, holders, request.session) as (address, response):
             if response.status != 200:
                 raw = await response.read()
                 if response.status == 404 and request.adapter:
                     raise AdapterGone(address)
-                raise _refusal(response.status, raw)
+                raise refusal_of(response.status, raw)
             async for chunk in _chunks(response, streamed):
                 for choice in chunk.get("choices") or ():
                     fresh = [int(i) for i in choice.get("token_ids") or ()]
@@ -257,6 +273,8 @@ class HttpTokens:
                     ids += fresh
                     if streamed and fresh:
                         yield fresh
+        if not finish or finish in UNFINISHED:
+            raise ApiError(502, BROKEN_OFF)
         yield Generation(request.session, tuple(ids), (), "stop" if finish == "stop" else "length")
 
     async def replicas(self) -> list[Replica]:
@@ -281,12 +299,16 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes
 async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGenerator[dict[str, Any]]:
     """The parts of a server's answer; one when it was not streamed."""
     if not streamed:
-        yield _json(await response.read())
+        yield part_of(await response.read())
         return
     async for events in _events(response):
         for data in events:
             if data != b"[DONE]":
-                yield _json(data)
+                yield part_of(data)
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join(b"data: %b\n\n" % data for data in parts)
 
 
 def _shown(data: bytes, chunk: Mapping[str, Any], turn: Turn, running: bool) -> bytes | None:
@@ -336,39 +358,3 @@ def _as_openai(message: Any) -> dict[str, Any]:
     if message.role == "tool":
         one["tool_call_id"] = message.tool_call_id or "call_0"
     return one
-
-
-def _json(raw: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(raw)
-    except ValueError:
-        raise ApiError(502, "the server behind the gateway answered something that is not JSON") from None
-    if not isinstance(body, dict):
-        raise ApiError(502, "the server behind the gateway answered something that is no answer")
-    return body
-
-
-def _problem(status: int, raw: bytes, turn: Turn, address: str) -> Exception:
-    """What a client learns of a server's refusal. The server's own words are passed on only where the client's
-    request is at fault: others may tell of machines and paths."""
-    if status == 404 and turn.adapter is not None:
-        return AdapterGone(address)
-    return _refusal(status, raw)
-
-
-def _refusal(status: int, raw: bytes) -> Exception:
-    try:
-        said = json.loads(raw)
-        error = said.get("error") or said
-        message = str(error.get("message") or "")[:LONGEST_MESSAGE]
-    except (ValueError, AttributeError):
-        message = ""
-    if status == 400 and "context" in message and "length" in message:
-        return too_long(message)
-    if status in (400, 413, 422):
-        return ApiError(400, message or "the server behind the gateway refused the request")
-    if status == 429:
-        return ApiError(429, "the servers behind the gateway are busy; ask again")
-    return ApiError(
-        status if status in KINDS and status >= 500 else 502, "the server behind the gateway failed; ask again"
-    )

@@ -51,12 +51,14 @@ def serving(app: Any) -> Iterator[str]:
 class Stub:
     """An OpenAI-like server that echoes. What it does is told by the last message: "stall" never answers, "fail" is a
     500 that tells of a path, "long" a context error, "call" a tool call, "drip" a stream that stops after its first
-    word. `gone` are adapters that it does not know; `counts_on`: asked to, it counts a stream's tokens as it goes."""
+    word. `gone` are adapters that it does not know; `counts_on`: asked to, it counts a stream's tokens as it goes. A
+    stream ends `lingers` seconds after its last event."""
 
     delay: float = 0.0
     models: tuple[str, ...] = ("stub-base", "refund@v1-aaaaaaaa")
     gone: set[str] = field(default_factory=set)
     counts_on: bool = False
+    lingers: float = 0.0
     seen: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
@@ -137,6 +139,7 @@ class Stub:
                 chunk = head | {"object": "chat.completion.chunk", "choices": [], "usage": USAGE}
                 yield f"data: {json.dumps(chunk)}\n\n".encode()
             yield b"data: [DONE]\n\n"
+            await asyncio.sleep(self.lingers)
         except (asyncio.CancelledError, GeneratorExit):
             self.counts["cancelled"] += 1
             raise

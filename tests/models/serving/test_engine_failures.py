@@ -1,8 +1,11 @@
-"""A model in this process whose forward pass fails: later turns are answered, or it is told that none will be."""
+"""A model in this process whose forward pass fails: later turns are answered, or it is told that none will be. And what
+fails otherwise behind an answer, for which a client gets an error as well."""
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.upstreams.local_engine import LocalEngine
 from models.serving.upstreams.rendered import RenderedUpstream
+from tests.models.serving.gateway_running import error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
 Tiny = tuple[Any, Renderer]
@@ -105,3 +109,38 @@ def test_an_end_passes_over_calls_that_were_cancelled(tiny_model: Tiny) -> None:
     with pytest.raises(ProviderError, match="was stopped"):
         waits.result(20)
     engine.stop()
+
+
+def test_a_defect_is_answered_counted_and_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Before an answer, in the middle of one, and a stream that ends before it began."""
+
+    async def breaks(*_: object) -> Any:
+        raise RuntimeError("in /secret/path")
+
+    async def breaks_later(*_: object) -> AsyncGenerator[bytes]:
+        yield b"data: {}\n\n"
+        await breaks()
+
+    async def ends(*_: object) -> AsyncGenerator[bytes]:
+        for nothing in ():
+            yield nothing
+
+    with run() as running:
+        upstream: Any = running.gateway.upstream
+        upstream.answer, upstream.stream = breaks, ends
+        whole, empty = running.chat("x"), running.chat("x", stream=True)
+        upstream.stream = breaks_later
+        half = running.chat("x", stream=True)
+        counts = {
+            status: running.figure(f'trace_gateway_requests_total{{path="/v1/chat/completions",status="{status}"}}')
+            for status in (200, 499, 500, 502)
+        }
+        assert running.gateway.in_flight == 0
+        assert running.gateway.metrics.share.total() == 0, "half an answer is none"
+    assert (whole.status_code, error(whole)["code"]) == (500, "internal_error")
+    assert (empty.status_code, error(empty)["code"]) == (502, "upstream_error")
+    assert (half.status_code, half.text.splitlines()[0]) == (200, "data: {}")
+    assert json.loads(half.text.strip().splitlines()[-1].removeprefix("data: ")) == whole.json()
+    assert counts == {200: 1, 499: 0, 500: 1, 502: 1}
+    assert "RuntimeError: in /secret/path" in caplog.text
+    assert "/secret" not in whole.text + half.text

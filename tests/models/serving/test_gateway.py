@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,8 @@ from environments.contract import Message, Prompt
 from models.providers.litellm_client import litellm_modules
 from models.router.router import Router
 from models.serving.fleet.lifecycle import AdapterState
+from models.serving.gateway.conversations import RouteBook
+from models.serving.gateway.settings import Preset
 from models.serving.upstreams.http import HttpUpstream, Pool, Servers
 from tests.models.serving.gateway_running import KEY, Running, WordRouter, built, error, run
 from tests.models.serving.gateway_servers import HandMadeFleet, Stub, serving
@@ -92,25 +95,65 @@ def test_litellm_client(running: Running) -> None:
 
 
 def test_a_conversation_is_routed_once(running: Running) -> None:
-    first = running.chat("refund 7")
-    name = first.headers["x-trace-conversation"]
-    history = [
-        {"role": "user", "content": "refund 7"},
-        {"role": "assistant", "content": "Which order?"},
-        {"role": "user", "content": "hello, order 264"},
-    ]
-    later = running.post({"model": "trace", "messages": history})
-    assert (later.headers["x-trace-conversation"], later.json()["model"]) == (name, "refund@v1-aaaaaaaa")
+    name = named(running.chat("refund 7"))
+    later = goes_on(running, "refund 7", "you said refund 7", "hello, order 264")
+    assert (named(later), later.json()["model"]) == (name, "refund@v1-aaaaaaaa")
     assert running.router.asked == 1
     # By id the first words do not matter.
     for text in ("refund it", "hello"):
         one = running.chat(text, headers={"x-trace-conversation": "mine"})
-        assert (one.headers["x-trace-conversation"], one.json()["model"]) == ("mine", "refund@v1-aaaaaaaa")
+        assert (named(one), one.json()["model"]) == ("mine", "refund@v1-aaaaaaaa")
     assert running.router.asked == 2
     # The same words without an answer before them are another conversation, with the same route.
-    again = running.chat("refund 7")
-    assert again.headers["x-trace-conversation"] == f"{name}.2"
+    assert named(running.chat("refund 7")) != name
     assert running.router.asked == 2
+
+
+def named(answer: httpx.Response) -> str:
+    """The id of an answer's conversation."""
+    return answer.headers["x-trace-conversation"]
+
+
+def goes_on(running: Running, *said: str, **given: Any) -> httpx.Response:
+    """The answer to what was said in turn by the user and by an assistant."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    return running.post({"model": "trace", "messages": messages}, **given)
+
+
+def test_conversations_that_begin_alike_keep_their_ids(running: Running) -> None:
+    anna, bert = named(running.chat("hello")), named(running.chat("hello"))
+    for own, words in ((anna, "I am Anna"), (bert, "I am Bert"), (anna, "Anna still")):
+        later = goes_on(running, "hello", "you said hello", words, **{"x-trace-conversation": own})
+        assert named(later) == own
+    # Without an id nothing tells whose turn this is, so it is neither's; from then on what was said tells it.
+    turn = ("hello", "you said hello", "I am Cleo")
+    cleo = named(goes_on(running, *turn))
+    assert cleo not in (anna, bert)
+    assert named(goes_on(running, *turn, "you said I am Cleo ", "and now?")) == cleo
+    # An answer that nobody was given begins no known conversation.
+    assert named(goes_on(running, "hello", "Good day.", "I am Anna")) not in (anna, bert, cleo)
+    # Neither does one of before a restart, of which nothing is known.
+    running.gateway.book = RouteBook()
+    assert named(running.chat("hello")) not in (anna, bert, cleo)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_turn_without_an_id_is_known_by_the_answer_before_it(running: Running, stream: bool) -> None:
+    name = named(running.chat("hello", stream=stream))
+    assert named(goes_on(running, "hello", "you said hello", "more")) == name
+    assert named(goes_on(running, "hello", "you said hello", "more", "you said more", "and more")) == name
+
+
+def test_conversations_that_begin_alike_at_once_have_an_id_each(running: Running) -> None:
+    decide = running.router.decide
+
+    async def slow(words: str, router: Router) -> Any:
+        await asyncio.sleep(0.1)
+        return await decide(words, router)
+
+    running.router.decide = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor() as pool:
+        assert len(set(pool.map(lambda _: named(running.chat("refund 7")), range(3)))) == 3
 
 
 def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(running: Running) -> None:
@@ -124,6 +167,16 @@ def test_examples_that_a_client_sends_ahead_are_no_part_of_its_conversations(run
         names.add(answer.headers["x-trace-conversation"])
     assert len(names) == 3
     assert running.router.asked == 2
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_a_turn_that_may_call_no_tool_has_the_prompt_that_it_would_have(running: Running, tools: Any) -> None:
+    running.gateway.preset = Preset("shop", Prompt("The target's instructions.", TOOLS))
+    answer = running.chat("x", tool_choice="none", **({"tools": tools} if tools else {}))
+    seen = running.stub.seen[0]
+    assert answer.headers.get("x-trace-preset") == (None if tools else "shop")
+    assert [m["content"] for m in seen["messages"]] == [*(() if tools else ["The target's instructions."]), "x"]
+    assert seen.get("tools") == tools, "its own, and none of the target's"
 
 
 ONE, TWO, SHIP = "refund@v1-aaaaaaaa", "refund@v2-bbbbbbbb", "ship@v1-cccccccc"
@@ -163,7 +216,7 @@ def test_the_same_words_begin_a_conversation_of_the_release_that_is_served(runni
     name = running.chat("refund 7").headers["x-trace-conversation"]
     running.fleet.swap(2, ONE, router=second)
     again = running.chat("refund 7")
-    assert (again.headers["x-trace-conversation"], signed(again)) == (f"{name}.2", ("2", second.version, ONE))
+    assert (named(again) != name, signed(again)) == (True, ("2", second.version, ONE))
 
 
 def test_a_swap_while_a_request_is_routed_changes_nothing_for_it(running: Running) -> None:

@@ -1,16 +1,21 @@
-"""A stream that does not come to its end is charged for what came of it, as exactly as the server behind it counts."""
+"""A stream that does not come to its end is charged for what came of it, as exactly as the server behind it counts; it
+is no answer, whether its client left or the server behind it failed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from environments.contract import Message, Prompt
 from models.policy import Generation, Request, Sampling
@@ -19,12 +24,14 @@ from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.keys import Key, Keys
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import Usage, parse_chat
+from models.serving.openai_api.requests import Usage, event, parse_chat
 from models.serving.upstreams.contract import Replica
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.refusals import part_of
 from models.serving.upstreams.rendered import RenderedUpstream
 from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage
 from tests.models.serving.gateway_running import KEY, Running, error, run
-from tests.models.serving.gateway_servers import HandMadeFleet
+from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
 BODY = {"model": "refund", "messages": [{"role": "user", "content": "drip"}], "stream": True}
 
@@ -196,3 +203,82 @@ def test_a_sum_that_comes_with_the_last_part_is_no_count_on_the_way() -> None:
     usage.add(part("a"))
     assert usage.add(part("", told=4, finish_reason="stop")) == Usage(9, 4)
     assert not usage.running
+
+
+class Log:
+    """Keeps what would be stored."""
+
+    def __init__(self) -> None:
+        self.turns: list[Any] = []
+        self.wants, self.add, self.close = (lambda _: True), self.turns.append, lambda: None
+
+
+def failing(parts: int, fails: bool) -> Starlette:
+    """A server whose answers break after so many parts: with an error, as vLLM tells it, or without a word."""
+
+    async def answer(request: HttpRequest) -> Response:
+        body = await request.json()
+
+        async def events() -> AsyncIterator[bytes]:
+            for _ in range(parts):
+                choice = {"index": 0, "delta": {"content": "a"}, "token_ids": [5], "finish_reason": None}
+                yield event({"model": body["model"], "choices": [choice]})
+            if fails:
+                yield event({"error": {"message": "EngineCore died in /secret/path", "code": 500}})
+                yield event("[DONE]")
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return Starlette(routes=[Route(f"/v1/{p}", answer, methods=["POST"]) for p in ("chat/completions", "completions")])
+
+
+@pytest.mark.parametrize("rendered", [True, False])
+@pytest.mark.parametrize(("parts", "fails"), [(0, True), (2, True), (0, False), (2, False)])
+def test_an_answer_that_a_server_breaks_off_is_none(
+    tiny_tokenizer: Any, rendered: bool, parts: int, fails: bool
+) -> None:
+    asked, log = parse_chat({"model": "base", "messages": [{"role": "user", "content": "x"}], "stream": True}), Log()
+
+    async def heard(url: str) -> tuple[Gateway, list[bytes]]:
+        pool = Pool(Servers([url]))
+        tokens = RenderedUpstream(HttpTokens(pool, "base", 1000, frozenset({1})), Renderer(tiny_tokenizer))
+        upstream = tokens if rendered else HttpUpstream(pool, "base")
+        gateway = Gateway(GatewaySettings("shop"), upstream, HandMadeFleet(), log=log)  # type: ignore[arg-type]
+        try:
+            if not parts:
+                with pytest.raises(ApiError) as refused:
+                    await gateway.stream(asked, "")
+                return gateway, [event(refused.value.body)]
+            streamed = await gateway.stream(asked, "")
+            said = [part async for part in streamed.events]
+            await streamed.close()
+            return gateway, said
+        finally:
+            await pool.close()
+
+    with serving(failing(parts, fails)) as url:
+        gateway, said = asyncio.run(heard(url))
+    told = json.loads(said[-1].removeprefix(b"data: "))["error"]["message"]
+    assert told == f"the server behind the gateway {'failed' if fails else 'broke off its answer'}; ask again"
+    assert b"/secret" not in b"".join(said)
+    assert b"[DONE]" not in b"".join(said)
+    assert (log.turns, gateway.metrics.share.total()) == ([], 0), "neither stored nor counted"
+
+
+def test_an_error_in_the_place_of_a_whole_answer_is_told_as_one() -> None:
+    with pytest.raises(ApiError, match="the server behind the gateway failed") as refused:
+        part_of(b'{"error": {"message": "died in /secret/path", "code": "engine_dead"}}')
+    assert refused.value.status == 502
+
+
+def test_a_client_that_hangs_up_at_the_last_event_has_a_whole_answer() -> None:
+    """As OpenAI's does, while the server behind is still ending its response."""
+    headers, body = {"authorization": f"Bearer {KEY}"}, {**BODY, "messages": [{"role": "user", "content": "x"}]}
+    with run() as running:
+        running.gateway.log = log = Log()  # type: ignore[assignment]
+        running.stub.lingers = 0.2
+        address = f"{running.url}/v1/chat/completions"
+        with httpx.stream("POST", address, json=body, headers=headers, trust_env=False, timeout=60) as answer:
+            next(line for line in answer.iter_lines() if "[DONE]" in line)
+        until(lambda: running.gateway.in_flight == 0)
+        assert (len(log.turns), running.figure("trace_gateway_cancelled_total")) == (1, 0)

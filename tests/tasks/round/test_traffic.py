@@ -93,6 +93,23 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     assert store.rows(ConversationRow)[0].comment == "after all"
 
 
+def test_feedback_leaves_with_the_words_that_it_was_about(store: Store, log: TrafficLog) -> None:
+    """A turn that is asked again has another answer; one that goes on comes back as clients write it."""
+    first = spoken("c", "wrong")
+    log.add(first)
+    say(log, "", Feedback("c", success=False, comment="no"))
+    back = {"role": "assistant", "content": [{"type": "text", "text": "It is wrong. "}], "name": "shop"}
+    messages: list[Any] = [*first.turn.asked.messages, back, {"role": "user", "content": "Again."}]
+    log.add(replace(first, turn=replace(first.turn, asked=replace(first.turn.asked, messages=messages))))
+    log.flush()
+    (row,) = store.rows(ConversationRow)
+    assert (row.success, row.comment) == (False, "no")
+    log.add(spoken("c", "right"))
+    log.flush()
+    (row,) = store.rows(ConversationRow)
+    assert (row.success, row.reward, row.comment, row.feedback_at) == (None, None, "", None)
+
+
 class Meanwhile(dict[str, float]):
     """A router's probabilities, with what happens when they are looked at."""
 
