@@ -47,19 +47,35 @@ def run_seed(
     run: SeedRun, names: Sequence[str], path: Path, head: SeedResult, done: Callable[[SeedResult, str], object]
 ) -> SeedResult:
     """Run the methods of `names` that no file of the seed beside `path` has; `head` is the file without methods. `done`
-    is called with the result after each. Raises `ConfigurationError` for a file of other data, settings or budget."""
+    is called with the result after each, and again for those that the files have: what could not be told before is told
+    now, and where it fails the seed goes on. Raises `ConfigurationError` for files of other data or settings."""
     files = {file: read_result(file) for file in files_of(path)}
     check_same([head, *files.values()])
-    result, there = files.get(path, head), {name for file in files.values() for name in file.methods}
+    result, there = files.get(path, head), {name: file for file in files.values() for name in file.methods}
     for name in names:
         if name in there:
             logger.info("%s: there already%s", name, "; --curve measures none of its checkpoints" if run.points else "")
+            _tell(done, there[name], name)
             continue
         logger.info("%s: begins", name)
         result = result.with_method(name, run_method(run, name).model_copy(update={"commit": head.commit}))
         write_result(path, result)
-        done(result, name)
+        _tell(done, result, name)
     return result
+
+
+def _tell(done: Callable[[SeedResult, str], object], result: SeedResult, name: str) -> None:
+    """Call `done`. The figures are in the seed's file, so that a server that is away, or takes no such name, is no
+    reason to end a seed of hours."""
+    try:
+        done(result, name)
+    except Exception as problem:
+        logger.warning(
+            "%s: MLflow did not take its figures (%s: %s); they are in the seed's file, and the same command logs them",
+            name,
+            type(problem).__name__,
+            problem,
+        )
 
 
 def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:

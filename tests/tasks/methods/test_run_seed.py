@@ -13,12 +13,12 @@ from errors import ConfigurationError
 from flows.compare_methods import command_of
 from models.adapters.registry import Registry
 from settings import load_settings
-from tasks.comparison.results import changed_settings, write_result
+from tasks.comparison.results import changed_settings, read_result, write_result
 from tasks.comparison.tracking import log_method
 from tasks.methods import run as running
 from tasks.methods.run import head_of, run_method, run_seed
 from tasks.methods.seed.seed_run import SeedRun, close_round
-from tests.tasks.comparison.seed_files import figures, seed_result
+from tests.tasks.comparison.seed_files import FAMILIES, figures, seed_result
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 
@@ -49,6 +49,26 @@ def test_what_another_file_of_the_seed_has_is_not_run_again(
     write_result(tmp_path / "letters-seed-7-apart.json", other)
     with pytest.raises(ConfigurationError, match="another settings"):
         run_seed(run, ["noop"], path, head, lambda result, name: None)
+
+
+def test_figures_that_the_tracking_server_does_not_take_end_no_seed(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file has them, and the same command tells the server once more."""
+    head = head_of(run, "trace-agent compare-methods", "test")
+    made = figures(1, outcomes={t: [1.0] for t in head.families}, shift={t: [0.0] for t in head.shift})
+    monkeypatch.setattr(running, "run_method", lambda run, name: made)
+    path, told = tmp_path / "letters-seed-7.json", list[str]()
+
+    def away(result: Any, name: str) -> None:
+        raise OSError("server away")
+
+    run_seed(run, ["base", "noop"], path, head, away)
+    assert list(read_result(path).methods) == ["base", "noop"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ["server away" in said for said in warned] == [True, True]
+    run_seed(run, ["base", "noop", "constant"], path, head, lambda result, name: told.append(name))
+    assert told == ["base", "noop", "constant"]
 
 
 @pytest.mark.parametrize(
@@ -90,3 +110,12 @@ def test_other_outcomes_of_a_method_are_another_run(tmp_path: Path) -> None:
     found = registry.client.search_runs([registry.experiment_id])
     assert sorted(run.data.metrics["test/success"] * 24 for run in found) == pytest.approx([9, 12, 12])
     assert {run.data.tags["data_hash"] for run in found} == {"d1", "d2"}
+
+
+def test_a_family_of_two_services_has_a_metric(tmp_path: Path) -> None:
+    """BFCL's and AgentDojo's families are called by all services that they need, with a plus between."""
+    registry = Registry(f"sqlite:///{tmp_path / 'mlflow.db'}", "bfcl", tmp_path / "artifacts")
+    families = dict.fromkeys(FAMILIES, "files+trading")
+    log_method(registry, seed_result(7, {"trace": figures(12)}, families=families), "trace")
+    (found,) = registry.client.search_runs([registry.experiment_id])
+    assert found.data.metrics["test/success/files_trading"] == pytest.approx(0.5)
