@@ -53,7 +53,7 @@ def compare_methods(
                 methods=given, out=out, points=curve, at_once=at_once,
             )  # fmt: skip
 
-        flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)))
+        flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)), round=False)
         flow.compare_methods(parameters(flow))
     from tasks.comparison.page import lines
     from tasks.comparison.page import render as page_of

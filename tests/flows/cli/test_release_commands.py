@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from db import EvaluationRow, RoundState, SpendRow, VerdictRow, open_store
+from db import EvaluationRow, ReleaseRow, ReleaseState, RoundState, SpendRow, VerdictRow, open_store
 from errors import ConfigurationError
 from flows.cli.main import app, main
 from models.adapters.registry import Registry
@@ -165,3 +165,25 @@ def test_an_age_beyond_all_dates_is_refused(two_targets: Path) -> None:
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 2
     assert "36500" in done.output
+
+
+def test_a_comparison_of_another_base_has_homes_of_its_own_and_is_not_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, used = settings_folder / "home", settings_folder / "used.toml"
+    used.write_text('[[used]]\nseeds = [3]\nfor = "x"\n')
+    with open_store(load_settings(home=home).database_url) as store:
+        store.put([ReleaseRow(id="r", target="shop", number=3, base="large", data_hash="d", state=ReleaseState.LIVE)])
+    monkeypatch.setattr("tasks.round.preflight.check_base_files", lambda base, cache: None)
+
+    def start() -> None:
+        raise ConfigurationError("all light checks are passed")
+
+    monkeypatch.setattr("flows.cli.early_server.start_early", start)
+    words = ["--home", str(home), "--profile", "smoke"]
+    compare = ["compare-methods", "--seed", "4", "--budget", "900", "--used-seeds", str(used)]
+    with pytest.raises(ConfigurationError, match="all light checks are passed"):
+        CliRunner().invoke(app, [*compare, *words], catch_exceptions=False)
+    for of_a_round in (["improve"], ["improve", "--dry-run"], ["stage", "select"]):
+        with pytest.raises(ConfigurationError, match="release 3 of shop is live and stands on large"):
+            CliRunner().invoke(app, [*of_a_round, *words], catch_exceptions=False)
