@@ -11,6 +11,8 @@ from errors import ConfigurationError, StoreError
 GATE, TEST = "gate", "test"
 # Rounds on what users said make no release.
 TRAFFIC = "traffic"
+# The profile of a round that checks everything and plays nothing.
+DRY = "dry"
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
@@ -18,12 +20,29 @@ def live_release(store: Store, target: str) -> ReleaseRow | None:
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
 
 
-def target_named(store: Store, given: str | None, default: str) -> str:
+def newest_round(rounds: Sequence[Round], target: str | None = None) -> Round | None:
+    """The round that was begun last on `target`, or on any that can have releases. One that only tried a configuration
+    out says nothing of what the home is for, unless there is no other."""
+    asked = [r for r in rounds if (r.target == target if target else r.target != TRAFFIC)]
+    return max(asked, key=lambda r: (r.profile != DRY, r.number), default=None)
+
+
+def target_named(store: Store, given: str | None, default: str, live: bool = False) -> str:
     """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
-    in a store without any. Raises `ConfigurationError` for one that the store has nothing of while it has others."""
+    in a store without any. `live`: the command is about what is live, so without one it is the only target with a
+    release that is. Raises `ConfigurationError` where several have one, and for a target that the store has nothing of
+    while it has others."""
     rounds = store.rows(Round)
     known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
-    newest = max((r for r in rounds if r.target != TRAFFIC), key=lambda r: r.number, default=None)
+    newest = newest_round(rounds)
+    if given is None and live:
+        answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)})
+        if len(answering) > 1:
+            raise ConfigurationError(
+                f"releases of {', '.join(answering)} are live in {store.url}; say with --target which is meant"
+            )
+        if answering:
+            return answering[0]
     if given is None and newest is not None:
         return newest.target
     wanted = given or default

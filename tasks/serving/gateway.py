@@ -27,10 +27,10 @@ from models.serving.upstreams.local_engine import EngineHost, LocalEngine
 from models.serving.upstreams.rendered import LONGEST, RenderedUpstream
 from settings import Settings, load_settings
 from tasks.releases.lifecycle import live_release, release_numbered
+from tasks.releases.lookup import newest_round
 from tasks.round.policies import open_servers
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
-from tasks.round.traffic import TRAFFIC
 from tasks.serving.releases import HomeReleases, Routing
 
 logger = logging.getLogger("trace")
@@ -66,8 +66,7 @@ def serving_settings(home: Path | None, target: str | None, release: int = 0) ->
     a `release` that it does not have."""
     settings = load_settings(home=home, target=target)
     store = open_store(settings.database_url)
-    served = [r for r in store.rows(Round) if r.target == target or (not target and r.target != TRAFFIC)]
-    row = max(served, key=lambda r: r.number, default=None)
+    row = newest_round(store.rows(Round), target)
     if row is None:
         what = f"no round on {target!r}" if target else "no round"
         store.close()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
 from tasks.round.results import GateResult
+from tasks.serving.gateway import serving_settings
 from tasks.unattended.notices import Notice
 from tests.tasks.releases.release_homes import Home
 
@@ -146,6 +148,46 @@ def test_without_a_target_the_newest_rounds_is_looked_at(two_targets: Path, monk
     assert "the bare base answers for shop" in looked("--target", "shop")
     monkeypatch.setenv("TRACE_TARGET", "shop")
     assert "the bare base answers for shop" in looked()
+
+
+def test_a_dry_round_of_another_target_takes_no_command_over(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries a configuration out. What is about what is live asks which, where several targets have a release."""
+    about: list[str] = []
+    monkeypatch.setattr("tasks.releases.lifecycle.rollback", lambda store, registry, name, to: about.append(name))
+    monkeypatch.setattr("tasks.releases.lifecycle.heal", lambda store, registry, name: about.append(name))
+    monkeypatch.setattr("tasks.round.preflight.preflight", lambda settings: about.append(settings.target))
+    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: SimpleNamespace(falls=False))
+    monkeypatch.setattr("tasks.operations.watch.told", lambda watched: "")
+
+    def looked_at(*words: str) -> str:
+        CliRunner().invoke(app, [*words, "--home", str(settings_folder)], catch_exceptions=False)
+        return about[-1]
+
+    def begun(target: str, profile: str, releases: int = 0) -> None:
+        with open_store(load_settings(home=settings_folder).database_url) as store:
+            made = store.start_round(target, "d", 0, profile, {"profile": "laptop", "target": target})
+            live = ReleaseRow(
+                id=target, target=target, number=1, round_id=made.id, base="b", data_hash="d", state=ReleaseState.LIVE
+            )
+            store.put([live] * releases)
+
+    begun("bfcl:single", "laptop")
+    begun("shop", "laptop", releases=1)
+    begun("bfcl:single", "dry")
+    assert {looked_at(command) for command in ("history", "rollback", "watch")} == {"shop"}
+    settings, store = serving_settings(settings_folder, None)
+    store.close()
+    assert settings.target == "shop"
+    begun("tau2:airline", "laptop")
+    assert looked_at("history") == "tau2:airline"
+    assert {looked_at(command) for command in ("rollback", "watch")} == {"shop"}, "the other has no release"
+    begun("tau2:retail", "laptop", releases=1)
+    for command in ("rollback", "watch"):
+        with pytest.raises(ConfigurationError, match=r"releases of shop, tau2:retail are live in .*say with --target"):
+            looked_at(command)
+        assert looked_at(command, "--target", "shop") == "shop"
 
 
 @pytest.mark.parametrize("command", ["history", "watch", "rollback"])
