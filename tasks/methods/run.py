@@ -23,6 +23,7 @@ from tasks.comparison.results import (
     files_of,
     machine,
     read_result,
+    read_results,
     settings_hash,
     write_result,
 )
@@ -48,9 +49,10 @@ def run_seed(
 ) -> SeedResult:
     """Run the methods of `names` that no file of the seed beside `path` has; `head` is the file without methods. `done`
     is called with the result after each, and again for those that the files have: what could not be told before is told
-    now, and where it fails the seed goes on. Raises `ConfigurationError` for files of other data or settings."""
+    now, and where it fails the seed goes on. Raises `ConfigurationError`, before anything is played, for files of the
+    folder that cannot stand in one table with it: other data, settings, budget or tasks."""
     files = {file: read_result(file) for file in files_of(path)}
-    check_same([head, *files.values()])
+    check_same([head, *files.values(), *read_results(path.parent, head.target)])
     result, there = files.get(path, head), {name: file for file in files.values() for name in file.methods}
     for name in names:
         if name in there:

@@ -13,7 +13,7 @@ from errors import ConfigurationError
 from flows.compare_methods import command_of
 from models.adapters.registry import Registry
 from settings import load_settings
-from tasks.comparison.results import changed_settings, read_result, write_result
+from tasks.comparison.results import changed_settings, path_of, read_result, write_result
 from tasks.comparison.tracking import log_method
 from tasks.methods import run as running
 from tasks.methods.run import head_of, run_method, run_seed
@@ -49,6 +49,28 @@ def test_what_another_file_of_the_seed_has_is_not_run_again(
     write_result(tmp_path / "letters-seed-7-apart.json", other)
     with pytest.raises(ConfigurationError, match="another settings"):
         run_seed(run, ["noop"], path, head, lambda result, name: None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"families": {"t00": "low"}}, "list of test tasks"),
+        ({"shift": {"s00": "both"}}, "list of shift tasks"),
+        ({"drawn": True}, "origin of its test tasks"),
+    ],
+)
+def test_a_seed_that_cannot_stand_in_the_table_of_the_others_is_refused_before_it_is_played(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
+) -> None:
+    """Else it was found out when the table was drawn, after hours."""
+    head = head_of(run, "trace-agent compare-methods", "test")
+    monkeypatch.setattr(running, "run_method", lambda run, name: pytest.fail(f"{name} is played"))
+    path = path_of(tmp_path, head.target, 7)
+    write_result(path_of(tmp_path, head.target, 8), head.model_copy(update={"seed": 8, **changed}))
+    with pytest.raises(ConfigurationError, match=f"seeds 7 and 8 of .* have another {said}.*cannot stand in one table"):
+        run_seed(run, ["base"], path, head, lambda result, name: None)
+    assert not path.exists()
+    assert run.context.store.query("SELECT id FROM trajectories").empty
 
 
 def test_figures_that_the_tracking_server_does_not_take_end_no_seed(
