@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from db import MethodAccountRow
+from db import MethodAccountRow, open_store
 from environments.contract import DrawsTests, TargetTask
 from errors import ConfigurationError
 from tasks.comparison.results import (
@@ -39,7 +39,6 @@ from tasks.methods.seed.answers import (
 )
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, own_home, pay
-from tasks.round.context import Context
 
 logger = logging.getLogger("trace")
 
@@ -106,6 +105,7 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
 def run_method(run: SeedRun, name: str) -> MethodFigures:
     """Make what the method makes within its budget, and measure it on the test split."""
     method = EVERY[name]
+    _check_needs(run, method, name)
     if method.inherits:
         diagnose(run)
     context = run.context
@@ -116,7 +116,6 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
         account.lender = Lender(run.context.store, context.round.id)
     opened = [context]
     try:
-        _check_needs(method, name, context if method.home else run.context)
         with account.working():
             answer = method.make(run, context, account)
         opened.append(answer.context)
@@ -126,15 +125,28 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
             close_round(own)
 
 
-def _check_needs(method: Method, name: str, home: Context) -> None:
-    """Raise `ConfigurationError` where what the method takes is not in the `home` of those that it needs, though the
-    seed's file has their figures: the bare base would answer under the method's name."""
+def _check_needs(run: SeedRun, method: Method, name: str) -> None:
+    """Raise `ConfigurationError`, before anything is played, where what the method takes is not in the home of those
+    that it needs, though the seed's file has their figures: the bare base would answer under the method's name."""
+    known = _played(run, method.home) if method.needs else set()
     for need in method.needs:
-        if home.store.row(MethodAccountRow, method=need) is None:
+        if need not in known:
             raise ConfigurationError(
-                f"{name} takes the work of {need}, whose figures of seed {home.settings.seed} are there, but which was "
-                "played in another home; give that one (--home), or another folder (--out), so that both are run"
+                f"{name} takes the work of {need}, whose figures of seed {run.context.settings.seed} are there, but "
+                "which was played in another home; give that one (--home), or another folder (--out), so that both are "
+                "run"
             )
+
+
+def _played(run: SeedRun, home: str) -> set[str]:
+    """The methods with an account in the seed's own home, or in that of the method `home`."""
+    if not home:
+        return {row.method for row in run.context.store.rows(MethodAccountRow)}
+    there = run.context.settings.model_copy(update={"home": run.context.settings.folder / home})
+    if not (there.folder / "trace.db").is_file():  # opened, it would be made
+        return set()
+    with open_store(there.database_url) as store:
+        return {row.method for row in store.rows(MethodAccountRow)}
 
 
 def measured(answer: Answer, account: Account) -> MethodFigures:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from db import StageRow
+from db import StageRow, open_store
 from errors import ConfigurationError
 from flows.compare_methods import command_of
 from models.adapters.registry import Registry
@@ -17,6 +17,7 @@ from tasks.comparison.results import changed_settings, path_of, read_result, wri
 from tasks.comparison.tracking import log_method
 from tasks.methods import run as running
 from tasks.methods.run import head_of, run_method, run_seed
+from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
 from tests.tasks.comparison.seed_files import FAMILIES, figures, seed_result
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
@@ -98,13 +99,28 @@ def test_figures_that_the_tracking_server_does_not_take_end_no_seed(
     [("single", "trace"), ("mixed", "trace"), ("placebo-capabilities", "trace"), ("placebo-single", "placebo-rewards")],
 )
 def test_what_takes_the_work_of_a_method_that_another_home_played_is_refused(
-    run: SeedRun, name: str, need: str
+    run: SeedRun, name: str, need: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the bare base would answer under the method's name, and a placebo's capabilities be drawn beside others."""
+    """Else the bare base would answer under the method's name, and a placebo's capabilities be drawn beside others.
+    Not even the seed's diagnosis is played for it."""
+    monkeypatch.setattr(type(run.context.base.policy), "submit", lambda *given, **more: pytest.fail("it plays"))
     with pytest.raises(ConfigurationError, match=f"{name} takes the work of {need}.*in another home.*--home"):
         run_method(run, name)
-    stages = {row.name for row in run.context.store.rows(StageRow, round_id=run.context.round.id)}
-    assert stages == {"rollout"}, "nothing is mined of a home that the method does not belong in"
+    assert run.context.store.rows(StageRow, round_id=run.context.round.id) == []
+    assert run.context.store.query("SELECT id FROM trajectories").empty
+
+
+def test_what_takes_the_work_of_a_method_with_a_home_of_its_own_finds_it_there(
+    run: SeedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`placebo-single` works in the home of `placebo-rewards`, whose account is in no other."""
+    there = run.context.settings.folder / "placebo-rewards"
+    there.mkdir()
+    with open_store(run.context.settings.model_copy(update={"home": there}).database_url) as store:
+        Account.open(store, "placebo-rewards", run.episodes, (), lambda: 0.0)
+    monkeypatch.setattr(running, "diagnose", lambda run: pytest.fail("it goes on to the diagnosis"))
+    with pytest.raises(pytest.fail.Exception, match="goes on to the diagnosis"):
+        run_method(run, "placebo-single")
 
 
 def test_a_file_says_what_is_set_otherwise_and_its_command_sets_it_again(
