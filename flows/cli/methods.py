@@ -34,6 +34,11 @@ def compare_methods(
     from settings import load_settings
     from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
 
+    if seed and seeds is not None:
+        raise ConfigurationError(
+            f"--seeds {seeds} and --seed {' --seed '.join(map(str, seed))} are both given; give a number of seeds, or "
+            "the seeds themselves"
+        )
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home, budget=budget)
     if not render:
         known = used_seeds(used)
