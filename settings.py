@@ -234,15 +234,17 @@ class Settings(MachineSettings):
             )
         return steps
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, whole: bool = False) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
-        reached, and what may be spent."""
+        reached, and what may be spent. `whole`: also what is as before there was a choice."""
         given = self.model_dump(mode="json", exclude={*_PLACES, *MachineSettings.model_fields})
         kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
         given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
         made = given["synthesizer"]
         kept_of = made if self.author and made["model"] else {name: made[name] for name in ("kind", "versions")}
         given["synthesizer"] = {name: value for name, value in kept_of.items() if name not in _TRANSPORT}
+        if whole:
+            return given | {"policy": {"backend": self.policy.backend}}
         for part, settings in _BEFORE.items():
             for name, before in settings.items():
                 if given[part][name] == before:

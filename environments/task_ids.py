@@ -3,26 +3,43 @@ split and no payload: of two tasks with one id, the second would get the first o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from environments.contract import SPLITS, Target, TargetTask
-from errors import TargetError
+from errors import TargetError, TraceError
 
 
 def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
     """The fixed tasks of a target by split. Raises TargetError where one is no task of its split, where two have the
-    same id, and where the data hash is no text."""
-    if not isinstance(target.data_hash, str) or not target.data_hash:
+    same id, where the data hash is no text, and where the target's own code fails."""
+    data_hash: Any = _given(target, "data_hash", lambda: target.data_hash)
+    if not isinstance(data_hash, str) or not data_hash:
         raise TargetError(
-            f"data_hash of target {target.name!r} is {target.data_hash!r:.80}; give a text that changes with whatever "
+            f"data_hash of target {target.name!r} is {data_hash!r:.80}; give a text that changes with whatever "
             "decides a score (environments.contract.content_hash makes one)"
         )
-    given: dict[str, Sequence[TargetTask]] = {split: target.tasks(split) for split in SPLITS}
+    given: dict[str, Sequence[TargetTask]] = {
+        split: _given(target, f"tasks({split!r})", lambda split=split: target.tasks(split))  # type: ignore[misc]
+        for split in SPLITS
+    }
     for split, tasks in given.items():
         refuse_others(tasks, split)
     refuse_repeats(given)
     return given
+
+
+def _given(target: Target, what: str, ask: Callable[[], Any]) -> Any:
+    """What the code of a target gives, which may be a user's."""
+    try:
+        return ask()
+    except TraceError:
+        raise
+    except Exception as problem:
+        raise TargetError(
+            f"{what} of target {target.name!r} fails: {type(problem).__name__}: {problem}; mend the target's code, or "
+            "give it what it reads"
+        ) from problem
 
 
 def refuse_others(tasks: Sequence[Any], split: str) -> None:

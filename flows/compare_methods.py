@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from pydantic import BaseModel
@@ -130,12 +132,17 @@ def command_of(settings: Settings, seed: int, budget: int, names: Sequence[str])
     """The command that runs this seed again, with the settings that differ from the profile's as variables and without
     a folder of this machine."""
     changed = changed_settings(seed_settings(settings, seed, budget)).items()
-    given = "".join(f"{variable_of(n)}={v if isinstance(v, str) else json.dumps(v)} " for n, v in changed)
+    given = "".join(f"{variable_of(n)}={shlex.quote(_read_as(v))} " for n, v in changed)
     model = Path(settings.base_model).name if Path(settings.base_model).is_dir() else settings.base_model
     return given + (
-        f"trace-agent compare-methods --target {settings.target} --profile {settings.profile} --base-model {model} "
-        f"--seed {seed} --budget {budget} --methods {','.join(names)}"
+        f"trace-agent compare-methods --target {settings.target} --profile {settings.profile} --base-model "
+        f"{shlex.quote(model)} --seed {seed} --budget {budget} --methods {','.join(names)}"
     )
+
+
+def _read_as(value: Any) -> str:
+    """A setting as its variable holds it; nothing is 0, as upper_layers has it."""
+    return "0" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def main(order: str) -> int:

@@ -34,6 +34,11 @@ def compare_methods(
     from settings import load_settings
     from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
 
+    if seed and seeds is not None:
+        raise ConfigurationError(
+            f"--seeds {seeds} and --seed {' --seed '.join(map(str, seed))} are both given; give a number of seeds, or "
+            "the seeds themselves"
+        )
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home, budget=budget)
     if not render:
         known = used_seeds(used)
@@ -53,7 +58,7 @@ def compare_methods(
                 methods=given, out=out, points=curve, at_once=at_once,
             )  # fmt: skip
 
-        flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)))
+        flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)), round=False)
         flow.compare_methods(parameters(flow))
     from tasks.comparison.page import lines
     from tasks.comparison.page import render as page_of

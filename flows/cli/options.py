@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-# What steers a terminal instead of standing in it; what models and users said may hold it.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from models.telemetry.terminal import written_out
 
 Home = Annotated[Path | None, typer.Option(help="Folder of the embedded store, registry and reports.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
@@ -28,5 +26,4 @@ Base = Annotated[str | None, typer.Option(help="The embedded model, a folder, or
 
 def printed(value: Any, as_json: bool, text: str) -> None:
     """Print a result: as JSON for a program, else its text, with what would steer a terminal written out."""
-    plain = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-    typer.echo(json.dumps(value, indent=1, default=str) if as_json else plain)
+    typer.echo(json.dumps(value, indent=1, default=str) if as_json else written_out(text))

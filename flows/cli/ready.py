@@ -27,14 +27,19 @@ def loading() -> Iterator[None]:
     atexit.register(gc.freeze)  # what the work made since is not looked through at the end either
 
 
-def ready(settings: Any, module: str, checks: Callable[[Any], object] = bool, until: str = "") -> Any:
+def ready(
+    settings: Any, module: str, checks: Callable[[Any], object] = bool, until: str = "", round: bool = True
+) -> Any:
     """The `module` of the flows, when all that can be checked is right: what is light before anything else, the rest
     while Prefect's server starts. The server is stopped when something is refused. `checks` looks at what is given
-    with the module; `until` is the round's last stage, where it does not run whole."""
+    with the module; `until` is the round's last stage, where it does not run whole. A `round` goes on from what is live
+    in the home, which has to stand on its base model then."""
     from flows.cli.early_server import start_early
-    from tasks.round.preflight import check_by_loading, check_without_loading
+    from tasks.round.preflight import check_by_loading, check_live, check_without_loading
 
     check_without_loading(settings)
+    if round:
+        check_live(settings)
     server = start_early()
     try:
         with loading():

@@ -21,8 +21,9 @@ def add_releases(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
-    """Target, store and registry: of the target that is given or set, else of the newest round's, as it is served."""
+def _open(target: str | None, home: Path | None, live: bool = False) -> tuple[str, Any, Any]:
+    """Target, store and registry: of the target that is given or set, else of the newest round's, as it is served, or,
+    with `live`, of what has a release that is."""
     from db import open_store
     from settings import load_settings
     from tasks.releases.lookup import target_named
@@ -31,7 +32,7 @@ def _open(target: str | None, home: Path | None) -> tuple[str, Any, Any]:
     settings = load_settings(target=target, home=home)
     store = open_store(settings.database_url)
     chosen = settings.target if "target" in settings.model_fields_set else None
-    name = target_named(store, chosen, settings.target)
+    name = target_named(store, chosen, settings.target, live)
     return name, store, open_registry(settings, name)
 
 
@@ -95,7 +96,7 @@ def rollback(
     from tasks.releases.lifecycle import rollback as go_back
     from tasks.releases.lookup import live_release, version_name
 
-    name, store, registry = _open(target, home)
+    name, store, registry = _open(target, home, live=True)
     with store:
         left = live_release(store, name)
         back = go_back(store, registry, name, to)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ SAME = {
 }
 # What two seeds with tasks of their own must share is only how many there are of which family.
 LISTS = ("families", "shift")
+# The folders before the last part of an absolute path, which may follow a provider's name (hosted_vllm//models/base).
+_FOLDER = re.compile(r"(?:^|(?<=[^:/]/))/(?:[^/]*/)*(?=[^/])")
 
 
 class _Part(BaseModel):
@@ -123,7 +126,8 @@ def settings_hash(settings: Settings) -> str:
 
 def changed_settings(settings: Settings) -> dict[str, Any]:
     """Of what decides a comparison's figures, the settings (such as "train.rank") that neither the profile nor its
-    defaults have, with their values; what the command says otherwise is left out."""
+    defaults have, with their values, but for a folder of this machine, of which the last part is there; what the
+    command says otherwise is left out."""
     plain = _by_name(type(settings).model_construct().model_dump(mode="json"))
     profile = tomllib.loads((PROFILES / f"{settings.profile}.toml").read_text(encoding="utf-8"))
     for name, value in profile.items():
@@ -131,7 +135,8 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
         read = type(part).model_validate(value).model_dump(mode="json") if isinstance(part, BaseModel) else value
         plain |= _by_name({name: read})
     said = {"profile", "target", "seed", "budget", "base_model"}
-    return {n: v for n, v in _by_name(settings.identity()).items() if n not in said and v != plain.get(n)}
+    given = _by_name(settings.identity(whole=True)).items()
+    return {n: _FOLDER.sub("", v) if isinstance(v, str) else v for n, v in given if n not in said and v != plain.get(n)}
 
 
 def _by_name(parts: Mapping[str, Any]) -> dict[str, Any]:

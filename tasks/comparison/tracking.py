@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from environments.contract import content_hash
 from models.adapters.registry import Registry
+from models.adapters.runs import metric_key
 from tasks.comparison.results import SeedResult
 
 
@@ -28,7 +29,8 @@ def log_method(registry: Registry, result: SeedResult, name: str) -> None:
 
 
 def metrics_of(result: SeedResult, name: str) -> dict[str, float]:
-    """A method's figures as MLflow metrics: success in [0, 1], as a mean over tasks, whole and by family."""
+    """A method's figures as MLflow metrics: success in [0, 1], as a mean over tasks, whole and by family.
+    Families that need several services are called by all of them, with a plus between, which MLflow refuses."""
     figures = result.methods[name]
     rates = {
         t: sum(known) / len(known) for t, x in figures.outcomes.items() if (known := [v for v in x if v is not None])
@@ -44,5 +46,7 @@ def metrics_of(result: SeedResult, name: str) -> dict[str, float]:
     for task, rate in rates.items():
         families.setdefault(result.families[task], []).append(rate)
     return metrics | {
-        f"test/success{f'/{family}' if family else ''}": sum(x) / len(x) for family, x in families.items() if x
+        metric_key(f"test/success{f'/{family}' if family else ''}"): sum(x) / len(x)
+        for family, x in families.items()
+        if x
     }

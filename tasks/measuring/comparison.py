@@ -12,7 +12,7 @@ import pandas as pd
 from db import open_store
 from errors import ConfigurationError
 from settings import load_settings
-from tasks.measuring.outcomes import Outcomes, families_of, is_file, outcomes_of, read_outcomes
+from tasks.measuring.outcomes import Outcomes, common_data, families_of, is_file, outcomes_of, read_outcomes
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import Interval, PairedDifference, clustered_interval
 
@@ -35,7 +35,8 @@ class Comparison:
     """`b` minus `a` in percentage points over their common tasks. `mde` is the smallest true difference that 80 % of
     such comparisons would have found at 5 %. `families` is empty where there is only one. `pass_k` is the difference of
     pass^k, with `k` the number of trials that every common task has on both sides. `set_aside` common tasks of
-    validation, by which releases and adapters are chosen, are in no figure; `validation_only`: there are no others."""
+    validation, by which releases and adapters are chosen, are in no figure; `validation_only`: there are no others.
+    `older` are states of the target's data that a side was played on as well, and that are in no figure."""
 
     a: Side
     b: Side
@@ -47,6 +48,7 @@ class Comparison:
     k: int
     pass_k: PairedDifference
     set_aside: int = 0
+    older: tuple[str, ...] = ()
     validation_only: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -81,6 +83,11 @@ class Comparison:
             for side in (self.a, self.b)
             if side.left_out
         ]
+        if self.older:
+            lines.append(
+                f"Data {self.data_hash} are the newest that both were played on; what was played on "
+                f"{', '.join(self.older)} is left out."
+            )
         if self.set_aside:
             lines.append(f"{self.set_aside} validation tasks are left out: releases and adapters are chosen on these.")
         if self.validation_only:
@@ -92,15 +99,20 @@ class Comparison:
 
 
 def compare_named(a: str, b: str, target: str | None = None, home: Path | None = None) -> Comparison:
-    """Compare two names as `trace-agent compare` takes them; the store is opened only where one is no file.
+    """Compare two names as `trace-agent compare` takes them; the store is opened only where one is no file. What is
+    stored of both is compared on the newest data that both were played on.
 
     `ConfigurationError` or `StoreError` for what cannot be read or compared."""
     if is_file(a) and is_file(b):
         return compare(read_outcomes(Path(a)), read_outcomes(Path(b)))
     settings = load_settings(target=target, home=home)
     with open_store(settings.database_url) as store:
+        names = [what for what in (a, b) if not is_file(what)]
+        # A file does not say which data it is of.
+        data = common_data(store, names, settings.target) if len(names) == 2 else ""
         first, second = (
-            read_outcomes(Path(what)) if is_file(what) else outcomes_of(store, what, settings.target) for what in (a, b)
+            outcomes_of(store, what, settings.target, data) if what in names else read_outcomes(Path(what))
+            for what in (a, b)
         )
     return compare(first, second)
 
@@ -166,5 +178,6 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
         k=k,
         pass_k=pass_k,
         set_aside=len(common - judged),
+        older=tuple(sorted({*a.older, *b.older})),
         validation_only=gated == common,
     )

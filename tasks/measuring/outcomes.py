@@ -34,13 +34,15 @@ BASE = 0
 @dataclass(frozen=True)
 class Outcomes:
     """Outcomes under the name that they were asked for; target and data hash are "" for a file, which has none.
-    `validation` are the validation tasks of a release or an adapter: the gate chose by them."""
+    `validation` are the validation tasks of a release or an adapter: the gate chose by them. `older` are states of the
+    target's data that it was played on as well, and that are left out."""
 
     name: str
     frame: pd.DataFrame
     target: str = ""
     data_hash: str = ""
     validation: frozenset[str] = frozenset()
+    older: tuple[str, ...] = ()
 
 
 def is_file(what: str) -> bool:
@@ -82,19 +84,33 @@ def read_outcomes(path: Path) -> Outcomes:
     return Outcomes(str(path), pd.DataFrame(rows, columns=["task", "family", "trial", "success"]))
 
 
-def outcomes_of(store: Store, what: str, target: str) -> Outcomes:
+def outcomes_of(store: Store, what: str, target: str, data: str = "") -> Outcomes:
     """Stored outcomes of `release@N` (or the number alone; 0 is the bare base), of an adapter version
     (`capability@vN`), or of an evaluation (its id or the beginning of it).
 
-    `target` is that of releases and adapters. A trial is told by its seed and number. `ConfigurationError` for a name
+    `target` is that of releases and adapters, `data` the state of its data where there are several. A trial is told by
+    its seed and number. `ConfigurationError` for a name
     that means none of these or several, `StoreError` for what is not stored or has no outcome."""
+    which, of = _named(store, what, target)
+    return _stored(store, what, which, of, data)
+
+
+def common_data(store: Store, names: Sequence[str], target: str) -> str:
+    """The newest state of the target's data that all of these were played on; "" where there is none."""
+    columns = ["split", "target", "data_hash"]
+    states = [set(_rows(store, *_named(store, what, target), columns)["data_hash"]) for what in names]
+    newest = {r.data_hash: r.number for r in sorted(store.rows(Round, target=target), key=lambda r: r.number)}
+    return max(set.intersection(*states), key=lambda state: newest.get(state, 0), default="")
+
+
+def _named(store: Store, what: str, target: str) -> tuple[dict[str, Any], str]:
+    """Which columns of trajectories have which values for a name, and the target of its episodes ("": any)."""
     if found := re.fullmatch(r"(?:release@)?(\d{1,5})", what):
-        number = int(found[1])
-        return _stored(store, what, {"id": release_episodes(store, target, number)}, target)
+        return {"id": release_episodes(store, target, int(found[1]))}, target
     if found := re.fullmatch(r"(.+)@v(\d+)(?:-[0-9a-f]+)?", what):
-        return _stored(store, what, {"adapter_id": _adapter(store, target, found[1], found[2]).id}, target)
+        return {"adapter_id": _adapter(store, target, found[1], found[2]).id}, target
     if re.fullmatch(r"[0-9a-f]{6,}", what):
-        return _stored(store, what, {"group_id": _evaluation(store, what)}, "")
+        return {"group_id": _evaluation(store, what)}, ""
     raise ConfigurationError(
         f"{what!r} is nothing that can be compared; give release@N (or N), capability@vN, the id of an evaluation, or "
         f"a file of outcomes ({' or '.join(FILES)})"
@@ -146,20 +162,28 @@ def _evaluation(store: Store, beginning: str) -> str:
     return str(found[0])
 
 
-def _stored(store: Store, what: str, which: Mapping[str, Any], target: str) -> Outcomes:
+def _rows(store: Store, which: Mapping[str, Any], target: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Evaluation episodes on the target's own tasks (`which` are columns of trajectories)."""
     parts = [{"id": ids[i : i + 20_000]} for ids in [which["id"]] for i in range(0, len(ids), 20_000)] \
         if "id" in which else [which]  # fmt: skip
-    frames = [store.trajectory_frame(None, purpose="evaluation", **part) for part in parts]
-    rows = pd.concat(frames) if frames else pd.DataFrame(columns=["split", "target"])
-    rows = rows[(rows["split"] != "generated") & (rows["target"].isin([target]) if target else True)]
+    frames = [store.trajectory_frame(None, purpose="evaluation", columns=columns, **part) for part in parts]
+    rows = pd.concat(frames) if frames else pd.DataFrame(columns=["split", "target", "data_hash"])
+    return rows[(rows["split"] != "generated") & (rows["target"].isin([target]) if target else True)]
+
+
+def _stored(store: Store, what: str, which: Mapping[str, Any], target: str, state: str) -> Outcomes:
+    """Outcomes on one state of the target's data, which has to be named where there are several."""
+    rows = _rows(store, which, target)
     if rows.empty:
         raise StoreError(f"nothing is stored of {what} on tasks of {target or 'a target'}; evaluate it first")
     data = sorted(rows["data_hash"].unique())
+    older = tuple(found for found in data if found != state) if state in data else ()
+    if older:
+        rows, data = rows[rows["data_hash"] == state], [state]
     if len(data) > 1:
         raise StoreError(
             f"{what} was played on {len(data)} states of the target's data ({', '.join(data)}), which are not "
-            "comparable; compare single evaluations"
+            "comparable; play both sides on one (trace-agent evaluate) and compare these evaluations"
         )
     lost = rows["error_boundary"].notna()
     frame = pd.DataFrame(
@@ -176,7 +200,7 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str) -> O
         raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; compare evaluations")
     # A single evaluation was asked for by name, whatever its split.
     gated = rows["split"].eq("validation") & ("group_id" not in which)
-    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0], frozenset(rows["task_id"][gated]))
+    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0], frozenset(rows["task_id"][gated]), older)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

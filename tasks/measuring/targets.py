@@ -30,7 +30,7 @@ from tasks.measuring.evaluation import (
     spent_before,
 )
 from tasks.measuring.figures import EvaluationRow, figures_of, overall
-from tasks.measuring.policy_names import LoadedPolicy, PolicyOptions, load_policy, parse_policy
+from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyOptions, load_policy, parse_policy
 
 logger = logging.getLogger("trace")
 NOOP = "noop"
@@ -76,7 +76,8 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
             check_user(spec, cap)
-            again = bool(plan) and not name.adapter and name.kind != "release"
+            # What is the same for every target is loaded once: adapters and releases are a target's, the base is not.
+            again = bool(plan) and not name.adapter and (name.kind != "release" or name.text == BARE)
             loaded = plan[0][0] if again else load_policy(name, options, settings, spec.target, client)
             open_ones.callback(loaded.close)
             tight = check_context(spec, loaded)

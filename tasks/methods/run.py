@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from db import MethodAccountRow
+from db import MethodAccountRow, open_store
 from environments.contract import DrawsTests, TargetTask
 from errors import ConfigurationError
 from tasks.comparison.results import (
@@ -23,6 +23,7 @@ from tasks.comparison.results import (
     files_of,
     machine,
     read_result,
+    read_results,
     settings_hash,
     write_result,
 )
@@ -38,7 +39,6 @@ from tasks.methods.seed.answers import (
 )
 from tasks.methods.seed.budget import TEST, Account, Lender
 from tasks.methods.seed.seed_run import SeedRun, close_round, diagnose, own_home, pay
-from tasks.round.context import Context
 
 logger = logging.getLogger("trace")
 
@@ -47,19 +47,36 @@ def run_seed(
     run: SeedRun, names: Sequence[str], path: Path, head: SeedResult, done: Callable[[SeedResult, str], object]
 ) -> SeedResult:
     """Run the methods of `names` that no file of the seed beside `path` has; `head` is the file without methods. `done`
-    is called with the result after each. Raises `ConfigurationError` for a file of other data, settings or budget."""
+    is called with the result after each, and again for those that the files have: what could not be told before is told
+    now, and where it fails the seed goes on. Raises `ConfigurationError`, before anything is played, for files of the
+    folder that cannot stand in one table with it: other data, settings, budget or tasks."""
     files = {file: read_result(file) for file in files_of(path)}
-    check_same([head, *files.values()])
-    result, there = files.get(path, head), {name for file in files.values() for name in file.methods}
+    check_same([head, *files.values(), *read_results(path.parent, head.target)])
+    result, there = files.get(path, head), {name: file for file in files.values() for name in file.methods}
     for name in names:
         if name in there:
             logger.info("%s: there already%s", name, "; --curve measures none of its checkpoints" if run.points else "")
+            _tell(done, there[name], name)
             continue
         logger.info("%s: begins", name)
         result = result.with_method(name, run_method(run, name).model_copy(update={"commit": head.commit}))
         write_result(path, result)
-        done(result, name)
+        _tell(done, result, name)
     return result
+
+
+def _tell(done: Callable[[SeedResult, str], object], result: SeedResult, name: str) -> None:
+    """Call `done`. The figures are in the seed's file, so that a server that is away, or takes no such name, is no
+    reason to end a seed of hours."""
+    try:
+        done(result, name)
+    except Exception as problem:
+        logger.warning(
+            "%s: MLflow did not take its figures (%s: %s); they are in the seed's file, and the same command logs them",
+            name,
+            type(problem).__name__,
+            problem,
+        )
 
 
 def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
@@ -88,6 +105,7 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
 def run_method(run: SeedRun, name: str) -> MethodFigures:
     """Make what the method makes within its budget, and measure it on the test split."""
     method = EVERY[name]
+    _check_needs(run, method, name)
     if method.inherits:
         diagnose(run)
     context = run.context
@@ -98,7 +116,6 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
         account.lender = Lender(run.context.store, context.round.id)
     opened = [context]
     try:
-        _check_needs(method, name, context if method.home else run.context)
         with account.working():
             answer = method.make(run, context, account)
         opened.append(answer.context)
@@ -108,15 +125,28 @@ def run_method(run: SeedRun, name: str) -> MethodFigures:
             close_round(own)
 
 
-def _check_needs(method: Method, name: str, home: Context) -> None:
-    """Raise `ConfigurationError` where what the method takes is not in the `home` of those that it needs, though the
-    seed's file has their figures: the bare base would answer under the method's name."""
+def _check_needs(run: SeedRun, method: Method, name: str) -> None:
+    """Raise `ConfigurationError`, before anything is played, where what the method takes is not in the home of those
+    that it needs, though the seed's file has their figures: the bare base would answer under the method's name."""
+    known = _played(run, method.home) if method.needs else set()
     for need in method.needs:
-        if home.store.row(MethodAccountRow, method=need) is None:
+        if need not in known:
             raise ConfigurationError(
-                f"{name} takes the work of {need}, whose figures of seed {home.settings.seed} are there, but which was "
-                "played in another home; give that one (--home), or another folder (--out), so that both are run"
+                f"{name} takes the work of {need}, whose figures of seed {run.context.settings.seed} are there, but "
+                "which was played in another home; give that one (--home), or another folder (--out), so that both are "
+                "run"
             )
+
+
+def _played(run: SeedRun, home: str) -> set[str]:
+    """The methods with an account in the seed's own home, or in that of the method `home`."""
+    if not home:
+        return {row.method for row in run.context.store.rows(MethodAccountRow)}
+    there = run.context.settings.model_copy(update={"home": run.context.settings.folder / home})
+    if not (there.folder / "trace.db").is_file():  # opened, it would be made
+        return set()
+    with open_store(there.database_url) as store:
+        return {row.method for row in store.rows(MethodAccountRow)}
 
 
 def measured(answer: Answer, account: Account) -> MethodFigures:

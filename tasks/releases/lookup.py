@@ -12,6 +12,8 @@ from errors import ConfigurationError, StoreError
 GATE, TEST = "gate", "test"
 # Rounds on what users said make no release.
 TRAFFIC = "traffic"
+# The profile of a round that checks everything and plays nothing.
+DRY = "dry"
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
@@ -19,19 +21,30 @@ def live_release(store: Store, target: str) -> ReleaseRow | None:
     return store.row(ReleaseRow, target=target, state=ReleaseState.LIVE)
 
 
-def served_round(store: Store, target: str | None) -> Round | None:
-    """The newest round that a gateway can serve: of `target`, or without one of any target that makes releases. None:
-    the store has nothing to serve."""
-    rounds = (r for r in store.rows(Round) if (r.target == target if target else r.target != TRAFFIC))
-    return max(rounds, key=lambda r: r.number, default=None)
+def served_round(store: Store, target: str | None = None) -> Round | None:
+    """The round that was begun last on `target`, or without one on any target that makes releases: what a gateway
+    serves. One that only tried a configuration out says nothing of what the home is for, unless there is no other.
+    None: the store has nothing to serve."""
+    asked = [r for r in store.rows(Round) if (r.target == target if target else r.target != TRAFFIC)]
+    return max(asked, key=lambda r: (r.profile != DRY, r.number), default=None)
 
 
-def target_named(store: Store, given: str | None, default: str) -> str:
+def target_named(store: Store, given: str | None, default: str, live: bool = False) -> str:
     """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
-    in a store without any. Raises `ConfigurationError` for one that the store has nothing of while it has others."""
+    in a store without any. `live`: the command is about what is live, so without one it is the only target with a
+    release that is. Raises `ConfigurationError` where several have one, and for a target that the store has nothing of
+    while it has others."""
     rounds = store.rows(Round)
     known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
-    newest = served_round(store, None)
+    newest = served_round(store)
+    if given is None and live:
+        answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)})
+        if len(answering) > 1:
+            raise ConfigurationError(
+                f"releases of {', '.join(answering)} are live in {store.url}; say with --target which is meant"
+            )
+        if answering:
+            return answering[0]
     if given is None and newest is not None:
         return newest.target
     wanted = given or default

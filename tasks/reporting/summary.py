@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from models.telemetry.terminal import written_out
 from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, lineages, percent, release_name, two
 from tasks.reporting.headline import headline
 
@@ -22,10 +23,10 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
     plain text where the console has no colour."""
     console = console or Console()
     name = f"{figures.number} ({figures.round})" if figures.number else figures.round
-    console.print(f"[bold]Round {escape(name)} on {escape(figures.target)}[/bold]")
-    console.print(escape(headline(figures)))
+    console.print(f"[bold]Round {_plain(name)} on {_plain(figures.target)}[/bold]")
+    console.print(_plain(headline(figures)))
     if figures.before is not None and figures.routed is not None:
-        console.print(f"On the test split (look {figures.looks}): {escape(', '.join(_standing(figures)))}.")
+        console.print(f"On the test split (look {figures.looks}): {_plain(', '.join(_standing(figures)))}.")
     if figures.families:
         console.print(_family_table(figures))
     if len(figures.history) > 1:
@@ -41,17 +42,17 @@ def print_summary(figures: RoundFigures, console: Console | None = None) -> None
         table = _table("Capabilities", "capability", numbers, "verdict")
         for c in figures.capabilities:
             table.add_row(
-                escape(c.name),
+                _plain(c.name),
                 two(c.mean_cov),
                 two(c.mean_delta),
                 "–" if c.mean_cov is None else f"{c.runs_passed}/{figures.selection.n}",
                 percent(c.base_success),
                 percent(c.adapter_success),
-                escape(c.verdict),
+                _plain(c.verdict),
             )
         console.print(table)
     for warning in figures.warnings:
-        console.print(f"[yellow]Warning:[/yellow] {escape(warning)}")
+        console.print(f"[yellow]Warning:[/yellow] {_plain(warning)}")
     if figures.errors:
         console.print(f"{figures.errors} episodes were lost to infrastructure errors and are in no denominator.")
     cost = [duration(figures.seconds["total"])] if "total" in figures.seconds else []
@@ -78,9 +79,9 @@ def history_table(rows: Sequence[HistoryRow], width: int, title: str = "") -> Ta
         table.add_row(
             row.name,
             "–" if row.after is None else str(row.after) if row.after else "base",
-            escape(_short(f"{row.when[:10]}, {row.told}", 110)),
+            _plain(_short(f"{row.when[:10]}, {row.told}", 110)),
             _rate(row.test, then) if row.test else "–",
-            escape(row.verdict),
+            _plain(row.verdict),
             (duration(row.seconds) if row.seconds is not None else "")
             + (f",{then}{row.dollars:.2f} dollars" if row.dollars else ""),
         )
@@ -108,7 +109,7 @@ def _family_table(figures: RoundFigures) -> Table:
     for name, f in figures.families.items():
         start = f.base if f.live is None else f.live
         rates = [f.base, *([start] if three else []), f.routed]
-        table.add_row(escape(name), *map(percent, rates), f"{100 * (f.routed - start):+.1f} points", str(f.n))
+        table.add_row(_plain(name), *map(percent, rates), f"{100 * (f.routed - start):+.1f} points", str(f.n))
     if figures.noop:
         table.add_section()
         table.add_row("doing nothing", percent(figures.noop.success), *[""] * len(columns), str(figures.noop.n))
@@ -124,6 +125,11 @@ def _table(title: str, name: str, numbers: Sequence[str], last: str = "") -> Tab
     if last:
         table.add_column(last, overflow="fold")
     return table
+
+
+def _plain(text: str) -> str:
+    """A text that neither marks up the console nor steers the terminal: a round's reason may be a server's answer."""
+    return escape(written_out(text))
 
 
 def _short(text: str, most: int) -> str:

@@ -154,23 +154,30 @@ def _probe_one(settings: Settings, store: Store, part: str, probed: AnalystSetti
 def preflight(settings: Settings) -> None:
     """Everything that can be wrong before a round starts: folder, target, store, base model. One clear error each."""
     check_without_loading(settings)
+    check_live(settings)
     check_by_loading(settings)
+
+
+def check_live(settings: Settings) -> None:
+    """Raise `ConfigurationError` where what is live of the home stands on another base model. Only what goes on from it
+    asks: a comparison has homes of its own."""
+    with open_store(settings.database_url) as store:
+        check_live_base(store, settings.target, settings.base_model)
 
 
 def check_without_loading(settings: Settings) -> None:
     """The first part of `preflight`: what needs no heavy library. A usual mistake is refused within a second or two.
 
     The target's name is known, trainings at once are not in each other's way, the home can be written, the store
-    answers, what is live stands on the base model, the servers of Prefect and MLflow that are named are there, the base
-    model's files are whole, vLLM servers are as needed, and a language model is configured where one is asked.
+    answers, the servers of Prefect and MLflow that are named are there, the base model's files are whole, vLLM servers
+    are as needed, and a language model is configured where one is asked.
     """
     if settings.target != TRAFFIC:
         check_target_name(settings.target)
     check_trainings(settings)
     writable_folder(settings.folder)
     files_of(settings).check()
-    with open_store(settings.database_url) as store:
-        check_live_base(store, settings.target, settings.base_model)
+    open_store(settings.database_url).close()
     check_servers(settings)
     check_base_files(settings.base_model, settings.cache)
     check_policy(settings)

@@ -12,7 +12,7 @@ from environments.contract import SPLITS, TargetTask
 from environments.targets import catalogue
 from environments.targets.shop import target as shop
 from environments.task_ids import checked_tasks, refuse_repeats
-from errors import TargetError
+from errors import AdapterError, TargetError
 from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 
@@ -59,6 +59,25 @@ def test_tasks_that_cannot_be_told_apart_are_refused(name: str) -> None:
 def test_a_data_hash_is_a_text(data_hash: Any) -> None:
     with pytest.raises(TargetError, match=f"data_hash of target 'given' is {data_hash!r}; give a text"):
         checked_tasks(Given(lambda split: [task(split, split)], data_hash))
+
+
+def test_a_target_whose_own_code_fails_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(split: str) -> Any:
+        if split == "validation":
+            raise ValueError("no data file")
+        return [task(split, split)]
+
+    with pytest.raises(TargetError, match=r"tasks\('validation'\) of target 'given' fails: ValueError: no data file; "):
+        checked_tasks(Given(fails))
+
+    def refuses(split: str) -> Any:
+        raise AdapterError("a package is missing")
+
+    with pytest.raises(AdapterError, match=r"^a package is missing$"):
+        checked_tasks(Given(refuses))
+    monkeypatch.setattr(Given, "data_hash", property(lambda self: 1 / 0, lambda self, value: None), raising=False)
+    with pytest.raises(TargetError, match="data_hash of target 'given' fails: ZeroDivisionError"):
+        checked_tasks(Given(lambda split: []))
 
 
 def test_an_evaluation_is_refused_before_it_plays(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

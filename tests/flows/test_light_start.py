@@ -65,6 +65,7 @@ def test_the_command_line_is_light(tmp_path: Path) -> None:
             "seed 3 was used for x",
         ),
         (("compare-methods", "--seed", "4", "--used-seeds", "used.toml"), {}, "no budget is given"),
+        (("compare-methods", "--seeds", "2", "--seed", "4", "--seed", "5"), {}, "--seed 5 are both given"),
         (("compare-methods", "--budget", "900"), {}, "name it with --used-seeds"),
     ],
 )

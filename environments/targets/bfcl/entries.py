@@ -13,8 +13,9 @@ from environments.targets.third_party.adapter import folder_hash, split_all, tog
 from errors import TargetError
 
 CATEGORIES = ("base", "long_context", "miss_func", "miss_param")
-# Part of every data hash. 2: an entry is in the same split in every category.
-ADAPTER_VERSION = 2
+# Part of every data hash. 2: an entry is in the same split in every category. 3: episodes with long results share no
+# credit card or booking.
+ADAPTER_VERSION = 3
 INSTRUCTIONS = (
     "You carry out the user's requests with the given functions. In every turn call functions until the request of "
     "that turn is fulfilled, then answer in one short sentence without a call. If no function fits, or a needed value "

@@ -22,6 +22,9 @@ _COUNTS = ("precision", "decimal_places")
 # With long results BFCL's services write what they found into a record of their module, which all episodes share, and
 # give that: until it is written out, no other may call.
 _SHARED_RECORD = threading.Lock()
+# What BFCL fills up with records of a module, as they are, for long results: one episode's payment would be missing on
+# the cards of all others.
+_SHARED = ("credit_card_list", "booking_record")
 
 
 class Services:
@@ -39,6 +42,9 @@ class Services:
                 instance._load_scenario(
                     copy.deepcopy(entry["initial_config"].get(service, {})), long_context=long_context
                 )
+            for held in _SHARED if long_context else ():
+                if hasattr(instance, held):
+                    setattr(instance, held, copy.deepcopy(getattr(instance, held)))
             self.instances[service] = instance
             for name, method in inspect.getmembers(instance, predicate=inspect.ismethod):
                 if not name.startswith("_"):

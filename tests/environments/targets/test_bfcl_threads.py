@@ -65,6 +65,23 @@ def test_a_checker_that_does_not_import_is_no_wrong_answer(monkeypatch: pytest.M
         verdicts.bfcl_verdict(load_items("simple_python")[0], [{"f": {}}])
 
 
+def test_two_episodes_with_long_results_share_no_card_and_no_booking() -> None:
+    """BFCL fills every account up with the same cards and bookings; a flight that is booked is paid from one."""
+    one, two = (
+        Services({"involved_classes": ["TravelAPI"], "initial_config": {}}, True).instances["TravelAPI"]
+        for _ in range(2)
+    )
+    for held in ("credit_card_list", "booking_record"):
+        mine, others = getattr(one, held), getattr(two, held)
+        assert mine == others
+        assert len(mine) > 1
+        for name, record in mine.items():
+            assert record is not others[name], f"{held}: {name}"
+    card = next(iter(one.credit_card_list))
+    one.credit_card_list[card]["balance"] = -1
+    assert two.credit_card_list[card]["balance"] != -1
+
+
 def test_two_episodes_with_long_results_read_their_own_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """BFCL writes each temperature into one record of its module."""
 

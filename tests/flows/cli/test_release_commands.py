@@ -7,16 +7,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from db import EvaluationRow, RoundState, SpendRow, VerdictRow, open_store
+from db import EvaluationRow, ReleaseRow, ReleaseState, RoundState, SpendRow, VerdictRow, open_store
 from errors import ConfigurationError
 from flows.cli.main import app, main
 from models.adapters.registry import Registry
 from settings import load_settings
 from tasks.round.results import GateResult
+from tasks.serving.gateway import serving_settings
 from tasks.unattended.notices import Notice
 from tests.tasks.releases.release_homes import Home
 
@@ -148,6 +150,46 @@ def test_without_a_target_the_newest_rounds_is_looked_at(two_targets: Path, monk
     assert "the bare base answers for shop" in looked()
 
 
+def test_a_dry_round_of_another_target_takes_no_command_over(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries a configuration out. What is about what is live asks which, where several targets have a release."""
+    about: list[str] = []
+    monkeypatch.setattr("tasks.releases.lifecycle.rollback", lambda store, registry, name, to: about.append(name))
+    monkeypatch.setattr("tasks.releases.lifecycle.heal", lambda store, registry, name: about.append(name))
+    monkeypatch.setattr("tasks.round.preflight.preflight", lambda settings: about.append(settings.target))
+    monkeypatch.setattr("tasks.operations.watch.watch_release", lambda settings: SimpleNamespace(falls=False))
+    monkeypatch.setattr("tasks.operations.watch.told", lambda watched: "")
+
+    def looked_at(*words: str) -> str:
+        CliRunner().invoke(app, [*words, "--home", str(settings_folder)], catch_exceptions=False)
+        return about[-1]
+
+    def begun(target: str, profile: str, releases: int = 0) -> None:
+        with open_store(load_settings(home=settings_folder).database_url) as store:
+            made = store.start_round(target, "d", 0, profile, {"profile": "laptop", "target": target})
+            live = ReleaseRow(
+                id=target, target=target, number=1, round_id=made.id, base="b", data_hash="d", state=ReleaseState.LIVE
+            )
+            store.put([live] * releases)
+
+    begun("bfcl:single", "laptop")
+    begun("shop", "laptop", releases=1)
+    begun("bfcl:single", "dry")
+    assert {looked_at(command) for command in ("history", "rollback", "watch")} == {"shop"}
+    settings, store = serving_settings(settings_folder, None)
+    store.close()
+    assert settings.target == "shop"
+    begun("tau2:airline", "laptop")
+    assert looked_at("history") == "tau2:airline"
+    assert {looked_at(command) for command in ("rollback", "watch")} == {"shop"}, "the other has no release"
+    begun("tau2:retail", "laptop", releases=1)
+    for command in ("rollback", "watch"):
+        with pytest.raises(ConfigurationError, match=r"releases of shop, tau2:retail are live in .*say with --target"):
+            looked_at(command)
+        assert looked_at(command, "--target", "shop") == "shop"
+
+
 @pytest.mark.parametrize("command", ["history", "watch", "rollback"])
 def test_a_target_without_a_round_is_told_with_those_that_have_one(two_targets: Path, command: str) -> None:
     with pytest.raises(ConfigurationError, match=r"no round of 'shpo', but of shop, tau2:airline, traffic; give one"):
@@ -165,3 +207,25 @@ def test_an_age_beyond_all_dates_is_refused(two_targets: Path) -> None:
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 2
     assert "36500" in done.output
+
+
+def test_a_comparison_of_another_base_has_homes_of_its_own_and_is_not_refused(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, used = settings_folder / "home", settings_folder / "used.toml"
+    used.write_text('[[used]]\nseeds = [3]\nfor = "x"\n')
+    with open_store(load_settings(home=home).database_url) as store:
+        store.put([ReleaseRow(id="r", target="shop", number=3, base="large", data_hash="d", state=ReleaseState.LIVE)])
+    monkeypatch.setattr("tasks.round.preflight.check_base_files", lambda base, cache: None)
+
+    def start() -> None:
+        raise ConfigurationError("all light checks are passed")
+
+    monkeypatch.setattr("flows.cli.early_server.start_early", start)
+    words = ["--home", str(home), "--profile", "smoke"]
+    compare = ["compare-methods", "--seed", "4", "--budget", "900", "--used-seeds", str(used)]
+    with pytest.raises(ConfigurationError, match="all light checks are passed"):
+        CliRunner().invoke(app, [*compare, *words], catch_exceptions=False)
+    for of_a_round in (["improve"], ["improve", "--dry-run"], ["stage", "select"]):
+        with pytest.raises(ConfigurationError, match="release 3 of shop is live and stands on large"):
+            CliRunner().invoke(app, [*of_a_round, *words], catch_exceptions=False)

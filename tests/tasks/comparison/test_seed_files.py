@@ -5,13 +5,26 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from errors import ConfigurationError
-from tasks.comparison.results import check_same, machine, path_of, read_result, read_results, write_result
+from flows.compare_methods import command_of
+from settings import _BEFORE, PROFILES, load_settings
+from tasks.comparison.results import (
+    changed_settings,
+    check_same,
+    machine,
+    path_of,
+    read_result,
+    read_results,
+    settings_hash,
+    write_result,
+)
 from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
 from tests.tasks.comparison.seed_files import figures, nested, outcomes, seed_result
 
@@ -104,6 +117,54 @@ def test_methods_of_a_seed_that_were_run_apart_are_one_result(tmp_path: Path) ->
     write_result(path_of(tmp_path, "shop", 7).with_name("shop-seed-7-again.json"), other)
     with pytest.raises(ConfigurationError, match="other outcomes of base with seed 7"):
         read_results(tmp_path, "shop")
+
+
+@pytest.mark.parametrize("profile", sorted(p.stem for p in PROFILES.glob("*.toml")))
+def test_what_is_switched_off_is_among_the_changed_settings(settings_folder: Path, profile: str) -> None:
+    """What older rounds did not have is left out of the settings that they are found by, where it is off."""
+    set_there = tomllib.loads((PROFILES / f"{profile}.toml").read_text())
+    off = {
+        part: {n: before for n, before in fields.items() if set_there.get(part, {}).get(n, before) != before}
+        for part, fields in _BEFORE.items()
+    }
+    changed = changed_settings(load_settings(profile=profile, **off))
+    assert changed == {f"{part}.{n}": before for part, fields in off.items() for n, before in fields.items()}
+
+
+def test_the_command_of_a_seed_sets_what_it_was_played_with(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "TARGET_USER": "litellm:openai/a name",
+        "ROUTER": "label",
+        "TRAIN__UPPER_LAYERS": "0",
+        "TRAIN__FOCUS": "false",
+        "TRAIN__GENERALIST": "0",
+        "TRAIN__DEMONSTRATIONS": "0",
+        "TRAIN__LEARNING_RATE": "2e-4",
+        "EVALUATION__ROUTING": "0",
+        "POLICY__BACKEND": "vllm",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"TRACE_{name}", value)
+    played = load_settings(profile="laptop", budget=900)
+    words = shlex.split(command_of(played, 3, 900, ["base", "trace"]))
+    variables = dict(word.split("=", 1) for word in words[: words.index("trace-agent")])
+    assert variables.keys() == {f"TRACE_{name}" for name in values}
+    for name in values:
+        monkeypatch.delenv(f"TRACE_{name}")
+    assert settings_hash(load_settings(profile="laptop", budget=900)) != settings_hash(played)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert settings_hash(load_settings(profile="laptop", budget=900)) == settings_hash(played)
+
+
+def test_a_changed_setting_names_no_folder_of_the_machine(settings_folder: Path) -> None:
+    analyst = {"kind": "llm", "model": "hosted_vllm//home/me/models/judge", "api_base": "http://10.0.0.1/v1"}
+    changed = changed_settings(load_settings(analyst=analyst, target_user="litellm:openai/name"))
+    assert changed["analyst.model"] == "hosted_vllm/judge"
+    assert changed["target_user"] == "litellm:openai/name"
+    assert "10.0.0.1" not in str(changed)
 
 
 def test_the_machine_is_named_by_no_name_of_its_own() -> None:

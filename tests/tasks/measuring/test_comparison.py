@@ -263,6 +263,36 @@ def test_a_file_compares_with_what_is_stored(home: Path, tmp_path: Path) -> None
     assert compare_named("release@1", mine, home=home).difference.points == 100.0
 
 
+def test_releases_are_compared_on_the_newest_data_that_both_were_played_on(home: Path) -> None:
+    """Rounds before and after a change of the target's data played the bare base; the release, only those after it."""
+    with stored(home) as store:
+        for state, success in (("data2", True), ("data3", False)):
+            row = store.start_round("shop", state, 3, "laptop", {})
+            ids = {f"{side}_ids": [f"{side}-{state}"] for side in ("base", "live")}
+            store.add_trajectories(
+                [
+                    trajectory(row.id, i, purpose="evaluation", split="test", task_id="new", data_hash=state,
+                               success=success if i.startswith("base") else not success)
+                    for (i,) in ids.values()
+                ]
+            )  # fmt: skip
+            store.put([GatePlanRow(round_id=row.id, sha256="s", rules={"against": 2})])
+            stage = store.stage(row.id, "test")
+            assert stage.claim()
+            stage.finish(ids)
+    found = compare_named("0", "2", home=home)
+    assert (found.data_hash, found.difference.points, found.older) == ("data3", 100.0, ("data1", "data2"))
+    assert "Data data3 are the newest that both were played on; what was played on data1, data2 is left out." in (
+        found.lines()
+    )
+    assert (compare_named("1", "0", home=home).data_hash, compare_named("1", "0", home=home).older) == (
+        "data1",
+        ("data2", "data3"),
+    )
+    with stored(home) as store, pytest.raises(StoreError, match="play both sides on one"):
+        outcomes_of(store, "0", "shop")
+
+
 def test_other_data_are_refused_with_the_reason(home: Path) -> None:
     with stored(home) as store:
         store.add_trajectories(

@@ -18,9 +18,11 @@ from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.adapters.registry import Registry
 from models.local.base import load_base
+from models.policy import Sampling
+from models.scripted import NoopPolicy
 from settings import load_settings
 from tasks.measuring.figures import EvaluationRow, table
-from tasks.measuring.policy_names import PolicyOptions, parse_policy
+from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
 from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
@@ -318,3 +320,18 @@ def test_with_the_vllm_backend_a_model_plays_on_the_servers(small_model: Path, m
 def test_figures_are_json() -> None:
     rows = evaluate("random", limit=2)
     assert json.loads(json.dumps([r.model_dump(mode="json") for r in rows]))[0]["policy"] == "random"
+
+
+@pytest.mark.parametrize("policy", [BARE, "smollm2-135m", "release@1"])
+def test_a_group_loads_the_bare_base_once(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is called the release before all others; any other release is its target's own."""
+    loads: list[str] = []
+
+    def load(name: PolicyName, *given: Any) -> LoadedPolicy:
+        loads.append(name.text)
+        return LoadedPolicy(name, NoopPolicy(), Sampling(0.0, 0))
+
+    monkeypatch.setattr("tasks.measuring.targets.load_policy", load)
+    monkeypatch.setattr("tasks.measuring.targets.expand", lambda name: ["shop", "shop:shift"])
+    evaluate(policy, target="shop", limit=1)
+    assert loads.count(policy) == (2 if policy == "release@1" else 1)

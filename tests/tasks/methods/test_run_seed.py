@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from db import StageRow
+from db import StageRow, open_store
 from errors import ConfigurationError
 from flows.compare_methods import command_of
 from models.adapters.registry import Registry
 from settings import load_settings
-from tasks.comparison.results import changed_settings, write_result
+from tasks.comparison.results import changed_settings, path_of, read_result, write_result
 from tasks.comparison.tracking import log_method
 from tasks.methods import run as running
 from tasks.methods.run import head_of, run_method, run_seed
+from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun, close_round
-from tests.tasks.comparison.seed_files import figures, seed_result
+from tests.tasks.comparison.seed_files import FAMILIES, figures, seed_result
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 
@@ -52,17 +53,74 @@ def test_what_another_file_of_the_seed_has_is_not_run_again(
 
 
 @pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"families": {"t00": "low"}}, "list of test tasks"),
+        ({"shift": {"s00": "both"}}, "list of shift tasks"),
+        ({"drawn": True}, "origin of its test tasks"),
+    ],
+)
+def test_a_seed_that_cannot_stand_in_the_table_of_the_others_is_refused_before_it_is_played(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], said: str
+) -> None:
+    """Else it was found out when the table was drawn, after hours."""
+    head = head_of(run, "trace-agent compare-methods", "test")
+    monkeypatch.setattr(running, "run_method", lambda run, name: pytest.fail(f"{name} is played"))
+    path = path_of(tmp_path, head.target, 7)
+    write_result(path_of(tmp_path, head.target, 8), head.model_copy(update={"seed": 8, **changed}))
+    with pytest.raises(ConfigurationError, match=f"seeds 7 and 8 of .* have another {said}.*cannot stand in one table"):
+        run_seed(run, ["base"], path, head, lambda result, name: None)
+    assert not path.exists()
+    assert run.context.store.query("SELECT id FROM trajectories").empty
+
+
+def test_figures_that_the_tracking_server_does_not_take_end_no_seed(
+    run: SeedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file has them, and the same command tells the server once more."""
+    head = head_of(run, "trace-agent compare-methods", "test")
+    made = figures(1, outcomes={t: [1.0] for t in head.families}, shift={t: [0.0] for t in head.shift})
+    monkeypatch.setattr(running, "run_method", lambda run, name: made)
+    path, told = tmp_path / "letters-seed-7.json", list[str]()
+
+    def away(result: Any, name: str) -> None:
+        raise OSError("server away")
+
+    run_seed(run, ["base", "noop"], path, head, away)
+    assert list(read_result(path).methods) == ["base", "noop"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ["server away" in said for said in warned] == [True, True]
+    run_seed(run, ["base", "noop", "constant"], path, head, lambda result, name: told.append(name))
+    assert told == ["base", "noop", "constant"]
+
+
+@pytest.mark.parametrize(
     ("name", "need"),
     [("single", "trace"), ("mixed", "trace"), ("placebo-capabilities", "trace"), ("placebo-single", "placebo-rewards")],
 )
 def test_what_takes_the_work_of_a_method_that_another_home_played_is_refused(
-    run: SeedRun, name: str, need: str
+    run: SeedRun, name: str, need: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the bare base would answer under the method's name, and a placebo's capabilities be drawn beside others."""
+    """Else the bare base would answer under the method's name, and a placebo's capabilities be drawn beside others.
+    Not even the seed's diagnosis is played for it."""
+    monkeypatch.setattr(type(run.context.base.policy), "submit", lambda *given, **more: pytest.fail("it plays"))
     with pytest.raises(ConfigurationError, match=f"{name} takes the work of {need}.*in another home.*--home"):
         run_method(run, name)
-    stages = {row.name for row in run.context.store.rows(StageRow, round_id=run.context.round.id)}
-    assert stages == {"rollout"}, "nothing is mined of a home that the method does not belong in"
+    assert run.context.store.rows(StageRow, round_id=run.context.round.id) == []
+    assert run.context.store.query("SELECT id FROM trajectories").empty
+
+
+def test_what_takes_the_work_of_a_method_with_a_home_of_its_own_finds_it_there(
+    run: SeedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`placebo-single` works in the home of `placebo-rewards`, whose account is in no other."""
+    there = run.context.settings.folder / "placebo-rewards"
+    there.mkdir()
+    with open_store(run.context.settings.model_copy(update={"home": there}).database_url) as store:
+        Account.open(store, "placebo-rewards", run.episodes, (), lambda: 0.0)
+    monkeypatch.setattr(running, "diagnose", lambda run: pytest.fail("it goes on to the diagnosis"))
+    with pytest.raises(pytest.fail.Exception, match="goes on to the diagnosis"):
+        run_method(run, "placebo-single")
 
 
 def test_a_file_says_what_is_set_otherwise_and_its_command_sets_it_again(
@@ -90,3 +148,12 @@ def test_other_outcomes_of_a_method_are_another_run(tmp_path: Path) -> None:
     found = registry.client.search_runs([registry.experiment_id])
     assert sorted(run.data.metrics["test/success"] * 24 for run in found) == pytest.approx([9, 12, 12])
     assert {run.data.tags["data_hash"] for run in found} == {"d1", "d2"}
+
+
+def test_a_family_of_two_services_has_a_metric(tmp_path: Path) -> None:
+    """BFCL's and AgentDojo's families are called by all services that they need, with a plus between."""
+    registry = Registry(f"sqlite:///{tmp_path / 'mlflow.db'}", "bfcl", tmp_path / "artifacts")
+    families = dict.fromkeys(FAMILIES, "files+trading")
+    log_method(registry, seed_result(7, {"trace": figures(12)}, families=families), "trace")
+    (found,) = registry.client.search_runs([registry.experiment_id])
+    assert found.data.metrics["test/success/files_trading"] == pytest.approx(0.5)

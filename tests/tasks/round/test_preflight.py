@@ -14,7 +14,7 @@ from environments.targets.shop import target
 from errors import BudgetExceeded, ConfigurationError, ProviderError, SandboxError, TargetError
 from settings import Settings, load_settings
 from tasks.round.analyst import analyst_settings, author_settings, models_of
-from tasks.round.preflight import check_analyst, check_tasks, check_without_loading, least_calls, preflight
+from tasks.round.preflight import check_analyst, check_live, check_tasks, least_calls, preflight
 from tasks.round.stage import open_context
 from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TrafficTarget
@@ -231,7 +231,7 @@ def test_a_round_on_another_base_than_the_live_release_is_refused_before_it_is_o
     with open_store(settings.database_url) as store:
         store.put([ReleaseRow(id="r", target="shop", number=3, base="large", data_hash="d", state=ReleaseState.LIVE)])
         said = "release 3 of shop is live and stands on large, .* base model is smollm2-135m; give --base-model large"
-        for refused in (check_without_loading, open_context):
+        for refused in (check_live, open_context):
             with pytest.raises(ConfigurationError, match=f"{said}.*rollback --to 0 --target shop"):
                 refused(settings)
         assert store.rows(Round) == []
