@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,10 @@ def test_each_round_draws_new_tasks_and_test_stays_sealed(context: Context, sett
     drawn = [contents[n, split] for n in (1, 2) for split in ("diagnosis", "validation")] + [contents[1, "test"]]
     assert sum(map(len, drawn)) == len(set().union(*drawn)), "no content twice"
     assert context.tasks("diagnosis") == Context(context.settings, context.store, context.round).tasks("diagnosis")
+    # The first round goes on, and draws what the second has drawn meanwhile: the second keeps its tasks.
+    row = context._drawn_row(target.content(again.tasks("diagnosis")[0]), context.tasks("diagnosis")[0])
+    context.store.put([replace(row, task_id="drawn later")])
+    assert Context(again.settings, again.store, again.round).tasks("diagnosis") == again.tasks("diagnosis")
 
 
 def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:
