@@ -13,7 +13,7 @@ import pandas as pd
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from environments.picking import spread
-from errors import EnvironmentFault, EpisodesSpent
+from errors import EnvironmentFault, EpisodesSpent, PolicyError
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
@@ -102,8 +102,13 @@ def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
 
 
 def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
-    """The episodes of both sides, joined by task and trial."""
-    return align(outcomes(context.store, live), outcomes(context.store, routed))
+    """The episodes of both sides, joined by task and trial; NaN where one was lost. Without those that neither side's
+    policy could answer, as a prompt that fits no context: nothing can fall there, whenever it is played."""
+    sides = [outcomes(context.store, ids, lost=True) for ids in (live, routed)]
+    pair = align(*sides)
+    unanswered = [side[side["error_boundary"] == PolicyError.boundary] for side in sides]
+    nobody = set.intersection(*({*zip(some["task"], some["trial"], strict=True)} for some in unanswered))
+    return pair.loc[[key not in nobody for key in zip(pair["task"], pair["trial"], strict=True)]]
 
 
 def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:

@@ -112,10 +112,13 @@ def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:
     return "test" if all(e.task.split == "test" for e in episodes) else ground.purpose
 
 
-def outcomes(store: Store, ids: Sequence[str]) -> pd.DataFrame:
-    """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`."""
+def outcomes(store: Store, ids: Sequence[str], lost: bool = False) -> pd.DataFrame:
+    """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`;
+    with `lost` also those that an error ended, whose success is NaN and whose `error_boundary` says where."""
     frame = store.trajectory_frame(None, id=list(ids))
-    frame = frame[frame["error_boundary"].isna()]
-    frame = frame.set_index("id").reindex([i for i in ids if i in set(frame["id"])]).reset_index()
-    frame["success"] = frame["success"].astype(bool)
+    frame = frame if lost else frame[frame["error_boundary"].isna()]
+    known = set(frame["id"])
+    frame = frame.set_index("id").reindex([i for i in ids if i in known]).reset_index()
+    found = frame["success"].where(frame["error_boundary"].isna())
+    frame["success"] = found.astype(float) if lost else found.astype(bool)
     return frame.rename(columns={"task_id": "task"})

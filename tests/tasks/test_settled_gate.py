@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from db import ReleaseRow, ReleaseState, VerdictRow
 from environments.contract import TargetTask
@@ -244,6 +245,32 @@ def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monk
     proposal = proposal_of(context)
     assert proposal is not None
     assert proposal.decision.verdict is GateVerdict.UNDERPOWERED
+
+
+@pytest.mark.parametrize(
+    ("boundary", "verdict"),
+    [
+        ("environment", GateVerdict.UNDERPOWERED),
+        ("provider", GateVerdict.UNDERPOWERED),
+        ("policy", GateVerdict.PROMOTED),
+    ],
+)
+def test_a_family_that_nobody_could_play_is_not_passed_over(
+    context: Context, monkeypatch: pytest.MonkeyPatch, boundary: str, verdict: GateVerdict
+) -> None:
+    """Its service is down for both sides, and the candidate may fail there. Prompts that fit no context fit none later,
+    either, and the live release has nothing to lose there."""
+    played(monkeypatch, 0, 0)
+    evaluated(context)
+    nothing = "success = NULL, reward = NULL"
+    lost = text(f"UPDATE trajectories SET error_boundary = :b, error = 'down', {nothing} WHERE family = :f")
+    with context.store.transaction() as connection:
+        connection.execute(lost, {"b": boundary, "f": OTHER})
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.verdict is verdict
+    assert proposal.decision.falls.get(OTHER) is (None if boundary == "policy" else FallKind.UNSEEN)
+    assert proposal.decision.difference.left_out == (0 if boundary == "policy" else 8)
 
 
 @pytest.fixture
