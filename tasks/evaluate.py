@@ -13,7 +13,7 @@ import pandas as pd
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from environments.picking import spread
-from errors import EnvironmentFault, EpisodesSpent, PolicyError
+from errors import EpisodesLost, EpisodesSpent, PolicyError
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
@@ -182,14 +182,17 @@ def _noop(context: Context, tasks: Sequence[TargetTask], split: str, seed: int) 
 
 def _store_evaluation(
     context: Context, split: str, subject: str, ids: Sequence[str], sizes: tuple[int, int]
-) -> SuccessRate:
-    """Keep one side's success with its interval; `sizes` are tasks and trials. Raises `EnvironmentFault` where every
-    episode of it was lost."""
+) -> SuccessRate | None:
+    """Keep one side's success with its interval; `sizes` are tasks and trials. Where every episode of it was lost,
+    `EpisodesLost`, but None for the no-op, which decides nothing: doing nothing may be what a scoring cannot take."""
     frame = outcomes(context.store, ids)
     if frame.empty:
-        raise EnvironmentFault(
-            f"all {len(ids)} episodes of {subject} on the {split} split were lost to errors, so it has no rate; mend "
-            "what they were lost to (docs/2-database.md, question 3), then run the same command"
+        lost = f"all {len(ids)} episodes of {subject} on the {split} split were lost to errors, so it has no rate"
+        if subject == "noop":
+            logger.warning("%s (docs/2-database.md, question 3)", lost)
+            return None
+        raise EpisodesLost(
+            f"{lost}; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
         )
     interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)

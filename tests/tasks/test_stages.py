@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from db import GENERALIST, StageRow
-from errors import EnvironmentFault, StoreError, TargetBusy
+from errors import EnvironmentFault, EpisodesLost, StoreError, TargetBusy
 from models.adapters.files import checked_name
 from settings import load_settings
 from tasks.evaluate import _store_evaluation
@@ -260,8 +260,10 @@ def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context
 
 def test_a_side_that_lost_every_episode_is_one_error(context: Context) -> None:
     context.store.add_trajectories([failure(context.round.id, "lost")])
-    with pytest.raises(EnvironmentFault, match="all 1 episodes of live on the test split were lost to errors"):
+    with pytest.raises(EpisodesLost, match="all 1 episodes of live on the test split were lost to errors") as problem:
         _store_evaluation(context, "test", "live", ["lost"], (1, 1))
+    assert problem.value.transient, "the round is gone on with"
+    assert _store_evaluation(context, "test", "noop", ["lost"], (1, 1)) is None, "it decides nothing"
 
 
 def test_a_stage_that_failed_is_done_again(context: Context) -> None:
