@@ -44,6 +44,14 @@ class SandboxError(EnvironmentFault):
     boundary = "sandbox"
 
 
+class EpisodesLost(TraceError, RuntimeError):
+    """Errors took so many episodes that nothing may rest on those that are left; when they are played again, what took
+    them may be over."""
+
+    boundary = "environment"
+    transient = True
+
+
 class PolicyError(TraceError, RuntimeError):
     """A policy could not answer (model missing, wrong adapter, prompt longer than the context)."""
 

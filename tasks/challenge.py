@@ -49,12 +49,13 @@ def challenge(context: Context) -> ChallengeResult:
     plan = _plan(context, own, (split, more), look)
     lineup = lineup_of(context, context.incumbent)
     live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
-    live = outcomes(context.store, live_ids)
+    live = outcomes(context.store, live_ids, lost=True)
     alone_ids, pairs = {}, {}
     for capability in capabilities:
         mine = _own_tasks(own[capability], split, more)
         alone_ids[capability] = _alone(context, capability, mine, trials) if mine else []
-        pairs[capability] = align(live, outcomes(context.store, alone_ids[capability]))
+        alone = outcomes(context.store, alone_ids[capability], lost=True)
+        pairs[capability] = align(live[live["task"].isin([t.id for t in mine])], alone)
     decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
     for capability, decision in decisions.items():
         _store(context, capability, decision)

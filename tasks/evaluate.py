@@ -13,7 +13,7 @@ import pandas as pd
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from environments.picking import spread
-from errors import EnvironmentFault, EpisodesSpent
+from errors import EpisodesLost, EpisodesSpent, PolicyError
 from models.scripted import NoopPolicy
 from tasks.challenge import families_of, look_at, rules_of
 from tasks.measuring.decisions import ReleaseDecision
@@ -102,8 +102,13 @@ def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
 
 
 def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
-    """The episodes of both sides, joined by task and trial."""
-    return align(outcomes(context.store, live), outcomes(context.store, routed))
+    """The episodes of both sides, joined by task and trial; NaN where one was lost. Without those that neither side's
+    policy could answer, as a prompt that fits no context: nothing can fall there, whenever it is played."""
+    sides = [outcomes(context.store, ids, lost=True) for ids in (live, routed)]
+    pair = align(*sides)
+    unanswered = [side[side["error_boundary"] == PolicyError.boundary] for side in sides]
+    nobody = set.intersection(*({*zip(some["task"], some["trial"], strict=True)} for some in unanswered))
+    return pair.loc[[key not in nobody for key in zip(pair["task"], pair["trial"], strict=True)]]
 
 
 def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
@@ -177,14 +182,17 @@ def _noop(context: Context, tasks: Sequence[TargetTask], split: str, seed: int) 
 
 def _store_evaluation(
     context: Context, split: str, subject: str, ids: Sequence[str], sizes: tuple[int, int]
-) -> SuccessRate:
-    """Keep one side's success with its interval; `sizes` are tasks and trials. Raises `EnvironmentFault` where every
-    episode of it was lost."""
+) -> SuccessRate | None:
+    """Keep one side's success with its interval; `sizes` are tasks and trials. Where every episode of it was lost,
+    `EpisodesLost`, but None for the no-op, which decides nothing: doing nothing may be what a scoring cannot take."""
     frame = outcomes(context.store, ids)
     if frame.empty:
-        raise EnvironmentFault(
-            f"all {len(ids)} episodes of {subject} on the {split} split were lost to errors, so it has no rate; mend "
-            "what they were lost to (docs/2-database.md, question 3), then run the same command"
+        lost = f"all {len(ids)} episodes of {subject} on the {split} split were lost to errors, so it has no rate"
+        if subject == "noop":
+            logger.warning("%s (docs/2-database.md, question 3)", lost)
+            return None
+        raise EpisodesLost(
+            f"{lost}; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
         )
     interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)

@@ -1,6 +1,6 @@
 """Stage 7, last half, `trace-agent stage gate`: the assembled candidate against the live release as a whole; what is
-proven becomes the live release, unless a person who was asked declines it (method, section 7; the rules are
-`tasks.measuring.gate_rules`)."""
+proven becomes the live release, unless a person declines it, or has changed meanwhile what is live (method, section 7;
+the rules are `tasks.measuring.gate_rules`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from prefect.artifacts import create_markdown_artifact
 
-from db import ReleaseRow, VerdictRow
+from db import ReleaseRow, ReleaseState, VerdictRow
+from errors import ConfigurationError, TransitionError
 from tasks.evaluate import decision_on
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
 from tasks.operations.told import tell_verdict
 from tasks.releases.lifecycle import add_evidence, promote, refuse
+from tasks.releases.lookup import stored_release
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult
 from tasks.round.stage import stage
@@ -67,9 +69,8 @@ def gate(context: Context) -> GateResult:
         tell_verdict(context, 0, verdicts, skipped)
         return GateResult(skipped=skipped, verdicts=verdicts)
     candidate, challenged, decision = proposal.candidate, proposal.challenged, proposal.decision
-    if decision.promoted and context.declined:
-        reasons = (*decision.reasons, f"A person declined it: {context.declined}.")
-        decision = replace(decision, verdict=GateVerdict.DECLINED, reasons=reasons)
+    add_evidence(context.store, candidate.id, _evidence(challenged, proposal.evaluated, decision))
+    decision = _apply(context, candidate, decision)
     verdict = str(decision.verdict)
     context.store.put(
         [
@@ -90,17 +91,15 @@ def gate(context: Context) -> GateResult:
         description="The gate's verdict on the candidate release",
         markdown=replace(proposal, decision=decision).table(),
     )
-    add_evidence(context.store, candidate.id, _evidence(challenged, proposal.evaluated, decision))
-    promoted = _apply(context, candidate, decision)
     if proposal.superseded:
         reason = f"its router was fitted again: release {candidate.number} has the verdict"
         refuse(context.store, proposal.superseded, reason)
     verdicts = {**challenged.verdicts, WHOLE: verdict}
     tell_verdict(context, candidate.number, verdicts, " ".join(decision.reasons))
     return GateResult(
-        promoted=challenged.passed if promoted else [],
+        promoted=challenged.passed if decision.promoted else [],
         verdicts=verdicts,
-        release=candidate.number if promoted else 0,
+        release=candidate.number if decision.promoted else 0,
     )
 
 
@@ -118,11 +117,37 @@ def _evidence(challenged: ChallengeResult, evaluated: EvaluateResult, decision: 
     }
 
 
-def _apply(context: Context, candidate: ReleaseRow, decision: ReleaseDecision) -> bool:
-    """Carry the verdict into store and registry; whether the candidate is live. Done again it changes nothing."""
-    reason = " ".join(decision.reasons)
+def _apply(context: Context, candidate: ReleaseRow, decision: ReleaseDecision) -> ReleaseDecision:
+    """Carry the decision into store and registry, and give what came of it: a person may not want what the rules
+    promote, or have changed meanwhile what is live. Done again it changes nothing, and gives the same."""
+    now = stored_release(context.store, candidate.id)
+    if now.state == ReleaseState.REFUSED:
+        decision = _as_refused(context, now, decision)
+    elif decision.promoted and context.declined:
+        decision = _declined(decision, f"A person declined it: {context.declined}.")
     if decision.promoted:
-        promote(context.store, context.registry, candidate.id, reason)
-        return True
-    refuse(context.store, candidate.id, reason)
-    return False
+        try:
+            promote(context.store, context.registry, candidate.id, " ".join(decision.reasons))
+            return decision
+        except (ConfigurationError, TransitionError) as problem:
+            now = stored_release(context.store, candidate.id)
+            if now.state == ReleaseState.LIVE:
+                raise  # it is MLflow that does not follow
+            decision = _declined(decision, f"It was not made live: {problem}")
+    if now.state in (ReleaseState.CANDIDATE, ReleaseState.REFUSED):  # else it was live, and a person left it
+        refuse(context.store, candidate.id, " ".join(decision.reasons))
+    return decision
+
+
+def _declined(decision: ReleaseDecision, reason: str) -> ReleaseDecision:
+    return replace(decision, verdict=GateVerdict.DECLINED, reasons=(*decision.reasons, reason))
+
+
+def _as_refused(context: Context, refused: ReleaseRow, decision: ReleaseDecision) -> ReleaseDecision:
+    """What a candidate was refused with by a process that died then: a person's word was in its memory alone."""
+    stored = context.store.row(VerdictRow, round_id=context.round.id, subject=WHOLE)
+    if stored is not None and stored.verdict != GateVerdict.PROMOTED:
+        return replace(decision, verdict=GateVerdict(stored.verdict), reasons=tuple(stored.reasons))
+    if not decision.promoted:
+        return decision
+    return replace(decision, verdict=GateVerdict.DECLINED, reasons=(refused.reason or "It was refused before.",))

@@ -13,7 +13,8 @@ from tasks.measuring.statistics import PairedDifference
 
 class GateVerdict(StrEnum):
     """What the gate says of an adapter or a release. `better` is an adapter that passed phase A and waits for B;
-    `declined` a release that a person who was asked did not want."""
+    `declined` a release that the rules would promote and that a person who was asked did not want, or that could not
+    follow what was made live meanwhile."""
 
     PROMOTED = "promoted"
     BETTER = "better"

@@ -7,7 +7,10 @@ A fall of at most `margin` points is none. A larger one is
   excluded is not promoted. Playing more of a family settles it (`judge_settled`);
 - **within** the resolution when it is at most one task: it passes, and the reasons say so. So ten tasks block from the
   second task lost, and a hundred from two points.
-"""
+
+A task that one side lost to errors is in no difference. What no task is left of is **unseen**, and where the candidate
+lost more tasks than the live release, by more than one and by more than the margin, they are **lost**: they may be the
+very tasks that it fails. Both block, because a fall cannot be excluded."""
 
 from __future__ import annotations
 
@@ -26,9 +29,10 @@ class FallKind(StrEnum):
     UNCLEAR = "unclear"
     WITHIN = "within"
     UNSEEN = "unseen"
+    LOST = "lost"
 
 
-BLOCKING = frozenset({FallKind.REGRESSION, FallKind.UNCLEAR, FallKind.UNSEEN})
+BLOCKING = frozenset({FallKind.REGRESSION, FallKind.UNCLEAR, FallKind.UNSEEN, FallKind.LOST})
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,19 @@ def judge_fall(where: str, change: PairedDifference | None, rules: GateRules) ->
         FallKind.WITHIN,
         f"{where}: fell by {fall:.1f} points, at most one of its {change.tasks} tasks ({level}): "
         "within its resolution.",
+    )
+
+
+def judge_lost(where: str, lost: tuple[int, int], tasks: int, rules: GateRules) -> Fall:
+    """How the tasks read that each side lost to errors (the live release, the candidate) of so many."""
+    live, candidate = lost
+    more = candidate - live
+    if more <= 1 or 100 * more / tasks <= rules.margin + 1e-9:
+        return Fall(FallKind.HELD)
+    return Fall(
+        FallKind.LOST,
+        f"{where}: the candidate lost {candidate} of {tasks} tasks to errors, the live release {live}, so a fall "
+        "cannot be excluded.",
     )
 
 

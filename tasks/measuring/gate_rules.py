@@ -20,7 +20,8 @@ exactly these, against the live release as a whole. It is promoted when
    with the very same episode differ by exactly zero, so what is not routed differently costs no power. A family that
    seems to fall and may not (`unclear_families`) is *settled*: both sides play more of it, further tasks where the
    target draws and its own tasks again where it does not, and those episodes alone say whether it fell. The first were
-   looked at for having fallen: of twenty families of eight tasks, some lose two by chance.
+   looked at for having fallen: of twenty families of eight tasks, some lose two by chance. Tasks that the candidate
+   lost to errors and the live release did not block as an unclear fall does (`judge_lost`).
 
 A regression outranks everything. What is not better is `underpowered` when its difference is positive and the test
 could not have found a worthwhile gain (minimum detectable effect above it, or too few tasks for any p-value to pass),
@@ -33,7 +34,7 @@ from collections.abc import Collection, Mapping
 import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
-from tasks.measuring.falls import FallKind, judge_fall, judge_settled
+from tasks.measuring.falls import FallKind, judge_fall, judge_lost, judge_settled
 from tasks.measuring.gate_plan import GateRules, p_phrase
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
@@ -157,6 +158,12 @@ def judge_release(
         for name, change in changes.items():
             if name in falls and falls[name].kind is FallKind.UNCLEAR:
                 falls[name] = judge_settled(name, watched[name], change, rules)
+    for name in ("overall", *by_family):
+        played = since if since is not None and name in since.names else every
+        played = table if name == "overall" else played.of_families({name})
+        lost = judge_lost(name, played.lost(), len(played.families), rules)
+        if lost.blocks and not falls[name].blocks:
+            falls[name] = lost
     for why in (left or {}).values():
         reasons.append(f"With the router as it was fitted first, {why} It is left to what answers it today.")
     reasons += [fall.reason for fall in falls.values() if fall.reason]
@@ -232,6 +239,7 @@ def _figures(d: PairedDifference) -> str:
     return (
         f"{d.points:+.1f} points over {d.tasks} tasks, {d.changed} of them changed "
         f"(95 % interval {d.low:+.1f} to {d.high:+.1f}), {p_phrase(d.p, 4)}"
+        + (f", {d.left_out} more left out because a side lost them to errors" if d.left_out else "")
     )
 
 

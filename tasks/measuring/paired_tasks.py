@@ -59,6 +59,10 @@ class PairedTasks:
         differences, left_out = self._differences()
         return difference_of(differences, left_out, confidence) if len(differences) else None
 
+    def lost(self) -> tuple[int, int]:
+        """How many tasks each side lost: those of which it finished no trial."""
+        return int((self.base[1] == 0).sum()), int((self.other[1] == 0).sum())
+
     def mde(self, alpha: float) -> float:
         """The minimum detectable effect in points, at `alpha` with 80 % power."""
         return mde_of(self._differences()[0], alpha=alpha)

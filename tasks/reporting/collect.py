@@ -70,7 +70,8 @@ def figures_of(
     stages = {r.name: r for r in in_order(store.rows(StageRow, round_id=current_round.id))}
     costs = [_Cost.model_validate(r.result or {}) for r in stages.values()]
     test, contrast = stored.found(TestResult), stored.found(ContrastResult)
-    sides = {name: outcomes(store, ids) for name, ids in test.sides().items() if ids} if test else {}
+    sides = {name: outcomes(store, ids) for name, ids in test.sides().items()} if test else {}
+    sides = {name: frame for name, frame in sides.items() if not frame.empty}  # the no-op's may all have been lost
     seconds = {name: round(r.seconds, 2) for name, r in stages.items() if r.seconds is not None}
     seconds = {"total": round(sum(seconds.values()), 2), **seconds}
     work = {

@@ -277,11 +277,13 @@ class Context:
 
     @cached_property
     def _draw(self) -> Draw:
-        """What decides the round's draws, with the contents that earlier rounds of the target drew."""
+        """What decides the round's draws, with the contents that earlier rounds of the target drew. Not what this one
+        has drawn itself: an earlier round that went on since may have drawn it, too, and this one's tasks stay."""
         this = self.round
         numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
         drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
-        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number)
+        own = {r.content for r in drawn if r.round_id == this.id}
+        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number) - own
         return Draw(self.settings.seed, this.number, used)
 
     def _recorded(self, tasks: Sequence[TargetTask], split: str) -> list[TargetTask]:

@@ -10,8 +10,9 @@ import pandas as pd
 
 from db import Store
 from environments.contract import TargetTask
-from errors import BudgetExceeded, ProviderError
+from errors import BudgetExceeded, EpisodesLost, PolicyError, ProviderError
 from models.episodes import Episode
+from models.scripted import NoopPolicy
 from tasks.round.engine import Engine, Playground, PlayOptions, PlayRun
 from tasks.round.progress import Stopwatch
 from tasks.unattended.limits import RoundLimits
@@ -78,9 +79,10 @@ class RoundEngine:
 
         Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept;
         `EpisodesSpent` before any is played that the budget does not pay for; and `LimitReached`, before they are
-        played or at a batch of them that was stored, where the round has a limit. Where a server that did not answer
-        lost more than OUTAGE of the episodes, `ProviderError`, by which the stage is tried again: what follows must not
-        rest on the few that are left."""
+        played or at a batch of them that was stored, where the round has a limit. Where more than OUTAGE of the
+        episodes were lost to a server that did not answer, `ProviderError`, or on the target to anything but the policy
+        itself, `EpisodesLost`; by both the stage is tried again: what follows must not rest on the few that are
+        left."""
         if self.limits is not None and self.limits.any and episodes:
             ids = set(self.engine.ids(ground, episodes))
             self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
@@ -93,17 +95,28 @@ class RoundEngine:
         if run.stopped:
             raise BudgetExceeded(run.stopped)
         if run.played:
-            self._check_outage(run.ids, what or ground.purpose)
+            self._check_outage(ground, run.ids, what or ground.purpose)
         return run.ids
 
-    def _check_outage(self, ids: Sequence[str], what: str) -> None:
+    def _check_outage(self, ground: Playground, ids: Sequence[str], what: str) -> None:
         frame = self.engine.store.trajectory_frame(None, columns=["error_boundary", "error"], id=list(ids))
+        lost = frame[frame["error_boundary"].notna() & (frame["error_boundary"] != PolicyError.boundary)]
         away = frame[frame["error_boundary"] == ProviderError.boundary]
+        after = "what was played is kept, and the same command plays the rest"
         if len(away) > OUTAGE * len(ids):
             raise ProviderError(
                 f"{len(away)} of {len(ids)} episodes ({what}) were lost to a server that did not answer; the first: "
-                f"{away['error'].iloc[0]}; what was played is kept, and the same command plays the rest",
+                f"{away['error'].iloc[0]}; {after}",
                 transient=True,
+            )
+        # An environment to train on that loses its episodes is judged by that. Doing nothing decides nothing, and may
+        # be what the scoring of a target cannot take.
+        if ground.environment != self.engine.origin.target or isinstance(self.engine.policy, NoopPolicy):
+            return
+        if len(lost) > OUTAGE * len(ids):
+            raise EpisodesLost(
+                f"{len(lost)} of {len(ids)} episodes ({what}) were lost to errors of the "
+                f"{' and the '.join(sorted(set(lost['error_boundary'])))}; the first: {lost['error'].iloc[0]}; {after}"
             )
 
 
@@ -112,10 +125,13 @@ def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:
     return "test" if all(e.task.split == "test" for e in episodes) else ground.purpose
 
 
-def outcomes(store: Store, ids: Sequence[str]) -> pd.DataFrame:
-    """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`."""
+def outcomes(store: Store, ids: Sequence[str], lost: bool = False) -> pd.DataFrame:
+    """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`;
+    with `lost` also those that an error ended, whose success is NaN and whose `error_boundary` says where."""
     frame = store.trajectory_frame(None, id=list(ids))
-    frame = frame[frame["error_boundary"].isna()]
-    frame = frame.set_index("id").reindex([i for i in ids if i in set(frame["id"])]).reset_index()
-    frame["success"] = frame["success"].astype(bool)
+    frame = frame if lost else frame[frame["error_boundary"].isna()]
+    known = set(frame["id"])
+    frame = frame.set_index("id").reindex([i for i in ids if i in known]).reset_index()
+    found = frame["success"].where(frame["error_boundary"].isna())
+    frame["success"] = found.astype(float) if lost else found.astype(bool)
     return frame.rename(columns={"task_id": "task"})

@@ -18,6 +18,7 @@ from errors import (
     AdapterError,
     BudgetExceeded,
     EnvironmentFault,
+    EpisodesLost,
     ProviderError,
     SandboxError,
     ServersBusy,
@@ -56,7 +57,13 @@ def test_what_would_come_again_closes_the_round_and_the_next_run_begins_the_next
 
 @pytest.mark.parametrize(
     "problem",
-    [ProviderError("busy", transient=True), SandboxError("died"), BudgetExceeded("cap"), OSError("disk full")],
+    [
+        ProviderError("busy", transient=True),
+        EpisodesLost("40 of 48"),
+        SandboxError("died"),
+        BudgetExceeded("cap"),
+        OSError("disk full"),
+    ],
 )
 def test_what_may_pass_leaves_the_round_to_be_gone_on_with(settings: Settings, problem: Exception) -> None:
     assert states(settings, problem) == [RoundState.INTERRUPTED]
@@ -68,6 +75,7 @@ def test_the_very_same_error_twice_closes_the_round(settings: Settings) -> None:
     assert states(settings, OSError("disk full"), OSError("no network")) == [RoundState.INTERRUPTED]
     assert states(settings, OSError("no network")) == [RoundState.FAILED]
     assert states(settings, OSError("no network")) == [RoundState.FAILED, RoundState.INTERRUPTED]
+    assert states(settings, EpisodesLost("40 of 48"), EpisodesLost("40 of 48"))[1:] == [RoundState.FAILED]
 
 
 def test_a_round_whose_servers_sleep_for_another_training_waits_for_that_however_often(settings: Settings) -> None:

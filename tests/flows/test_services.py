@@ -251,7 +251,7 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
     for name, instead in (("programs", programs), ("make_deployments", deploy)):
         monkeypatch.setattr(Services, name, instead)
     monkeypatch.setattr(services_file, "follow", followed)
-    monkeypatch.setattr(Store, "rows", lambda *given: [SimpleNamespace(target="shop", number=1)])
+    monkeypatch.setattr(Store, "rows", lambda *given: [SimpleNamespace(target="shop", number=1, profile="")])
     before = signal.getsignal(signal.SIGTERM)
     try:
         ports = [f"--{name}-port={port}" for name, port in vars(services.ports).items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ import tasks.challenge as challenge_file
 import tasks.rollout as rollout_file
 import tasks.synthesize as synthesize_file
 from db import LookRow, ReleaseRow, ReleaseState
-from errors import ConfigurationError
+from environments.contract import Environment
+from errors import ConfigurationError, EpisodesLost
+from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.challenge import _further, _gains, _own_tasks, look_at, rules_of
 from tasks.evaluate import _settling
@@ -22,6 +25,7 @@ from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.statistics import tasks_needed
 from tasks.round.context import Context
 from tasks.round.results import RegisterResult, StartFigures, TrainResult
+from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import forget, open_context
 
 OWN = {"ask_missing_fact": ("cancel_without_number",)}
@@ -138,14 +142,17 @@ def test_what_no_validation_task_can_prove_is_not_trained(context: Context, monk
 def test_an_adapter_without_a_task_is_told_so_and_the_other_is_judged(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"refund_payment": ["gone"], "cancel_order": ["refund_all"]}
-    split = [t for t in context.tasks("validation") if t.family == "refund_all"]
+    own = {"refund_payment": ["gone"], "cancel_order": ["refund_all"], "use_coupon": ["use_coupon"]}
+    split = [t for t in context.tasks("validation") if t.family in ("refund_all", "use_coupon")]
     live, good = ({f"{side}{t.id}": (t, side) for t in split} for side in (False, True))
     stored, alone = dict[str, CapabilityDecision](), list[str]()
 
-    def frame(_: object, ids: Sequence[str]) -> pd.DataFrame:
+    def frame(_: object, ids: Sequence[str], lost: bool = False) -> pd.DataFrame:
+        """Every coupon was lost to errors."""
         rows = [(i, t.id, t.family, 0, side) for i, (t, side) in (live | good).items() if i in ids]
-        return pd.DataFrame(rows, columns=["id", "task", "family", "trial", "success"])
+        found = pd.DataFrame(rows, columns=["id", "task", "family", "trial", "success"]).astype({"success": float})
+        found.loc[found["family"] == "use_coupon", "success"] = float("nan")
+        return found if lost else found.dropna()
 
     monkeypatch.setattr(challenge_file, "registered", lambda stored: list(own))
     monkeypatch.setattr(challenge_file, "families_of", lambda context, capability: own[capability])
@@ -158,9 +165,31 @@ def test_an_adapter_without_a_task_is_told_so_and_the_other_is_judged(
     monkeypatch.setattr(challenge_file, "create_table_artifact", lambda **given: json.dumps(given, allow_nan=False))
     monkeypatch.setattr(Context, "tasks", lambda self, split_: split)
     result = challenge_file.challenge._work(context)
-    assert result.verdicts == {"refund_payment": "underpowered", "cancel_order": "better"}
-    assert (result.passed, alone) == (["cancel_order"], ["cancel_order"])
+    assert result.verdicts == dict.fromkeys(own, "underpowered") | {"cancel_order": "better"}
+    assert (result.passed, alone) == (["cancel_order"], ["cancel_order", "use_coupon"])
     assert stored["cancel_order"].tried == 1
+    assert "Validation has no task of its families (gone)" in stored["refund_payment"].reasons[0]
+    assert "Both sides finished no validation task of its families" in stored["use_coupon"].reasons[0]
+    assert "left out" not in stored["cancel_order"].reasons[0], "the tasks of others are none that it lost"
+
+
+def test_what_an_outage_took_is_no_verdict_on_an_adapter(context: Context) -> None:
+    """The service behind the target dies: the stage is tried again, however it was played. What an environment to train
+    on loses is its own, and doing nothing decides nothing."""
+
+    def down() -> Environment:
+        raise OSError("the shop's database does not answer")
+
+    ground = replace(context.ground("evaluation"), make=down)
+    tasks = context.tasks("validation")
+    said = "4 of 4 episodes .alone. were lost to errors of the environment; .*the shop's database does not answer"
+    with pytest.raises(EpisodesLost, match=said) as problem:
+        context.engine_of(OraclePolicy()).play(ground, episodes_for(tasks[:4], 1, context.seed), "alone")
+    assert problem.value.transient
+    learnt = replace(ground, environment="an environment to train on")
+    for policy, where in ((OraclePolicy(), learnt), (NoopPolicy(), ground)):
+        ids = context.engine_of(policy).play(where, episodes_for(tasks[:4], 1, context.seed), "alone")
+        assert outcomes(context.store, ids).empty
 
 
 def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from db import ReleaseRow, ReleaseState
+from db import ReleaseRow, ReleaseState, VerdictRow
 from environments.contract import TargetTask
 from errors import EpisodesSpent
 from models.scripted import NoopPolicy, OraclePolicy
@@ -19,10 +20,11 @@ from settings import load_settings
 from tasks import evaluate as evaluate_file
 from tasks import gate as gate_file
 from tasks.evaluate import evaluate
-from tasks.gate import proposal_of
+from tasks.gate import gate, proposal_of
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
 from tasks.measuring.lineup import BARE_BASE, Lineup
+from tasks.releases import lifecycle
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, RouteResult
 from tasks.round.rollouts import episodes_for
@@ -162,7 +164,7 @@ def test_what_falls_is_left_to_what_answers_it_today(
     assert f"{OTHER}: " in said
     for name in ("create_markdown_artifact", "promote", "tell_verdict"):
         monkeypatch.setattr(gate_file, name, lambda *_, **__: None)
-    assert gate_file.gate._work(context).release == 2
+    assert gate._work(context).release == 2
     first = context.store.row(ReleaseRow, id="candidate")
     assert first is not None
     assert (first.state, first.reason) == (
@@ -243,3 +245,93 @@ def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monk
     proposal = proposal_of(context)
     assert proposal is not None
     assert proposal.decision.verdict is GateVerdict.UNDERPOWERED
+
+
+@pytest.mark.parametrize(
+    ("boundary", "verdict"),
+    [
+        ("environment", GateVerdict.UNDERPOWERED),
+        ("provider", GateVerdict.UNDERPOWERED),
+        ("policy", GateVerdict.PROMOTED),
+    ],
+)
+def test_a_family_that_nobody_could_play_is_not_passed_over(
+    context: Context, monkeypatch: pytest.MonkeyPatch, boundary: str, verdict: GateVerdict
+) -> None:
+    """Its service is down for both sides, and the candidate may fail there. Prompts that fit no context fit none later,
+    either, and the live release has nothing to lose there."""
+    played(monkeypatch, 0, 0)
+    evaluated(context)
+    nothing = "success = NULL, reward = NULL"
+    lost = text(f"UPDATE trajectories SET error_boundary = :b, error = 'down', {nothing} WHERE family = :f")
+    with context.store.transaction() as connection:
+        connection.execute(lost, {"b": boundary, "f": OTHER})
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert proposal.decision.verdict is verdict
+    assert proposal.decision.falls.get(OTHER) is (None if boundary == "policy" else FallKind.UNSEEN)
+    assert proposal.decision.difference.left_out == (0 if boundary == "policy" else 8)
+
+
+@pytest.fixture
+def gain(context: Context, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A candidate that the rules promote, while nothing of MLflow is asked; what was told of the verdict."""
+    said: list[Any] = []
+    for name in ("heal", "_check_reachable_files", "publish"):
+        monkeypatch.setattr(lifecycle, name, lambda *_: None)
+    monkeypatch.setattr(gate_file, "create_markdown_artifact", lambda **given: None)
+    monkeypatch.setattr(gate_file, "tell_verdict", lambda *given: said.append(given))
+    played(monkeypatch, 0, 0)
+    evaluated(context)
+    return said
+
+
+def verdict_of(context: Context, candidate: str = "candidate") -> tuple[str, str, str]:
+    """What is stored of a candidate: verdict, its last reason, and the release's state."""
+    row, release = context.store.row(VerdictRow, subject="release"), context.store.row(ReleaseRow, id=candidate)
+    assert row is not None
+    assert release is not None
+    return row.verdict, row.reasons[-1], release.state
+
+
+def test_a_persons_no_outlives_the_process_that_heard_it(
+    context: Context, gain: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    no = ("declined", "A person declined it: not before Monday.", ReleaseState.REFUSED)
+    context.declined = "not before Monday"
+    monkeypatch.setattr(gate_file, "tell_verdict", dies)
+    with pytest.raises(KeyboardInterrupt):
+        gate.do(context)
+    assert verdict_of(context) == no
+    context.declined = ""  # of another process, in which nobody is asked of a candidate that is refused
+    monkeypatch.setattr(gate_file, "tell_verdict", lambda *given: gain.append(given))
+    assert gate.do(context).release == 0
+    assert verdict_of(context) == no
+    assert gain[-1][2]["release"] == "declined"
+
+
+def test_what_was_rolled_back_meanwhile_is_a_refusal_with_the_reason(context: Context, gain: list[Any]) -> None:
+    """The candidate was made from a release that a person has left: the round tells so, and goes on to its report."""
+    row = context.store.row(ReleaseRow, id="candidate")
+    assert row is not None
+    parent = replace(row, id="parent", number=2, state=ReleaseState.ROLLED_BACK)
+    context.store.put([parent, replace(row, id="child", number=3, parent_id="parent")])
+    context.__dict__["results"][RouteResult] = RouteResult(candidate="child")
+    found = gate.do(context)
+    assert (found.release, found.promoted, found.verdicts["release"]) == (0, [], "declined")
+    verdict, reason, state = verdict_of(context, "child")
+    assert (verdict, state) == ("declined", ReleaseState.REFUSED)
+    assert "It was not made live: release 3 of shop cannot follow the bare base" in reason
+    assert gain[-1][3].endswith(reason)
+
+
+def test_what_went_live_and_was_rolled_back_before_the_gate_ended_stays_so(context: Context, gain: list[Any]) -> None:
+    context.store.set_state(ReleaseRow, "candidate", ReleaseState.LIVE)
+    context.store.set_state(ReleaseRow, "candidate", ReleaseState.ROLLED_BACK)
+    assert gate.do(context).release == 0
+    verdict, reason, state = verdict_of(context)
+    assert (verdict, state) == ("declined", ReleaseState.ROLLED_BACK)
+    assert "It was not made live: release 1 of shop is rolled-back, no candidate" in reason

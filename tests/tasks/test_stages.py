@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from db import GENERALIST, StageRow
-from errors import EnvironmentFault, StoreError, TargetBusy
+from errors import EnvironmentFault, EpisodesLost, StoreError, TargetBusy
 from models.adapters.files import checked_name
 from settings import load_settings
 from tasks.evaluate import _store_evaluation
@@ -259,8 +260,10 @@ def test_a_stage_stores_what_the_model_and_the_environment_took(context: Context
 
 def test_a_side_that_lost_every_episode_is_one_error(context: Context) -> None:
     context.store.add_trajectories([failure(context.round.id, "lost")])
-    with pytest.raises(EnvironmentFault, match="all 1 episodes of live on the test split were lost to errors"):
+    with pytest.raises(EpisodesLost, match="all 1 episodes of live on the test split were lost to errors") as problem:
         _store_evaluation(context, "test", "live", ["lost"], (1, 1))
+    assert problem.value.transient, "the round is gone on with"
+    assert _store_evaluation(context, "test", "noop", ["lost"], (1, 1)) is None, "it decides nothing"
 
 
 def test_a_stage_that_failed_is_done_again(context: Context) -> None:
@@ -355,6 +358,10 @@ def test_each_round_draws_new_tasks_and_test_stays_sealed(context: Context, sett
     drawn = [contents[n, split] for n in (1, 2) for split in ("diagnosis", "validation")] + [contents[1, "test"]]
     assert sum(map(len, drawn)) == len(set().union(*drawn)), "no content twice"
     assert context.tasks("diagnosis") == Context(context.settings, context.store, context.round).tasks("diagnosis")
+    # The first round goes on, and draws what the second has drawn meanwhile: the second keeps its tasks.
+    row = context._drawn_row(target.content(again.tasks("diagnosis")[0]), context.tasks("diagnosis")[0])
+    context.store.put([replace(row, task_id="drawn later")])
+    assert Context(again.settings, again.store, again.round).tasks("diagnosis") == again.tasks("diagnosis")
 
 
 def test_rows_are_found_by_the_beginning_of_their_id(context: Context) -> None:

@@ -308,3 +308,37 @@ def test_what_nobody_finished_blocks():
     assert decision.falls["coupon"] is FallKind.UNSEEN
     assert "coupon" not in decision.families
     assert any("coupon: no task was finished by both sides" in reason for reason in decision.reasons)
+
+
+@pytest.mark.parametrize(
+    ("count", "base", "other", "kind"),
+    [
+        (50, 0, 45, FallKind.LOST),  # all that it would have failed
+        (50, 0, 2, FallKind.LOST),
+        (50, 0, 1, FallKind.HELD),  # one task is what a family can resolve
+        (50, 20, 21, FallKind.HELD),  # a server was down for both
+        (200, 0, 4, FallKind.HELD),  # exactly the margin
+        (50, 50, 50, FallKind.UNSEEN),
+    ],
+)
+def test_what_the_candidate_alone_lost_to_errors_blocks(count, base, other, kind):
+    outcomes = [[np.nan] * lost + [1.0] * (count - lost) for lost in (base, other)]
+    decision = release(GAIN, family("refund", *outcomes))
+    assert decision.falls["refund"] is kind
+    assert decision.verdict is (GateVerdict.PROMOTED if kind is FallKind.HELD else GateVerdict.UNDERPOWERED)
+    gone = max(base, other)
+    assert decision.difference.left_out == gone
+    assert f", {gone} more left out because a side lost them to errors" in decision.reasons[0]
+    said = f"refund: the candidate lost {other} of {count} tasks to errors, the live release {base}"
+    assert any(reason.startswith(said) for reason in decision.reasons) is (kind is FallKind.LOST)
+
+
+def test_a_task_lost_in_each_of_many_families_blocks_overall():
+    few = [family(f"family_{i}", [1.0] * 10, [np.nan] + [1.0] * 9) for i in range(8)]
+    decision = release(GAIN, *few)
+    assert decision.falls["family_0"] is FallKind.HELD
+    assert decision.falls["overall"] is FallKind.LOST
+    assert decision.verdict is GateVerdict.UNDERPOWERED
+    fallen = release(GAIN, family("refund", [1.0] * 20, [np.nan] * 5 + [0.0] * 15))
+    assert fallen.verdict is GateVerdict.REGRESSION, "what is known to fall is said as that"
+    assert "left out" not in release(GAIN).reasons[0]

@@ -84,12 +84,13 @@ def test_what_was_rolled_back_while_the_gate_ran_again_stays_so(
     context: Context, judged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gate had died after its promotion: it reads a live release, and a person takes that back meanwhile."""
-    history = [{"state": "rolled-back"}]
+    history, plain = [{"state": "rolled-back"}], gate_file._evidence
 
-    def rolled_back(**given: Any) -> None:
+    def rolled_back(*given: Any) -> dict[str, object]:
         context.store.set_state(ReleaseRow, "r7", ReleaseState.ROLLED_BACK, evidence={"history": history})
+        return plain(*given)
 
-    monkeypatch.setattr(gate_file, "create_markdown_artifact", rolled_back)
+    monkeypatch.setattr(gate_file, "_evidence", rolled_back)
     context.store.set_state(ReleaseRow, "r7", ReleaseState.LIVE)
     judged(GateVerdict.PROMOTED, ReleaseState.LIVE)
     release = context.store.row(ReleaseRow, id="r7")

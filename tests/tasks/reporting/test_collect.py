@@ -48,6 +48,7 @@ from tasks.round.results import (
     TransferFigures,
 )
 from tasks.round.stored import StoredRound
+from tests.db.store_examples import failure
 
 LOST, WON, HALF = (False, False), (True, True), (True, False)
 
@@ -349,13 +350,15 @@ def test_what_an_accepted_environment_cost_is_a_figure_and_both_models_are_told(
 def test_a_round_from_before_there_were_releases_is_compared_with_the_base(shop: Shop, settings: Settings) -> None:
     row = shop.round()
     base, routed = shop.episodes(row, "base", [LOST, LOST]), shop.episodes(row, "adapter", [WON, LOST])
-    shop.stage(row, TestResult(base_ids=base, routed_ids=routed, noop_ids=base[::2]))
+    shop.store.add_trajectories([failure(row.id, "errored")])
+    shop.stage(row, TestResult(base_ids=base, routed_ids=routed, noop_ids=["errored"]))
     shop.stage(row, GateResult(promoted=[]))
     found = figures(shop, row, settings)
     assert (found.before, found.after, found.live, found.gain) == (None, None, None, None)
     assert found.difference is not None
     assert found.difference.points == 50.0
     assert found.families["refund"].live is None
+    assert (found.noop, found.families["refund"].noop) == (None, None), "doing nothing was lost to errors"
     assert found.data_hash == DATA
 
 
