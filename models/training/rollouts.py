@@ -255,11 +255,11 @@ class Rollouts:
             try:
                 done = {t.episode.key: t for t in player.play(episodes)}
             except NotFinite as problem:
-                raise _come_apart(step) from problem
+                raise come_apart(step) from problem
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
             if not all(math.isfinite(sum(t.conversation.logprobs)) for t in ordered):
-                raise _come_apart(step)
+                raise come_apart(step)
             self.played += len(ordered)
             self.on_trajectories(step, ordered)
             ordered = [self._unhinted(t) if t.score and is_advised(t.episode.task) else t for t in ordered]
@@ -385,7 +385,8 @@ class Rollouts:
         return trl_rows(conversations, rewards_R, rows)
 
 
-def _come_apart(step: int) -> TrainingError:
+def come_apart(step: int) -> TrainingError:
+    """What ends a training whose adapter is no number any more."""
     return TrainingError(
         f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
         "this adapter again"
