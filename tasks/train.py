@@ -243,7 +243,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         stored = storing.seconds
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
-            source = limited(environment, context.limits)
+            source = limited(environment, context.limits, identity)
             given = source, actor, context.base.renderer, settings, output, on_step, on_trajectories
             made = train_adapter(*given, start, until, saved, course.ready)
         context.environment.seconds += made.environment_seconds
