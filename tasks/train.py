@@ -14,15 +14,15 @@ import pandas as pd
 from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
 from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
+from errors import NotFinite
 from models.adapters.files import adapter_digest, export_adapter
-from models.adapters.loading import load_folder
 from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
 from models.training.checkpoints import fetch_further, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
 from models.training.records import Dialled, levels_of
-from models.training.rollouts import PlayedBefore
+from models.training.rollouts import PlayedBefore, come_apart
 from settings import Settings
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -38,7 +38,7 @@ from tasks.round.results import (
 from tasks.round.rollouts import outcomes, round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
-from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_scenarios, pick, play_checkpoint
+from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_scenarios, loaded, pick, play_checkpoint
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.learning.played_before import groups_before
@@ -243,7 +243,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         stored = storing.seconds
         with Stopwatch() as training:
             actor = context.backend.actor(context.probe.ids, f"{course.name}@{round_id}")
-            source = limited(environment, context.limits)
+            source = limited(environment, context.limits, identity)
             given = source, actor, context.base.renderer, settings, output, on_step, on_trajectories
             made = train_adapter(*given, start, until, saved, course.ready)
         context.environment.seconds += made.environment_seconds
@@ -302,20 +302,23 @@ def _check_transfer(
     context: Context, course: Course, result: TrainingResult, tasks: Sequence[TargetTask], third: int, warm: bool
 ) -> TransferFigures | None:
     """What the weights after step `third` (or the last one, where there are fewer) have brought in the environment and
-    on `tasks` of the target; what is stored is not played again. None where there are no such weights."""
+    on `tasks` of the target; what is stored is not played again. None where there are no such weights, or they have
+    come apart."""
     if not result.records or result.verdict:
         return None
     settings, step, number, name = context.settings, min(third, result.last), context.round.number, course.name
     ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
     own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
     start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
-    now = _played_with(context, ground, result.weights[step], own, name)
     target = replace(context.ground("transfer"), adapter_id=course.adapter)
-    folder = result.weights[step]
-    adapter = load_folder(context.policy, folder, name, context.round.id, adapter_digest(folder))
-    episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
-    tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
-    context.policy.unload_adapter(adapter)
+    try:
+        now = _played_with(context, ground, result.weights[step], own, name)
+        with loaded(context, result.weights[step], name) as adapter:
+            episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
+            tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
+    except NotFinite as problem:
+        logger.warning("whether %s carries over is not known: %s", name, problem)
+        return None
     if start.empty or now.empty or tried.empty:
         logger.warning("whether %s carries over is not known: all episodes of a side were lost to errors", name)
         return None
@@ -326,13 +329,8 @@ def _played_with(
     context: Context, ground: Playground, folder: Path | None, tasks: Sequence[TargetTask], capability: str
 ) -> pd.DataFrame:
     """Outcomes of a checkpoint's weights (None: the base) on `tasks`; it is loaded for that alone."""
-    name = None
-    if folder is not None:
-        name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
-    played = play_checkpoint(context.engine, ground, tasks, context.seed, name)
-    if name is not None:
-        context.policy.unload_adapter(name)
-    return played
+    with loaded(context, folder, capability) as name:
+        return play_checkpoint(context.engine, ground, tasks, context.seed, name)
 
 
 def _choose(
@@ -344,7 +342,8 @@ def _choose(
 ) -> Choice:
     """Play what the training began from and the checkpoints worth it on fresh seeds, at the temperature of evaluation.
 
-    The last is taken as it is where there is no other, and where its environment taught the wrong thing.
+    The last is taken as it is where there is no other, and where its environment taught the wrong thing. Those that
+    have come apart are left out; raises `TrainingError` where all have.
     """
     settings = context.settings
     steps = candidates(result.records, settings.train.candidates) if result.records else []
@@ -357,7 +356,14 @@ def _choose(
     played = {}
     for step in (0, *steps):
         folder = result.weights[step] if step or warm else None  # an adapter that begins from zero is the base
-        played[step] = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
+        try:
+            played[step] = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
+        except NotFinite as problem:
+            if not step:  # the base, or what has trained without a word
+                raise
+            logger.warning("step %d of %s is left out: %s", step, environment.spec.capability, problem)
+    if len(played) < 2:
+        raise come_apart(steps[0])
     return pick(played, own)
 
 

@@ -9,6 +9,7 @@ through transformers and PEFT (`PlainLearner`), slower.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,8 @@ def make_learner(causal: Any, decoder: Any = None, recompute: bool = False) -> L
     a third more time for a fraction of the memory. Weights in parts are gathered where transformers calls the layers.
     """
     if is_parted(causal) or unknown_parts(causal) or not isinstance(decoder, FusedDecoder) or not _known(causal):
+        if decoder is not None and not is_parted(causal):
+            _round_once(causal)
         return PlainLearner(causal, recompute)
     return FusedLearner(causal, decoder, recompute)
 
@@ -97,6 +100,21 @@ class _Matrix:
         x: torch.Tensor = torch.ops.mkldnn._linear_pointwise(y, self._turned, None, "none", [], "")
         return x
 
+    def plus(self, x: torch.Tensor, low: torch.Tensor, b: Sequence[torch.Tensor]) -> torch.Tensor:
+        """x W^T with what adapters add, B (out, rank) of each stacked part times its columns of `low` (N, ranks).
+
+        Below fp32 the sum is rounded once, as the sampler does it: what is added to a rounded number is lost where it
+        is less than half a unit in the last place. The large product adds up on the small one; a bias comes with it.
+        """
+        once = x.dtype.itemsize < 4
+        if once and self.bias is not None:
+            wide = torch.cat([self.weight, torch.block_diag(*b)], 1)
+            return F.linear(torch.cat([x, low], 1), wide, self.bias)
+        y = x.new_empty(len(x), len(self.weight)) if once else self(x)
+        for part, h, out in zip(b, low.split([m.shape[1] for m in b], 1), y.split([len(m) for m in b], 1), strict=True):
+            out.addmm_(h, part.t(), beta=0 if once else 1)
+        return y.addmm_(x, self.weight.t()) if once else y
+
 
 class _Product(torch.autograd.Function):
     """x W^T with the adapters of the stacked parts: `lora` is A, B of each part, `scales` one number for each."""
@@ -105,17 +123,14 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, matrix: _Matrix, scales: Sequence[float], *lora: torch.Tensor
     ) -> torch.Tensor:
-        y = matrix(x)
         ctx.matrix, ctx.scales = matrix, scales
         if not lora:
-            return y
+            return matrix(x)
         a = torch.cat([scale * a.to(x.dtype) for a, scale in zip(lora[::2], scales, strict=True)])
         b = [part.to(x.dtype) for part in lora[1::2]]
         low = F.linear(x, a)
         ctx.save_for_backward(x, low, a, *b)
-        for part, h, out in zip(b, low.split([m.shape[1] for m in b], 1), y.split([len(m) for m in b], 1), strict=True):
-            out.addmm_(h, part.t())
-        return y
+        return matrix.plus(x, low, b)
 
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor) -> Any:
@@ -190,6 +205,36 @@ class _Scored(torch.autograd.Function):
         return (given[0][:, None] * slopes).to(ctx.kind), None, None, None
 
 
+def _adapted(x: torch.Tensor, given: tuple[list[Any], _Matrix]) -> torch.Tensor:
+    """The product of stacked modules, x (N, in), with the adapters that they have now."""
+    modules, matrix = given
+    lora: list[torch.Tensor] = []
+    scales: list[float] = []
+    for module in (m for m in modules if hasattr(m, "lora_A") and not m.disable_adapters):
+        (name,) = module.active_adapters
+        lora += [module.lora_A[name].weight, module.lora_B[name].weight]
+        scales.append(float(module.scaling[name]))
+    if len(scales) < len(modules):  # all of a product learn, or none: `models/training/lora.py`
+        lora, scales = [], []
+    y: torch.Tensor = _Product.apply(x, matrix, tuple(scales), *lora)
+    return y
+
+
+def _round_once(causal: Any) -> None:
+    """Below fp32, pass PEFT's linear layers through `_Product`, while PEFT has them in the model: PEFT adds to what is
+    rounded already, and the sampler of this process does not. vLLM adds as PEFT does."""
+    for module in causal.modules():
+        plain = getattr(module, "base_layer", None)
+        if isinstance(plain, torch.nn.Linear) and hasattr(module, "lora_A") and plain.weight.dtype.itemsize < 4:
+            bias = None if plain.bias is None else plain.bias.detach()
+            module.forward = partial(_linear, ([module], _Matrix([plain.weight.detach()], bias)))
+
+
+def _linear(given: tuple[list[Any], _Matrix], x: torch.Tensor) -> torch.Tensor:
+    y = _adapted(x.reshape(-1, x.shape[-1]), given)
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
 def _count(work: Work, positions_N: torch.Tensor, layers: int, learning: int) -> None:
     """Add a pass over tokens at these positions, the last `learning` of `layers` with a gradient if one is asked."""
     tokens, seen = len(positions_N), int(positions_N.sum()) + len(positions_N)
@@ -230,22 +275,6 @@ class FusedLearner:
             bias = torch.cat([b.detach() for b in biases]) if biases else None
             made.append((modules, _Matrix([m.weight.detach() for m in plain], bias)))
         return made
-
-    @staticmethod
-    def _product(x: torch.Tensor, given: tuple[list[Any], _Matrix]) -> torch.Tensor:
-        modules, matrix = given
-        lora: list[torch.Tensor] = []
-        scales: list[float] = []
-        for module in modules:
-            if not hasattr(module, "lora_A") or module.disable_adapters:
-                break
-            (name,) = module.active_adapters
-            lora += [module.lora_A[name].weight, module.lora_B[name].weight]
-            scales.append(float(module.scaling[name]))
-        if len(scales) < len(modules):  # all of a product learn, or none: `models/training/lora.py`
-            lora, scales = [], []
-        y: torch.Tensor = _Product.apply(x, matrix, tuple(scales), *lora)
-        return y
 
     def run(self, ids_N: torch.Tensor, positions_N: torch.Tensor, batch: SharedBatch) -> torch.Tensor:
         rotation = self.decoder.rotation(positions_N)
@@ -301,13 +330,13 @@ class FusedLearner:
         d, layer, (qkv_of, o_of, both_of, down_of) = self.decoder, self.layers[index], self._matrices[index]
         tokens, turned, shape = len(x), d.heads + d.groups, x.shape[-1:]
         normed = F.rms_norm(x, shape, layer.input_layernorm.weight, d.epsilon)
-        qkv = self._product(normed, qkv_of).view(tokens, -1, d.dim)
+        qkv = _adapted(normed, qkv_of).view(tokens, -1, d.dim)
         qk = _Turned.apply(qkv[:, :turned], *rotation)
         seen = batch.attend(self.frozen + index, qk[:, : d.heads], qk[:, d.heads :], qkv[:, turned:])
-        x = x + self._product(seen.reshape(tokens, -1), o_of)
+        x = x + _adapted(seen.reshape(tokens, -1), o_of)
         normed = F.rms_norm(x, shape, layer.post_attention_layernorm.weight, d.epsilon)
-        gate, up = self._product(normed, both_of).chunk(2, dim=-1)
-        return x + self._product(F.silu(gate) * up, down_of)
+        gate, up = _adapted(normed, both_of).chunk(2, dim=-1)
+        return x + _adapted(F.silu(gate) * up, down_of)
 
     def score(
         self, hidden_SD: torch.Tensor, targets_S: torch.Tensor, temperature: float

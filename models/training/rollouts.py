@@ -83,9 +83,10 @@ class ScenarioSource(Protocol):
 
 @runtime_checkable
 class Allowed(Protocol):
-    """A source that is asked before a step's first episode whether it may have so many, and raises where not."""
+    """A source that is asked before a step's first episode whether it may have so many, and raises where not. `seed` is
+    theirs, of each step another: a step that is begun again has some of them already."""
 
-    def allow(self, episodes: int) -> None: ...
+    def allow(self, episodes: int, seed: int) -> None: ...
 
 
 class NothingToLearn(Exception):
@@ -181,6 +182,9 @@ class Rollouts:
     def _scenario(self, step: int, place: int) -> TargetTask:
         return self.environments.scenario(scenario_seed(self.settings.seed, step, place))
 
+    def _seed(self, step: int) -> int:
+        return self.settings.seed * 100_003 + step
+
     @property
     def decoder(self) -> Any:
         """The sampler's decoder on the model that is trained; None when servers sample."""
@@ -191,7 +195,8 @@ class Rollouts:
         difficulty, the next harder one is tried when it was mastered, else the next easier one, each once. What is
         raised then is `mastered` for the hardest level alone."""
         if isinstance(self.environments, Allowed):
-            self.environments.allow((self.settings.groups - len(self._begun(step))) * self.settings.group_size)
+            owed = (self.settings.groups - len(self._begun(step))) * self.settings.group_size
+            self.environments.allow(owed, self._seed(step))
         tried = {self.level}
         while True:
             try:
@@ -238,7 +243,7 @@ class Rollouts:
                 Episode(
                     f"{step}/{collection}/{g}/{k}{self._at}",
                     told,
-                    s.seed * 100_003 + step,
+                    self._seed(step),
                     (collection * s.groups + g) * s.group_size + k,
                     self.adapter,
                 )
@@ -255,11 +260,11 @@ class Rollouts:
             try:
                 done = {t.episode.key: t for t in player.play(episodes)}
             except NotFinite as problem:
-                raise _come_apart(step) from problem
+                raise come_apart(step) from problem
             self.environment_seconds += player.environment_seconds
             ordered = [done[e.key] for e in episodes]
             if not all(math.isfinite(sum(t.conversation.logprobs)) for t in ordered):
-                raise _come_apart(step)
+                raise come_apart(step)
             self.played += len(ordered)
             self.on_trajectories(step, ordered)
             ordered = [self._unhinted(t) if t.score and is_advised(t.episode.task) else t for t in ordered]
@@ -370,7 +375,7 @@ class Rollouts:
         rewards_GK = torch.tensor(rewards_R, dtype=torch.float32, device=trainer.accelerator.device)
         advantages_GK = group_advantages(rewards_GK.view(-1, self.settings.group_size), self.settings.scaled)
         if self.settings.shuffled:
-            advantages_GK = dealt_out(advantages_GK, self.settings.seed * 100_003 + step)
+            advantages_GK = dealt_out(advantages_GK, self._seed(step))
         self.advantages_R = torch.zeros(rows, device=rewards_GK.device)
         self.advantages_R[: len(trajectories)] = advantages_GK.flatten()
         # A rollout with advice teaches by its success alone: the policy would not have made its mistakes. Where rewards
@@ -385,7 +390,8 @@ class Rollouts:
         return trl_rows(conversations, rewards_R, rows)
 
 
-def _come_apart(step: int) -> TrainingError:
+def come_apart(step: int) -> TrainingError:
+    """What ends a training whose adapter is no number any more."""
     return TrainingError(
         f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
         "this adapter again"

@@ -75,7 +75,7 @@ class VllmPolicy:
         self.servers, self.stop_ids, self.rows = tuple(servers), stop_ids, concurrency
         self._identity, self._lora_folder, self._server_folder = identity, lora_folder, server_folder
         self._adapters: dict[str, Loaded] = {}
-        self._unloaded: set[str] = set()
+        self._unloaded: set[str] = set()  # a lost server does without these when it is back
         self._loading = threading.Lock()  # guards both
         self._tickets, self._open = count(), dict[int, str]()
         # Turns that are done, in that order, and None for each call of `wake`.
@@ -172,14 +172,20 @@ class VllmPolicy:
             except (AdapterError, ConfigurationError):
                 self._unload(name)  # from those that took it
                 raise
-            self._adapters[name] = Loaded(digest, shared, figures)
+            self._use(name, Loaded(digest, shared, figures))
 
     def know_adapter(self, name: str, digest: str) -> None:
         """Sample with an adapter that another process has loaded on the servers and keeps there. This one has no
         files of it, and leaves it loaded when it closes. Raises `AdapterError` where the servers differ in it."""
         if name not in self._adapters:
             figures = check_adapter(name, self.on_each(partial(probe, adapter=name)), self._base)
-            self._adapters[name] = Loaded(digest, None, figures)
+            with self._loading:
+                self._use(name, Loaded(digest, None, figures))
+
+    def _use(self, name: str, loaded: Loaded) -> None:
+        """Under `_loading`. A name that was unloaded may be loaded again: a server that comes back is to keep it."""
+        self._unloaded.discard(name)
+        self._adapters[name] = loaded
 
     def unload_adapter(self, name: str) -> None:
         """Take the adapter from every server, if this process loaded it; one that is lost does without it when it is

@@ -6,16 +6,21 @@ over when it has forgotten what the start could do. Nothing that is reported of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
 from environments.contract import TargetTask
 from errors import EnvironmentFault
+from models.adapters.files import adapter_digest
+from models.adapters.loading import load_folder
 from models.episodes import Episode
 from models.training.records import GroupFigures, StepRecord
 from tasks.measuring.statistics import Interval, clustered_interval, paired_difference
+from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import CheckpointFigures
 from tasks.round.rollouts import RoundEngine, outcomes
@@ -75,6 +80,20 @@ def fresh_scenarios(
         if not environment.own(task):
             retention[task.id] = task
     return list(own.values()), list(retention.values())
+
+
+@contextmanager
+def loaded(context: Context, folder: Path | None, capability: str) -> Iterator[str | None]:
+    """The name by which a checkpoint's weights (None: the base) are sampled with; they are loaded within alone, however
+    it ends."""
+    if folder is None:
+        yield None
+        return
+    name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
+    try:
+        yield name
+    finally:
+        context.policy.unload_adapter(name)
 
 
 def play_checkpoint(

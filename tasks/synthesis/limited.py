@@ -14,14 +14,16 @@ from tasks.unattended.limits import RoundLimits
 @dataclass(frozen=True)
 class Limited:
     """What training draws from, while the round's limits allow another step: a step is refused before its first
-    episode, when the checkpoint of the one before is whole."""
+    episode, when the checkpoint of the one before is whole. `adapter` is what is trained."""
 
     source: TrainingEnvironment
     limits: RoundLimits
+    adapter: str
 
-    def allow(self, episodes: int) -> None:
-        """Raises `LimitReached` where a step that begins with so many episodes may not be made."""
-        self.limits.check(episodes)
+    def allow(self, episodes: int, seed: int) -> None:
+        """Raises `LimitReached` where a step that begins with so many episodes may not be made. Those that the round
+        has of it already, from a process that died in it, are played again in their own place and count once."""
+        self.limits.check(max(0, episodes - self.limits.trained(self.adapter, seed)))
 
     def scenario(self, seed: int) -> TargetTask:
         return self.source.scenario(seed)
@@ -54,6 +56,8 @@ class LimitedDial(Limited):
         return replace(self, source=self.source.at(level))
 
 
-def limited(source: TrainingEnvironment, limits: RoundLimits) -> Limited:
-    """`source`, from which no step is made that the round's limits do not allow."""
-    return LimitedDial(source, limits) if isinstance(source, WrittenEnvironment) else Limited(source, limits)
+def limited(source: TrainingEnvironment, limits: RoundLimits, adapter: str) -> Limited:
+    """`source`, from which no step of the adapter's training is made that the round's limits do not allow."""
+    if isinstance(source, WrittenEnvironment):
+        return LimitedDial(source, limits, adapter)
+    return Limited(source, limits, adapter)

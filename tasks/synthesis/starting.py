@@ -19,7 +19,7 @@ from db import AdapterRow, CalibrationRow, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
-from errors import AdapterError, EnvironmentFault
+from errors import AdapterError, EnvironmentFault, NotFinite
 from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
@@ -192,11 +192,17 @@ def _usable(context: Context, other: str, identity: str, wanted: TrainingSetting
 
 def compare_starts(context: Context, environment: TrainingEnvironment, starts: Sequence[Start]) -> list[StartFigures]:
     """The base and `starts`, each on the same fresh scenarios of `environment` at the temperature of evaluation; one of
-    them is chosen. What is stored is not played again. Raises `EnvironmentFault` when every episode of one was lost."""
+    them is chosen. What is stored is not played again. One whose weights have come apart is left out. Raises
+    `EnvironmentFault` when every episode of one was lost."""
     own, retention = fresh_scenarios(environment, context.settings.train.choosing, context.round.number, CARRY_SEED)
     tasks, names = [*own, *retention], {task.id for task in own}
     base = _played(context, environment, None, tasks)
-    frames = [(None, base), *((start, _played(context, environment, start, tasks)) for start in starts)]
+    frames: list[tuple[Start | None, pd.DataFrame]] = [(None, base)]
+    for start in starts:
+        try:
+            frames.append((start, _played(context, environment, start, tasks)))
+        except NotFinite as problem:
+            logger.warning("%s cannot begin from %s: %s", environment.spec.capability, start.capability, problem)
     return choose([figures_of(start, frame, base, names) for start, frame in frames])
 
 
@@ -207,9 +213,11 @@ def _played(
     ground = context.training_ground(environment.spec.id, environment.environment, start.adapter if start else "")
     ground = replace(ground, group=START)
     episodes = [Episode("", task, context.seed, 0, name) for task in tasks]
-    ids = context.engine.play(ground, episodes, f"choose a start: {start.capability if start else 'base'}")
-    if name is not None:
-        context.policy.unload_adapter(name)
+    try:
+        ids = context.engine.play(ground, episodes, f"choose a start: {start.capability if start else 'base'}")
+    finally:
+        if name is not None:
+            context.policy.unload_adapter(name)
     return outcomes(context.store, ids)
 
 

@@ -43,7 +43,7 @@ def failed_tasks(stored: StoredRound, capability: str, tasks: Sequence[TargetTas
     return [by_id[name] for name in names if name in by_id]
 
 
-def target_episodes(tasks: Sequence[TargetTask], most: int, seed: int, adapter: str) -> list[Episode]:
+def target_episodes(tasks: Sequence[TargetTask], most: int, seed: int, adapter: str | None) -> list[Episode]:
     """At most `most` episodes of the adapter, evenly over `tasks`."""
     trials = max(1, most // len(tasks)) if tasks else 0
     return [Episode("", task, seed, trial, adapter) for task in tasks[:most] for trial in range(trials)]

@@ -62,6 +62,11 @@ class RoundLimits:
         """Stored episodes of the round, lost ones included: they took their time, too."""
         return self._sum("count(*)")
 
+    def trained(self, adapter: str, seed: int) -> int:
+        """Stored episodes of one step in an adapter's training: those with its seed."""
+        mine = "purpose = 'training' AND adapter_id = :adapter AND seed = :seed"
+        return self._sum("count(*)", mine, adapter=adapter, seed=seed) if self.limits.rollouts else 0
+
     def tokens(self) -> int:
         """Tokens of prompts and answers, of the model that is trained and of language models that were asked."""
         spent = self.store.spent(self.round.id)
@@ -82,8 +87,9 @@ class RoundLimits:
                 continue
         return total / 2**30
 
-    def _sum(self, what: str) -> int:
-        frame = self.store.query(f"SELECT {what} AS n FROM trajectories WHERE round_id = :round", round=self.round.id)
+    def _sum(self, what: str, where: str = "TRUE", **given: str | int) -> int:
+        text = f"SELECT {what} AS n FROM trajectories WHERE round_id = :round AND {where}"
+        frame = self.store.query(text, round=self.round.id, **given)
         return int(frame["n"].iloc[0])
 
     def _reached(self, name: str, limit: float, what: str) -> None:

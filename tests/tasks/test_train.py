@@ -10,6 +10,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sqlalchemy import text
 
 from db import (
@@ -24,8 +26,8 @@ from db import (
     row_id,
 )
 from environments.contract import Message, Observation, Prompt, Score, TargetTask
-from errors import StageHeld
-from models.adapters.files import adapter_digest
+from errors import StageHeld, TrainingError
+from models.adapters.files import WEIGHTS, adapter_digest
 from models.local.base import BaseModel
 from settings import load_settings
 from tasks import train as stage_file
@@ -180,6 +182,41 @@ def test_the_checkpoint_that_was_chosen_becomes_the_adapter(context: Context, mo
         assert step.success == pytest.approx(sum(bool(r.success) for r in mine) / len(mine))
         assert context.registry.steps[step.step]["train/own_success"] == step.success
     assert context.registry.steps[0]["choice/own_success"] == result.choice[0].success
+    assert context.policy.adapters == ()
+
+
+def torn(folder: Path) -> None:
+    """Weights that are no numbers any more."""
+    found = load_file(folder / WEIGHTS)
+    save_file({name: torch.full_like(weight, float("nan")) for name, weight in found.items()}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("steps", [(3,), (1, 2, 3)])
+def test_a_checkpoint_that_has_come_apart_is_left_out(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, steps: tuple[int, ...]
+) -> None:
+    pick, choose = stage_file.pick, stage_file._choose
+    compared: list[list[int]] = []
+
+    def second(frames: Any, own: Any) -> Choice:
+        compared.append(sorted(frames))
+        return replace(pick(frames, own), step=2)
+
+    def choosing(context: Context, identity: str, environment: Any, result: Any, warm: bool) -> Choice:
+        for step in steps:
+            torn(result.weights[step])
+        return choose(context, identity, environment, result, warm)
+
+    monkeypatch.setattr(stage_file, "pick", second)
+    monkeypatch.setattr(stage_file, "_choose", choosing)
+    if len(steps) == 3:
+        with pytest.raises(TrainingError, match="not finite"):
+            trained(context)
+    else:
+        result = trained(context)
+        assert (result.chosen, [c.step for c in result.choice]) == (2, [0, 1, 2])
+        assert compared == [[0, 1, 2]]
+    assert f"step 3 of {CAPABILITY} is left out" in caplog.text
     assert context.policy.adapters == ()
 
 

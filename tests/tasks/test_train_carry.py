@@ -18,7 +18,7 @@ from tasks.round.results import CalibrateResult, SelectResult, StartFigures, Syn
 from tasks.round.stage import stage
 from tasks.synthesis import starting
 from tests.adapters_made import make_adapter
-from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played
+from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played, torn
 
 FIRST = "ask_it"
 FIGURES = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)
@@ -220,6 +220,18 @@ def test_what_may_be_begun_from(
         assert [start.adapter for start in found] == ["fits-id", "zeta-id"]
         starting.starts_for(context, CAPABILITY, wanted, champion)
     assert "only 2 adapters are compared, left out: zeta" in caplog.text
+
+
+def test_a_start_that_has_come_apart_is_left_out(context: Context) -> None:
+    torn_apart = context.folder / "torn"
+    row = stored(context, "torn", torn_apart)
+    torn(torn_apart)
+    context.store.set_state(AdapterRow, row.id, row.state, sha256=adapter_digest(torn_apart))
+    start = starting.Start("torn", row.id, torn_apart)
+    (base,) = starting.compare_starts(context, Named(CAPABILITY), [start])  # type: ignore[arg-type]
+    assert base.chosen
+    assert not base.adapter
+    assert context.policy.adapters == ()
 
 
 def test_with_carry_the_easiest_is_trained_first(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

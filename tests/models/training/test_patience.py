@@ -106,7 +106,7 @@ class Allowing(Few):
         super().__init__(Late)
         self.most, self.asked = most, list[int]()
 
-    def allow(self, episodes: int) -> None:
+    def allow(self, episodes: int, seed: int) -> None:
         self.asked.append(episodes)
         if episodes > self.most:
             raise LimitReached("enough")
@@ -138,7 +138,7 @@ def test_groups_that_were_played_before_take_no_place_of_retention_scenarios(
     policy, renderer = tiny_model
     settings, asked = replace(SMALL, groups=6, collections=1), list[int]()
     source = Kept()
-    source.allow = asked.append  # type: ignore[attr-defined]
+    source.allow = lambda episodes, seed: asked.append(episodes)  # type: ignore[attr-defined]
     plain = Rollouts(Kept(), LocalActor(policy), renderer, settings, lambda *given: None)
     plain.adapter = None  # type: ignore[assignment]
     groups = [plain.collect(0)[:4] for _ in range(ready)]

@@ -1,16 +1,21 @@
-"""A prefix that all rows share, from one step to the next."""
+"""A prefix that all rows share, from one step to the next; and a small adapter in bf16."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
+from peft.tuners.lora import LoraLayer
 
 from models.adapters.deltas import Delta
 from models.training.forward import StepPrefix, token_logprobs
-from models.training.learner import make_learner
-from tests.models.training.test_grpo import lora
+from models.training.learner import PlainLearner, _Matrix, _Product, make_learner
+from models.training.lora import lora_config
+from tests.models.training.test_grpo import SMALL, lora
+from tests.shapes_made import tiny_model as tiny_shape
 from tests.tokenizers_trained import random_ids
 
 
@@ -57,3 +62,55 @@ def test_what_the_sampler_has_merged_below_the_learning_layers_is_left_out(tiny_
     policy.unload_adapter("deep")
     assert torch.allclose(found, expected, atol=1e-4)
     assert not torch.allclose(torch.tensor(moved), torch.tensor(policy.score(ids, 8)), atol=0.1)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("size", [1e-4, 1e-3])
+def test_bf16_sees_all_of_a_small_adapter(size: float, biased: bool) -> None:
+    """An adapter of a first step is less than half a unit in the last place of what it is added to. Two stacked parts;
+    the gradients are those of fp32."""
+    torch.manual_seed(0)
+    base = [torch.randn(width, 64) / 8 for width in (96, 160)]
+    bias = torch.randn(256).bfloat16() if biased else None
+    matrix = _Matrix([weight.bfloat16() for weight in base], bias)
+    x, lora = (
+        torch.randn(300, 64),
+        [part for w in base for part in (torch.randn(4, 64) / 8, size * torch.randn(len(w), 4))],
+    )
+    given = [part.bfloat16().float() for part in (x, *lora)]
+    whole = matrix.weight.float(), None if bias is None else bias.float()
+    wide = [part.clone().requires_grad_() for part in given]
+    delta = torch.cat([2.0 * wide[0] @ a.t() @ b.t() for a, b in zip(wide[1::2], wide[2::2], strict=True)], 1)
+    expected = torch.nn.functional.linear(wide[0], *whole) + delta
+    narrow = [given[0].bfloat16().requires_grad_(), *(part.clone().requires_grad_() for part in given[1:])]
+    y = _Product.apply(narrow[0], matrix, (2.0, 2.0), *narrow[1:])
+    moved = (y - matrix(narrow[0])).detach().float()
+    seen = (moved * delta).sum() / delta.square().sum()
+    assert float(seen) == pytest.approx(1.0, abs=0.05)
+    assert torch.allclose(y.float(), expected, rtol=2**-8, atol=1e-3), "rounded once"
+    weigh = torch.randn_like(expected).bfloat16()
+    y.backward(weigh)
+    expected.backward(weigh.float())
+    for ours, theirs in zip(narrow, wide, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert (ours.grad - theirs.grad).norm() < 0.02 * theirs.grad.norm()
+
+
+def test_bf16_sees_all_of_a_small_adapter_through_peft_where_this_process_samples() -> None:
+    """As the sampler does. vLLM adds as PEFT does, so there PEFT's forward stays."""
+    causal = tiny_shape("qwen2").bfloat16()
+    get_peft_model(causal, lora_config(SMALL, causal))
+    layers: list[Any] = [m for m in causal.modules() if isinstance(m, LoraLayer)]
+    make_learner(causal)
+    assert not any("forward" in vars(m) for m in layers)
+    assert isinstance(make_learner(causal, SimpleNamespace()), PlainLearner)
+    for layer in layers:
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        torch.nn.init.normal_(b, std=1e-3)
+        x = torch.randn(2, 200, a.shape[1]).bfloat16()
+        with torch.no_grad():
+            delta = layer.scaling["default"] * x.float() @ a.t() @ b.t()
+            moved = (layer(x) - layer.base_layer(x)).float()
+        assert float((moved * delta).sum() / delta.square().sum()) == pytest.approx(1.0, abs=0.1)
+    assert layers

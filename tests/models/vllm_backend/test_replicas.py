@@ -203,6 +203,30 @@ def test_a_replica_that_comes_back_has_its_adapters_before_its_first_turn(
 
 
 @pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("own", [True, False])
+def test_a_replica_that_comes_back_keeps_what_was_unloaded_once_and_is_loaded_again(
+    two: tuple[Stub, Stub], tmp_path: Path, own: bool
+) -> None:
+    """Its own adapter, and one that another process has loaded again under the same name."""
+    one, other = two
+    policy, name = opened(one.url, other.url), "a@v1-1"
+    policy.load_adapter(name, "abc", tmp_path)
+    policy.unload_adapter(name)
+    if own:
+        policy.load_adapter(name, "abc", tmp_path)
+    else:
+        for stub in two:
+            stub.names.add(name)
+        policy.know_adapter(name, "abc")
+    policy._turns.lose(policy.servers[0], ProviderError("it broke", transient=True))
+    until(lambda: len(policy._turns.used()) == 1)
+    until(lambda: len(policy._turns.used()) == 2)
+    assert one.names == other.names == {name}
+    assert len(policy.generate([turn(f"s{i}", name) for i in range(8)])) == 8
+    policy.close()
+
+
+@pytest.mark.usefixtures("_quick")
 def test_a_replica_that_comes_back_with_other_weights_stays_out_and_is_told(
     two: tuple[Stub, Stub], caplog: pytest.LogCaptureFixture
 ) -> None:
