@@ -23,7 +23,6 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from errors import ConfigurationError
@@ -41,6 +40,7 @@ from settings_parts import (
     TrainSettings,
     UnattendedSettings,
     sqlite_url,
+    toml_source,
 )
 
 SCRIPTED_USER = "scripted"
@@ -116,7 +116,7 @@ class MachineSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, FILE)
+        return init_settings, env_settings, toml_source(settings_cls, FILE)
 
 
 class Settings(MachineSettings):
@@ -169,14 +169,14 @@ class Settings(MachineSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = TomlConfigSettingsSource(settings_cls, FILE)
+        file = toml_source(settings_cls, FILE)
         name = str(init_settings().get("profile") or env_settings().get("profile") or file().get("profile") or "laptop")
         path = PROFILES / f"{name}.toml"
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
             raise ConfigurationError(f"profile {name!r} does not exist; choose from {known}")
         chosen = InitSettingsSource(settings_cls, {"profile": name})  # an empty TRACE_PROFILE names none
-        return chosen, init_settings, env_settings, file, TomlConfigSettingsSource(settings_cls, path)
+        return chosen, init_settings, env_settings, file, toml_source(settings_cls, path)
 
     @property
     def folder(self) -> Path:
@@ -302,7 +302,7 @@ def _read(kind: type[Read], **given: Any) -> Read:
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
-        raise ConfigurationError(f"trace.toml cannot be read: {problem}; correct it and start again") from None
+        raise ConfigurationError(f"{FILE} cannot be read: {problem}; correct it and start again") from None
 
 
 @functools.cache

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, TomlConfigSettingsSource
+
+from errors import ConfigurationError
 
 TRANSFER = 24
 # Above this a ratio is clipped where the advantage is positive (1 + `TrainingSettings.clip_high`).
@@ -30,6 +34,15 @@ def shown_variable(name: str) -> str:
     """The name as errors about a variable that is not set show it. Some keys are letters and digits alone, and such a
     key may stand where its variable's name belongs: what is not in capitals is not shown."""
     return repr(name) if name == name.upper() else "(not shown, as it may be a key)"
+
+
+def toml_source(kind: type[BaseSettings], path: Path) -> TomlConfigSettingsSource:
+    """What a file sets; nothing where there is none. Raises `ConfigurationError` with the file's name for one that
+    cannot be read."""
+    try:
+        return TomlConfigSettingsSource(kind, path)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem}; correct it and start again") from None
 
 
 def sqlite_url(file: Path) -> str:

@@ -154,6 +154,11 @@ class Player:
         """Make an environment and reset it; what it shows first. Raises what ends the episode."""
         began = time.perf_counter()
         environment = self._guarded("make", self.make)
+        if not callable(getattr(environment, "reset", None)):
+            raise EnvironmentFault(
+                f"the target's environment() gave {type(environment).__name__}, which is no environment; let it "
+                "return one"
+            )
         playing = Playing(episode, environment, began)
         try:
             first = self._guarded("reset", self._reset, playing)
@@ -298,7 +303,8 @@ def guarded(seconds: float, name: str, call: Callable[P, T], *args: P.args, **kw
         raise CallOverdue(
             f"the environment's {name} did not return within {seconds} s; make it faster or allow more"
         ) from None
-    except Exception as problem:  # a user's environment may raise anything; the round must not end for it
+    # A user's environment may raise anything, and leave the process as a program of its own would; the round goes on.
+    except (Exception, SystemExit) as problem:
         raise EnvironmentFault(
             f"the environment's {name} raised {type(problem).__name__}: {problem}; mend the environment"
         ) from problem

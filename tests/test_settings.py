@@ -38,6 +38,13 @@ def test_a_file_of_settings_that_is_no_text_is_one_error(settings_folder: Path) 
         load_settings()
 
 
+def test_a_profile_that_cannot_be_read_is_named(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("settings.PROFILES", settings_folder)
+    (settings_folder / "mine.toml").write_text("budget = = 3")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml cannot be read: Invalid value .*; correct it"):
+        load_settings(profile="mine")
+
+
 @pytest.mark.parametrize("profile", sorted(p.stem for p in PROFILES.glob("*.toml")))
 def test_every_profile_is_sound(settings_folder: Path, profile: str) -> None:
     assert load_settings(profile=profile).profile == profile

@@ -82,6 +82,10 @@ def sandbox_died(*_: Any) -> Any:
     raise SandboxError("the sandbox died; start it again")
 
 
+def leaves(*_: Any) -> Any:
+    raise SystemExit(3)
+
+
 def played(change: Change, step_seconds: float = 30.0, policy: Any = None) -> tuple[Trajectory, list[Trajectory]]:
     """The trajectory of the changed episode, and those of the two sound ones around it."""
     tasks = [TargetTask(name, "test", "plain", 0) for name in ("before", "changed", "after")]
@@ -95,6 +99,7 @@ def played(change: Change, step_seconds: float = 30.0, policy: Any = None) -> tu
 FAULTS = {
     "reset raises": (raising("on_reset"), "reset raised KeyError"),
     "step raises": (raising("step"), "step raised KeyError"),
+    "step leaves the process": (raising("step", leaves), "step raised SystemExit"),
     "score raises": (raising("score"), "score raised KeyError"),
     "reset gives nothing": (giving("on_reset", None), "NoneType"),
     "step gives a text": (giving("step", "done"), "returned str"),
@@ -228,10 +233,14 @@ def test_an_oracle_that_gives_no_action_costs_its_own_episode() -> None:
     assert all(t.score for t in others)
 
 
-def test_an_environment_that_cannot_be_made() -> None:
+@pytest.mark.parametrize(
+    ("make", "said"), [(boom, "make raised KeyError"), (lambda: None, "gave NoneType, which is no environment")]
+)
+def test_an_environment_that_cannot_be_made(make: Any, said: str) -> None:
     task = TargetTask("t", "test", "plain", 0)
-    (trajectory,) = play_all(Player(boom, NoopPolicy(), None, Sampling()), [Episode("t", task)])
+    (trajectory,) = play_all(Player(make, NoopPolicy(), None, Sampling()), [Episode("t", task)])
     assert (trajectory.boundary, trajectory.score) == ("environment", None)
+    assert said in trajectory.error
 
 
 def test_an_oracle_that_raises_and_a_close_that_raises() -> None:

@@ -142,6 +142,8 @@ def compose_generalist(
     assert isinstance(context.target, Generators)
     families = {family for environment in made for family in environment.spec.families}
     families |= {family for family in context.target.families() if success.get(family, 0.0) < MASTERED}
+    if not families:
+        return None, "what is live masters every family, so that there is nothing to bring together"
     share = context.settings.calibration.retention_share
     return composed_of(context.target, context.round, GENERALIST, sorted(families), success, share, version), ""
 

@@ -113,6 +113,17 @@ def test_without_two_adapters_there_is_nothing_to_bring_together(settings_folder
     assert environment is not None, "one beside a generalist that is live"
 
 
+def test_where_every_family_is_mastered_there_is_nothing_to_bring_together(
+    settings_folder: Any, trained: list[str]
+) -> None:
+    trained.clear()
+    first = context_of(train={"generalist": 1, "demonstrations": 4})
+    environment, reason = compose_generalist(first, dict.fromkeys(target().families(), 0.9))
+    assert environment is None
+    assert "masters every family" in reason
+    assert compose_generalist(first, SUCCESS)[0] is not None
+
+
 def test_its_figures_are_the_means_of_its_parts(settings_folder: Any, trained: list[str]) -> None:
     names = ("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high")
     rates = {PARTS[0]: 0.2, PARTS[1]: 0.6, GENERALIST: 0.9}
