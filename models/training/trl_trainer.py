@@ -181,9 +181,7 @@ class EpisodeGRPO(GRPOTrainer):
         """The loss of the rows with an advantage. Where they come in several micro-batches the gradient of all but the
         last is sent back here; TRL sends the last one's."""
         kept_R = (~(inputs["advantages"].abs() <= NO_ADVANTAGE)).nonzero()[:, 0]  # NaN stays, to be refused below
-        passes: list[torch.Tensor | None] = [*self._micro_batches(kept_R, inputs)] if len(kept_R) else []
-        if self._parted:
-            passes += [None] * (_most_of_all(len(passes), kept_R.device) - len(passes))
+        passes = self._passes(kept_R, inputs)
         if not passes:  # all groups of the micro-batch have equal rewards: a zero that backward can pass
             return sum(p.sum() for p in model.parameters() if p.requires_grad) * 0.0
         done = torch.zeros((), device=kept_R.device)
@@ -197,8 +195,15 @@ class EpisodeGRPO(GRPOTrainer):
                 done += loss.detach()
         if self._kl_step != self.state.global_step:  # once a step: it costs a forward pass of the base
             self._kl_step = self.state.global_step
-            self._measure_kl(model, inputs, kept_R[:KL_ROWS], logprobs_RT)
+            self._measure_kl(model, inputs, self._passes(kept_R[:KL_ROWS], inputs), logprobs_RT)
         return loss + done
+
+    def _passes(self, rows_R: torch.Tensor, inputs: Any) -> list[torch.Tensor | None]:
+        """The micro-batches of some rows; None is a pass that this process makes for the sake of others."""
+        passes: list[torch.Tensor | None] = [*self._micro_batches(rows_R, inputs)] if len(rows_R) else []
+        if self._parted:
+            passes += [None] * (_most_of_all(len(passes), rows_R.device) - len(passes))
+        return passes
 
     def _pass(self, model: Any, inputs: Any, part_R: torch.Tensor | None) -> torch.Tensor:
         """The loss of some rows; without any a zero, from a pass that others make with theirs."""
@@ -256,23 +261,29 @@ class EpisodeGRPO(GRPOTrainer):
         return loss
 
     @torch.no_grad()
-    def _measure_kl(self, model: Any, inputs: Any, rows_R: torch.Tensor, logprobs_RT: torch.Tensor) -> None:
+    def _measure_kl(
+        self, model: Any, inputs: Any, passes: Sequence[torch.Tensor | None], logprobs_RT: torch.Tensor
+    ) -> None:
         """Mean KL(policy || base) per sampled token of some rows: exp(d) - d - 1 with d = base - policy. They are the
         first with an advantage of what TRL gives first, however long they are: micro-batches by tokens begin with the
-        longest. Without any, the pass alone, which others make with theirs."""
+        longest. They come in micro-batches, too: the memory was planned for no more. `passes` as `_passes` has them."""
+        total, tokens = 0.0, 0
         with self.accelerator.unwrap_model(model).disable_adapter():
-            if not len(rows_R):
-                token_logprobs(*self._any_row(model, inputs))
-                return
-            inputs, policy_RT = _rows_of(inputs, rows_R), logprobs_RT[rows_R]
-            ids_RT = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            seen_RT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            self._asked = asked = _Asked(inputs["completion_mask"] * inputs["tool_mask"])
-            completion = inputs["completion_ids"].shape[1]
-            base_RT, _, _ = self._get_per_token_logps_and_entropies(model, ids_RT, seen_RT, completion)
-        gap_RT = (base_RT - policy_RT).clamp(-20, 20)
-        kl = ((gap_RT.exp() - gap_RT - 1) * asked.mask_RT).sum() / asked.mask_RT.sum().clamp(min=1)
-        self._metrics["train"]["kl"].append(float(kl))
+            for part_R in passes:
+                if part_R is None:
+                    token_logprobs(*self._any_row(model, inputs))
+                    continue
+                given = _rows_of(inputs, part_R)
+                ids_RT = torch.cat([given["prompt_ids"], given["completion_ids"]], dim=1)
+                seen_RT = torch.cat([given["prompt_mask"], given["completion_mask"]], dim=1)
+                self._asked = asked = _Asked(given["completion_mask"] * given["tool_mask"])
+                completion = given["completion_ids"].shape[1]
+                base_RT, _, _ = self._get_per_token_logps_and_entropies(model, ids_RT, seen_RT, completion)
+                gap_RT = (base_RT - logprobs_RT[part_R]).clamp(-20, 20)
+                total += float(((gap_RT.exp() - gap_RT - 1) * asked.mask_RT).sum())
+                tokens += int(asked.mask_RT.sum())
+        if any(part_R is not None for part_R in passes):
+            self._metrics["train"]["kl"].append(total / max(1, tokens))
 
     @torch.no_grad()
     def _prefix_of_base(self, learner: Learner, ids: list[int]) -> tuple[int, Prefix | None]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from models.adapters.files import adapter_digest
+from models.training import trl_trainer
 from models.training.actors import LocalActor
 from models.training.grpo import TrainingResult, train_adapter
 from models.training.ranks import DealtRollouts
@@ -72,15 +73,27 @@ def test_every_process_knows_how_many_episodes_were_played() -> None:
 
 
 def test_the_distance_to_the_base_does_not_depend_on_how_rows_come_in_micro_batches(
-    tiny_model: Any, tmp_path: Path
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By tokens, the longest rows come first."""
+    """By tokens, the longest rows come first; and no pass has more of them than is allowed, that through the base
+    neither."""
     policy, renderer = tiny_model
-    found = []
+    found, passes, score = [], list[tuple[bool, list[int]]](), trl_trainer.token_logprobs
+
+    def scoring(model: Any, ids: Any, shared: int, *given: Any) -> Any:
+        passes.append((torch.is_grad_enabled(), [len(row) - shared for row in ids]))
+        return score(model, ids, shared, *given)
+
+    monkeypatch.setattr(trl_trainer, "token_logprobs", scoring)
     for place, batches in enumerate(({"micro_batch": 12}, {"micro_batch_tokens": 30}, {"micro_batch_tokens": 1})):
         settings = replace(SMALL, groups=3, learning_rate=0.01, micro_batch_tokens=None)
         given = replace(settings, **batches)  # type: ignore[arg-type]
         made = train_adapter(Source(Mixed), LocalActor(policy), renderer, given, tmp_path / f"{place}", lambda _: None)
         found.append(made.records[1].kl)
+        most = given.micro_batch_tokens or sum(max((rows for _, rows in passes), key=sum))
+        assert all(sum(rows) <= max(most, *rows, 0) for _, rows in passes)
+        of_base = [len(rows) for learning, rows in passes if not learning]
+        assert sum(of_base) == 2 * trl_trainer.KL_ROWS, "two steps"
+        passes.clear()
     assert found[0] > 1e-4
     assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-2)
