@@ -160,7 +160,7 @@ def expected_peak(
         shape, sampling = replace(shape, fused=False), False  # such a model goes through transformers
     learning = shape.layers if settings.upper_layers is None else min(shape.layers, settings.upper_layers)
     tokens = batch.tokens + batch.prefix
-    kept = tokens * _of_layer(shape, settings.rank, width)
+    kept = tokens * _of_layer(shape, settings.rank, width, sampling)
     if device == "cuda":  # torch's kernels want the prefix before the keys and values of every row, for all heads
         kept += batch.rows * batch.prefix * 2 * shape.heads * shape.dim * width
     if settings.recompute:
@@ -192,7 +192,7 @@ def _weights(shape: Shape, parts: int) -> int:
     return math.ceil(shape.parameters / parts) + 2 * shape.linear + shape.words
 
 
-def _of_layer(shape: Shape, rank: int, width: int) -> int:
+def _of_layer(shape: Shape, rank: int, width: int, sampling: bool) -> int:
     """Bytes of a token that a layer keeps for its backward pass; attention's weights are made again in it. A CPU keeps
     some less: it does not repeat keys and values for all heads."""
     queries, keys = shape.heads * shape.dim, shape.groups * shape.dim
@@ -204,12 +204,14 @@ def _of_layer(shape: Shape, rank: int, width: int) -> int:
     # Attention's queries, keys, values and what it makes of them, all heads of each; the gated part's three. What
     # several experts make is weighed.
     passed = width * (4 * queries + shape.chosen * 3 * shape.inner + (shape.experts > 1) * shape.chosen * shape.hidden)
+    if sampling:  # adapters read what is narrow, with their layers (`learner.py`)
+        return norms + passed + width * (adapters_read(shape, 4) + 7 * rank)
     return norms + passed + 4 * (adapters_read(shape, width) + 7 * rank)
 
 
 def adapters_read(shape: Shape, width: int) -> int:
     """Numbers of a token that a layer's adapters keep of what they read, in fp32 as the adapters are: of a base that is
-    narrower each makes a copy of its own. Nothing runs under autocast, which would have them read what is narrow."""
+    narrower each makes a copy of its own under PEFT. No autocast, which would have them read what is narrow, is on."""
     first, second = (3, 2) if width < 4 else (1, 1)  # q, k and v read the same, and so do gate and up
     attention = first * shape.hidden + shape.heads * shape.dim
     return attention + (second * shape.hidden + shape.inner if shape.experts == 1 else 0)
