@@ -89,7 +89,7 @@ def figures_of(store: Store, spec: EvaluationSpec, policy: str, run: EvaluationR
     finished = frame[frame["error_boundary"].isna()]
     families = {str(n): success_of(part) for n, part in sorted(finished.groupby("family"), key=lambda p: -len(p[1]))}
     row = EvaluationRow(
-        target=spec.target.name,
+        target=spec.called,
         split=spec.split,
         policy=policy,
         evaluation=run.id,
