@@ -70,6 +70,15 @@ def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
     assert text.index("oracle ") < text.index("noop ")
 
 
+def test_what_an_earlier_run_played_is_said_until_it_is_played_again() -> None:
+    first = evaluate("oracle", trials=2, limit=4)
+    assert "earlier run" not in "\n".join(table(first))
+    again = evaluate("oracle", trials=2)
+    assert "oracle: 8 of 16 episodes are from an earlier run; --fresh plays them again" in table(again)
+    assert [row.earlier for row in again] == [8, 4]
+    assert "earlier run" not in "\n".join(table(evaluate("oracle", trials=2, fresh=True)))
+
+
 @pytest.mark.parametrize("user", ["scripted", "litellm:some/model"])
 @pytest.mark.parametrize("target", ["shop", TARGET])
 def test_a_simulated_user_for_a_target_that_has_none_is_refused(target: str, user: str) -> None:
