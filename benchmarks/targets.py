@@ -65,6 +65,8 @@ def _last_write(environment: Any, task: TargetTask) -> list[Any] | None:
 
         silent = [index for index, item in enumerate(environment._milestones) if not is_spoken(item)]
         return silent[-1:] or None
+    if not hasattr(environment, "_reference"):  # a target of one's own: nothing says which of its calls write
+        return None
     writes = [index for index, writes in enumerate(environment._reference.writes) if writes]
     return writes[-1:] or None
 

@@ -129,6 +129,8 @@ class Services:
     def environment(self) -> dict[str, str]:
         """What the services get: this process's variables, and where everything is."""
         kept = {k: v for k, v in os.environ.items() if (k, v) != ("PREFECT_LOGGING_LEVEL", "CRITICAL")}
+        if self.target:  # a run of a deployment that names no target takes that of the settings
+            kept["TRACE_TARGET"] = self.target
         return kept | {
             "PREFECT_API_URL": f"http://{HOST}:{self.ports.prefect}/api",
             "PREFECT_HOME": str(self.settings.folder / "prefect"),

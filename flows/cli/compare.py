@@ -14,7 +14,9 @@ WHAT = "release@N (or N; 0: the bare base), capability@vN, an evaluation's id, o
 def compare(
     a: Annotated[str, typer.Argument(help=WHAT)],
     b: Annotated[str, typer.Argument(help="The same, on the same tasks.")],
-    target: Annotated[str | None, typer.Option(help="Whose releases and adapters.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Whose releases and adapters; without it, the newest round's.")
+    ] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:

@@ -237,12 +237,14 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
 @app.command()
 def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:
     """Run rounds on a schedule in this process (needs a Prefect server: PREFECT_API_URL)."""
+    from environments.targets.catalogue import check_target_name
     from settings import load_settings
     from tasks.round.traffic import check_stage
     from tasks.unattended.servers import check_lasting_prefect, check_servers
 
     settings = load_settings(target=target, profile=profile)
     check_stage(settings.target, "a whole round")
+    check_target_name(settings.target)
     check_lasting_prefect()
     check_servers(settings)
     from flows.schedule import serve_schedule

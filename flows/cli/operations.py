@@ -53,7 +53,9 @@ def watch(
 
 def up(
     home: Home = None,
-    target: Annotated[str | None, typer.Option(help="Whose release the gateway serves.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What the nights play, and whose release the gateway serves.")
+    ] = None,
     prefect_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's server.")] = 4200,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of MLflow's server.")] = 5000,
     gateway_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway.")] = 8900,

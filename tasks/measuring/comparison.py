@@ -12,9 +12,18 @@ import pandas as pd
 from db import open_store
 from errors import ConfigurationError
 from settings import load_settings
-from tasks.measuring.outcomes import Outcomes, common_data, families_of, is_file, outcomes_of, read_outcomes
+from tasks.measuring.outcomes import (
+    Outcomes,
+    common_data,
+    families_of,
+    is_evaluation,
+    is_file,
+    outcomes_of,
+    read_outcomes,
+)
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import Interval, PairedDifference, clustered_interval
+from tasks.releases.lookup import target_named
 
 NONE = "(no family)"
 
@@ -100,7 +109,8 @@ class Comparison:
 
 def compare_named(a: str, b: str, target: str | None = None, home: Path | None = None) -> Comparison:
     """Compare two names as `trace-agent compare` takes them; the store is opened only where one is no file. What is
-    stored of both is compared on the newest data that both were played on.
+    stored of both is compared on the newest data that both were played on. Releases and adapters are of the target that
+    is given or set, else of the newest round's.
 
     `ConfigurationError` or `StoreError` for what cannot be read or compared."""
     if is_file(a) and is_file(b):
@@ -108,11 +118,13 @@ def compare_named(a: str, b: str, target: str | None = None, home: Path | None =
     settings = load_settings(target=target, home=home)
     with open_store(settings.database_url) as store:
         names = [what for what in (a, b) if not is_file(what)]
+        of = settings.target
+        if not all(map(is_evaluation, names)):
+            of = target_named(store, of if "target" in settings.model_fields_set else None, of)
         # A file does not say which data it is of.
-        data = common_data(store, names, settings.target) if len(names) == 2 else ""
+        data = common_data(store, names, of) if len(names) == 2 else ""
         first, second = (
-            outcomes_of(store, what, settings.target, data) if what in names else read_outcomes(Path(what))
-            for what in (a, b)
+            outcomes_of(store, what, of, data) if what in names else read_outcomes(Path(what)) for what in (a, b)
         )
     return compare(first, second)
 

@@ -41,9 +41,11 @@ NOBODY = "none"
 @dataclass(frozen=True)
 class EvaluationSpec:
     """What is measured. `limit` takes the first tasks of the split only and is no part of the id: a later run without
-    it goes on with the others. `start` counts how often the evaluation was begun anew."""
+    it goes on with the others. `start` counts how often the evaluation was begun anew. `called` is the name that the
+    target was asked for by, as rounds and releases are stored under it: one's own target may have another `name`."""
 
     target: Target
+    called: str
     split: str
     trials: int = 1
     seed: int = 0
@@ -78,7 +80,7 @@ class EvaluationRun:
 def evaluation_id(spec: EvaluationSpec, loaded: LoadedPolicy) -> str:
     """Hash of everything that decides an evaluation's figures."""
     how = [spec.split, spec.trials, spec.seed, spec.user, loaded.sampling.temperature, loaded.sampling.max_tokens]
-    return content_hash(["evaluation", spec.target.name, spec.target.data_hash, loaded.identity.id, *how, spec.start])
+    return content_hash(["evaluation", spec.called, spec.target.data_hash, loaded.identity.id, *how, spec.start])
 
 
 def latest(store: Store, spec: EvaluationSpec, loaded: LoadedPolicy, fresh: bool) -> EvaluationSpec:
@@ -117,18 +119,18 @@ def run_evaluation(
     put_spent()
     sampling = loaded.sampling
     ground = Playground(
-        spec.target.environment, spec.target.name, "evaluation", sampling.temperature, sampling.max_tokens,
+        spec.target.environment, spec.called, "evaluation", sampling.temperature, sampling.max_tokens,
         _adapter_row(store, loaded), identity, scope=f"evaluation:{identity}",
     )  # fmt: skip
     engine = Engine(
-        store, Origin(spec.target.name, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
+        store, Origin(spec.called, spec.target.data_hash), loaded.policy, loaded.renderer, loaded.window,
         replace(EVALUATION, workers=workers, cap=cap, flushed=put_spent),
     )  # fmt: skip
     tasks = spec.tasks
     adapters = loaded.choose(tasks) if loaded.choose else [loaded.adapter] * len(tasks)
     chosen = list(zip(tasks, adapters, strict=True))
     episodes = [Episode("", task, spec.seed, k, adapter) for task, adapter in chosen for k in range(spec.trials)]
-    played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.target.name} {spec.split}")
+    played = engine.play(ground, episodes, f"{loaded.name.text} on {spec.called} {spec.split}")
     ids = list(dict.fromkeys(played.ids))
     run = EvaluationRun(identity, ids, played.resumed, played.played, stopped=played.stopped)
     run.complete = len(store.stored_ids(ids)) == len(ids)
@@ -179,7 +181,7 @@ def check_context(spec: EvaluationSpec, loaded: LoadedPolicy) -> int:
     too_long = [need for need in needs if need > loaded.context]
     if needs and len(too_long) == len(needs):
         raise ConfigurationError(
-            f"{loaded.name.text} has a context of {loaded.context} tokens; the first turn of {spec.target.name} needs "
+            f"{loaded.name.text} has a context of {loaded.context} tokens; the first turn of {spec.called} needs "
             f"{min(needs)} to {max(needs)}; take a model with a longer context, or lower --max-tokens"
         )
     return len(too_long)

@@ -38,7 +38,8 @@ class Success(_Figures):
 
 class EvaluationRow(_Figures):
     """One policy on one target's split. `scored` is None while no episode was finished; `lost` counts episodes by the
-    part of the system that lost them, `owed` those without a result."""
+    part of the system that lost them, `owed` those without a result,
+    `earlier` those whose result an earlier run stored."""
 
     target: str
     split: str
@@ -55,6 +56,7 @@ class EvaluationRow(_Figures):
     terminations: dict[str, int]
     lost: dict[str, int]
     owed: int
+    earlier: int = 0
     steps: float
     sampled_tokens: int
     dollars: float
@@ -89,7 +91,7 @@ def figures_of(store: Store, spec: EvaluationSpec, policy: str, run: EvaluationR
     finished = frame[frame["error_boundary"].isna()]
     families = {str(n): success_of(part) for n, part in sorted(finished.groupby("family"), key=lambda p: -len(p[1]))}
     row = EvaluationRow(
-        target=spec.target.name,
+        target=spec.called,
         split=spec.split,
         policy=policy,
         evaluation=run.id,
@@ -104,6 +106,7 @@ def figures_of(store: Store, spec: EvaluationSpec, policy: str, run: EvaluationR
         terminations={str(k): int(v) for k, v in finished["termination"].value_counts().items()},
         lost={str(k): int(v) for k, v in lost["error_boundary"].value_counts().items()},
         owed=len(run.ids) - len(finished),
+        earlier=run.resumed,
         steps=float(finished["n_steps"].mean()) if len(finished) else 0.0,
         sampled_tokens=int(frame["sampled_tokens"].sum()),
         dollars=store.spent(None, stage=f"evaluation:{run.id}")["dollars"],
@@ -130,6 +133,7 @@ def overall(name: str, rows: Sequence[tuple[EvaluationRow, pd.DataFrame]]) -> Ev
             "terminations": _added([r.terminations for r, _ in rows]),
             "lost": _added([r.lost for r, _ in rows]),
             "owed": sum(r.owed for r, _ in rows),
+            "earlier": sum(r.earlier for r, _ in rows),
             "steps": float(np.average([r.steps for r, _ in rows], weights=[max(1, len(f)) for _, f in rows])),
             "sampled_tokens": sum(r.sampled_tokens for r, _ in rows),
             "dollars": sum(r.dollars for r, _ in rows),
@@ -196,6 +200,9 @@ def _notes(r: EvaluationRow) -> list[str]:
     if r.lost:
         parts = ", ".join(f"{k} {n}" for k, n in r.lost.items())
         notes.append(f"{r.policy}: lost to {parts}; the first: {r.first_error[:300]}")
+    if r.earlier:
+        of = f"{r.earlier} of {r.tasks * r.trials} episodes"
+        notes.append(f"{r.policy}: {of} are from an earlier run; --fresh plays them again")
     if r.owed:
         notes.append(f"{r.policy}: INCOMPLETE, {r.owed} of {r.tasks * r.trials} episodes have no result")
     return notes

@@ -95,6 +95,11 @@ def outcomes_of(store: Store, what: str, target: str, data: str = "") -> Outcome
     return _stored(store, what, which, of, data)
 
 
+def is_evaluation(what: str) -> bool:
+    """Whether a name is the id of an evaluation, or the beginning of one, which says itself what target it is of."""
+    return bool(re.fullmatch(r"[0-9a-f]{6,}", what))
+
+
 def common_data(store: Store, names: Sequence[str], target: str) -> str:
     """The newest state of the target's data that all of these were played on; "" where there is none."""
     columns = ["split", "target", "data_hash"]
@@ -109,7 +114,7 @@ def _named(store: Store, what: str, target: str) -> tuple[dict[str, Any], str]:
         return {"id": release_episodes(store, target, int(found[1]))}, target
     if found := re.fullmatch(r"(.+)@v(\d+)(?:-[0-9a-f]+)?", what):
         return {"adapter_id": _adapter(store, target, found[1], found[2]).id}, target
-    if re.fullmatch(r"[0-9a-f]{6,}", what):
+    if is_evaluation(what):
         return {"group_id": _evaluation(store, what)}, ""
     raise ConfigurationError(
         f"{what!r} is nothing that can be compared; give release@N (or N), capability@vN, the id of an evaluation, or "

@@ -139,17 +139,18 @@ def load_policy(
     name: PolicyName, options: PolicyOptions, settings: Settings, target: Target, client: ModelClient
 ) -> LoadedPolicy:
     """The policy, after its files, adapter or server were checked. An API model's key, price and tools are
-    left to `ChatPolicy.check`, which costs a call. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
+    left to `ChatPolicy.check`, which costs a call. Releases and adapters are those of `settings.target`, the name
+    that `target` was asked for by. Raises `ConfigurationError`, `AdapterError` or `ProviderError`."""
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "release" and name.text == BARE:
-        return _load_token_policy(replace(name, model=settings.base_model), options, settings, target)
+        return _load_token_policy(replace(name, model=settings.base_model), options, settings)
     if name.kind == "release":
         from tasks.measuring.release_policy import load_release
 
         return load_release(name, options, settings, target)
     if name.kind == "local":
-        return _load_token_policy(name, options, settings, target)
+        return _load_token_policy(name, options, settings)
     if name.kind == "vllm":
         from models.vllm.server import VllmServer
         from tasks.round.policies import check_awake
@@ -204,7 +205,7 @@ def _served_models(name: PolicyName) -> dict[str, int | None]:
         ) from problem
 
 
-def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Settings, target: Target) -> LoadedPolicy:
+def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Settings) -> LoadedPolicy:
     """A model as rounds play it: exact ids, the project's rendering, in this process or on vLLM servers."""
     from models.local.base import load_base
     from models.local.model_files import check_base
@@ -212,7 +213,7 @@ def _load_token_policy(name: PolicyName, options: PolicyOptions, settings: Setti
 
     check_base(name.model, settings.cache)
     check_policy(settings)
-    found = None if not name.adapter else registered_adapter(name.adapter, settings, target.name)
+    found = None if not name.adapter else registered_adapter(name.adapter, settings, settings.target)
     rollout = settings.rollout
     how = settings.dtype, settings.calls, rollout.rows, settings.cache, settings.devices.shard
     base = load_base(name.model, *how)

@@ -48,10 +48,10 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
     member whose folder is gone or was changed."""
     check_policy(settings)
     with open_store(settings.database_url) as store:
-        release = release_named(store, target.name, name.text)
+        release = release_named(store, settings.target, name.text)
         if release.data_hash != target.data_hash:
             raise ConfigurationError(
-                f"release {release.number} was proven on data {release.data_hash} of {target.name}, which is now "
+                f"release {release.number} was proven on data {release.data_hash} of {settings.target}, which is now "
                 f"{target.data_hash}: figures on it cannot be compared; evaluate a release of the present data"
             )
         trained = {c: str(m["adapter_id"]) for c, m in release.members.items() if m["adapter_id"]}
@@ -66,7 +66,7 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
     policy, router = open_backend(settings, base).policy, release_router(settings.folder, release, settings.files)
     names = {
         capability: load_folder(policy, folder, capability, origin, release.members[capability]["sha256"])
-        for capability, origin, folder in _folders(settings, target, release, rows)
+        for capability, origin, folder in _folders(settings, release, rows)
     }
 
     def choose(tasks: Sequence[TargetTask]) -> list[str | None]:
@@ -94,7 +94,7 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
 
 
 def _folders(
-    settings: Settings, target: Target, release: ReleaseRow, rows: Mapping[str, AdapterRow | None]
+    settings: Settings, release: ReleaseRow, rows: Mapping[str, AdapterRow | None]
 ) -> Iterator[tuple[str, str, Path]]:
     """Capability, origin and folder of each member: of those with `rows` where their round left them; of the others,
     blends, which no round trained, from the registry, as the gateway has them."""
@@ -107,6 +107,6 @@ def _folders(
         yield capability, row.round_id, folder
     blends = {c: m for c, m in release.members.items() if c not in rows}
     if blends:
-        registry = open_registry(settings, target.name)
+        registry = open_registry(settings, settings.target)
         for capability, adapter in member_adapters(registry, replace(release, members=blends)).items():
             yield capability, "blend", registry.download(adapter, settings.folder / "adapters")

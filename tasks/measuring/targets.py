@@ -68,7 +68,7 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
     client = ModelClient(cap)
     a = settings.analyst
     player = user_model(user, client, concurrency=a.concurrency, send_temperature=a.send_temperature)
-    specs = [_spec(load_target(target, user, player), request) for target in expand(request.target)]
+    specs = [_spec(load_target(target, user, player), target, request) for target in expand(request.target)]
     rows: dict[str, list[EvaluationRow]] = {}
     frames: dict[str, list[tuple[EvaluationRow, pd.DataFrame]]] = {}
     with open_store(settings.database_url) as store, ExitStack() as open_ones:
@@ -76,17 +76,18 @@ def evaluate_targets(request: EvaluateRequest, options: PolicyOptions) -> list[E
         plan = list[tuple[LoadedPolicy, EvaluationSpec]]()
         for spec in specs:
             check_user(spec, cap)
+            its = settings.model_copy(update={"target": spec.called})
             # What is the same for every target is loaded once: adapters and releases are a target's, the base is not.
             again = bool(plan) and not name.adapter and (name.kind != "release" or name.text == BARE)
-            loaded = plan[0][0] if again else load_policy(name, options, settings, spec.target, client)
+            loaded = plan[0][0] if again else load_policy(name, options, its, spec.target, client)
             open_ones.callback(loaded.close)
             tight = check_context(spec, loaded)
             if tight:
-                logger.warning("%d of %d tasks of %s do not fit the context", tight, len(spec.tasks), spec.target.name)
+                logger.warning("%d of %d tasks of %s do not fit the context", tight, len(spec.tasks), spec.called)
             plan.append((loaded, spec))
             if name.text != NOOP:
                 plan.append(
-                    (load_policy(parse_policy(NOOP), options, settings, spec.target, client), replace(spec, trials=1))
+                    (load_policy(parse_policy(NOOP), options, its, spec.target, client), replace(spec, trials=1))
                 )
         plan = [(loaded, latest(store, spec, loaded, request.fresh)) for loaded, spec in plan]
         cap.before = Spent(dollars=sum(spent_before(store, spec, loaded) for loaded, spec in plan))
@@ -123,14 +124,14 @@ def expand(name: str) -> list[str]:
     return groups().get(name, [name])
 
 
-def _spec(target: Target, request: EvaluateRequest) -> EvaluationSpec:
+def _spec(target: Target, called: str, request: EvaluateRequest) -> EvaluationSpec:
     checked_tasks(target)
-    spec = EvaluationSpec(target, request.split, request.trials, request.seed, request.limit)
+    spec = EvaluationSpec(target, called, request.split, request.trials, request.seed, request.limit)
     if not spec.tasks:
-        raise ConfigurationError(f"{target.name} has no task in the split {request.split}; take another split")
+        raise ConfigurationError(f"{called} has no task in the split {request.split}; take another split")
     if request.user and spec.user == NOBODY:
         raise ConfigurationError(
-            f"--user {request.user!r} is given, and {target.name} has no simulated user to choose (what its users say "
+            f"--user {request.user!r} is given, and {called} has no simulated user to choose (what its users say "
             "is built in); leave --user out"
         )
     return spec

@@ -164,7 +164,7 @@ def _on_tasks(
     day = now.astimezone(UTC).date().toordinal()
     drawn = store.rows(DrawnTaskRow, target=settings.target, data_hash=target.data_hash)
     watched: Any = FreshTasks(target, fresh_tasks(settings, target, day, {row.content for row in drawn}))
-    spec = EvaluationSpec(watched, "validation", 1, FIRST_DRAW + day)
+    spec = EvaluationSpec(watched, settings.target, "validation", 1, FIRST_DRAW + day)
     parent = parent_of(store, live)
     sides = {"live": f"release@{live.number}", BASE: f"local:{settings.base_model}"}
     if parent is not None:
@@ -176,7 +176,7 @@ def _on_tasks(
             run = run_evaluation(store, spec, loaded, client.cap)
         finally:
             loaded.close()
-        played[side] = outcomes_of(store, run.id, target.name)
+        played[side] = outcomes_of(store, run.id, settings.target)
     found = []
     for side in sides:
         if side == "live":

@@ -11,11 +11,13 @@ import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
-from errors import ConfigurationError
+from errors import ConfigurationError, TargetError
 from flows import deploy as deploy_file
 from flows import schedule as schedule_file
 from flows.cli.main import app
 from flows.deploy import SILENT, TAG, deploy
+from flows.services import Ports, Services
+from settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 API = "http://127.0.0.1:4200/api"
@@ -71,6 +73,18 @@ def test_a_schedule_that_could_never_run_a_round_is_refused(
     monkeypatch.setattr(schedule_file, "serve", lambda *given, **how: pytest.fail("it is served"))
     with temporary_settings({PREFECT_API_URL: api}), pytest.raises(ConfigurationError, match=said):
         CliRunner().invoke(app, ["schedule"], catch_exceptions=False, env={"PREFECT_API_URL": api})
+
+
+def test_a_schedule_of_no_target_is_refused(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_file, "serve", lambda *given, **how: pytest.fail("it is served"))
+    with pytest.raises(TargetError, match="target 'nope' does not exist"):
+        CliRunner().invoke(app, ["schedule", "--target", "nope"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("target", ["bfcl:single", None])
+def test_the_nights_of_what_was_started_for_a_target_are_on_it(settings_folder: Path, target: str | None) -> None:
+    services = Services(load_settings(home=settings_folder), Ports(), target)
+    assert services.environment().get("TRACE_TARGET") == target
 
 
 def test_a_schedule_of_no_time_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

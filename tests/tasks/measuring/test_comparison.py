@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -210,6 +211,21 @@ def test_releases_from_the_rounds_that_played_them(home: Path) -> None:
     assert compare_named("release@0", "release@1", home=home).difference.points == 0.0
     with pytest.raises(StoreError, match="no release 3; it has 1, 2"):
         compare_named("release@1", "3", home=home)
+
+
+def test_without_a_target_it_is_that_of_the_newest_round_whatever_the_settings_default_to(
+    settings_folder: Path,
+) -> None:
+    with open_store(f"sqlite:///{settings_folder / 'trace.db'}") as store:
+        store.start_round("desk", "data1", 1, "laptop", {})
+        made: dict[str, Any] = {"target": "desk", "base": "small", "data_hash": "data1"}
+        store.put([ReleaseRow(id="d1", number=1, state=ReleaseState.LIVE, **made)])
+    with pytest.raises(StoreError, match="target 'desk' has no release 7; it has 1"):
+        compare_named("release@1", "release@7", home=settings_folder)
+    with pytest.raises(ConfigurationError, match="has no round of 'shop', but of desk"):
+        compare_named("release@1", "release@7", target="shop", home=settings_folder)
+    with pytest.raises(StoreError, match="0 stored evaluations begin with"):
+        compare_named("cccccc", "aaaaaa", target="shop", home=settings_folder)
 
 
 def test_a_release_has_what_the_challenge_played_it_and_no_episode_of_another_candidate(home: Path) -> None:

@@ -16,7 +16,6 @@ from environments.contract import Observation, TargetTask
 from errors import AdapterError, ConfigurationError, ProviderError, TargetError
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
-from models.adapters.registry import Registry
 from models.local.base import load_base
 from models.policy import Sampling
 from models.scripted import NoopPolicy
@@ -24,6 +23,7 @@ from settings import load_settings
 from tasks.measuring.figures import EvaluationRow, table
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets, expand
+from tasks.round.registry import open_registry
 from tests.adapters_made import make_adapter
 from tests.models.providers.chat_server import agent, calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst
@@ -68,6 +68,15 @@ def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
     assert "data counting-1, user: none" in text
     assert "  even" in text
     assert text.index("oracle ") < text.index("noop ")
+
+
+def test_what_an_earlier_run_played_is_said_until_it_is_played_again() -> None:
+    first = evaluate("oracle", trials=2, limit=4)
+    assert "earlier run" not in "\n".join(table(first))
+    again = evaluate("oracle", trials=2)
+    assert "oracle: 8 of 16 episodes are from an earlier run; --fresh plays them again" in table(again)
+    assert [row.earlier for row in again] == [8, 4]
+    assert "earlier run" not in "\n".join(table(evaluate("oracle", trials=2, fresh=True)))
 
 
 @pytest.mark.parametrize("user", ["scripted", "litellm:some/model"])
@@ -202,11 +211,11 @@ def test_a_context_too_small_is_refused_before_work(tiny_model: Any, monkeypatch
     policy, renderer = tiny_model
     acting = names.LoadedPolicy(parse_policy("local:x"), policy, names.Sampling(0.0, 8), renderer, context=20)
     with pytest.raises(ConfigurationError, match="context of 20 tokens"):
-        check_context(EvaluationSpec(target, "test"), acting)
+        check_context(EvaluationSpec(target, target.name, "test"), acting)
     monkeypatch.setattr(Counting, "reset", raises_on_the_first(Counting.reset))
-    assert check_context(EvaluationSpec(target, "test"), replace(acting, context=10_000)) == 0
+    assert check_context(EvaluationSpec(target, target.name, "test"), replace(acting, context=10_000)) == 0
     with pytest.raises(ConfigurationError, match="context of 20 tokens"):
-        check_context(EvaluationSpec(target, "test"), acting)
+        check_context(EvaluationSpec(target, target.name, "test"), acting)
 
 
 def raises_on_the_first(reset: Any) -> Any:
@@ -263,7 +272,7 @@ def small_model(tiny_model: Any, tiny_tokenizer: Any, tmp_path: Path) -> Path:
 def registered(model: Path, capability: str, fingerprinted: str = "") -> RegisteredAdapter:
     """A random adapter for `model` in the registry of the working folder, not promoted."""
     base, settings = load_base(str(model)), load_settings()
-    registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
+    registry = open_registry(settings, TARGET)
     folder = make_adapter(base.policy.model, model.with_name(capability), layers=(1, 2), seed=len(capability))
     base.policy.load_adapter("made", "made", model.with_name(fingerprinted) if fingerprinted else folder)
     taken = take_fingerprint(base.policy, list(range(5, 40)), "made")

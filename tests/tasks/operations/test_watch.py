@@ -101,6 +101,16 @@ def test_a_release_that_holds_is_compared_with_both_and_nobody_is_told(world: An
     assert played.equals(world.store.trajectory_frame(None)), "a second look of the day plays nothing"
 
 
+def test_a_target_whose_own_name_is_another_is_watched_under_what_it_is_called(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both(world)
+    monkeypatch.setattr(Target, "name", "shop-gen")
+    found = world.watch()
+    assert {c.against: c.points for c in found.comparisons} == {BASE: 100.0, "release 1": 0.0}
+    assert set(world.store.trajectory_frame(None)["target"]) == {"shop"}
+
+
 def test_a_fall_is_told_and_left_to_a_person(world: Any) -> None:
     both(world)
     world.plays["release@2"] = NoopPolicy()
