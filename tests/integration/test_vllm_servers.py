@@ -37,6 +37,7 @@ from settings import load_settings
 from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets
 from tasks.round.policies import open_backend
+from tasks.round.registry import open_registry
 from tests.adapters_made import make_adapter, renamed
 from tests.integration.vllm_servers import DTYPE, MAX_RANK, MISSING, Server, World, adapters_on, installed, vllm_server
 from tests.models.training.test_grpo import SMALL, Source, Toy
@@ -311,8 +312,9 @@ def test_grpo_samples_on_the_server_with_each_steps_adapter(world: World, remote
 def test_a_registered_adapter_is_evaluated_on_the_server(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target = "tests.tasks.counting_target:target"
     settings = load_settings(home=tmp_path / "home", policy={"backend": "vllm", "url": world.server.url})
-    registry = Registry(settings.tracking_uri, "counting", settings.folder / "mlartifacts")
+    registry = open_registry(settings, target)
     mine = World(world.local, world.renderer, world.text, world.server, registry, registry.start_run("x"))
     made = mine.register("count", make_adapter(world.local.model, tmp_path / "count", size=0.3, seed=5))
     monkeypatch.setenv("TRACE_POLICY__BACKEND", "vllm")
@@ -320,7 +322,7 @@ def test_a_registered_adapter_is_evaluated_on_the_server(
     before = set(world.server.models())
     row, base_row = (
         evaluate_targets(
-            EvaluateRequest("tests.tasks.counting_target:target", "test", policy, home=tmp_path / "home"),
+            EvaluateRequest(target, "test", policy, home=tmp_path / "home"),
             PolicyOptions(temperature=0.0, max_tokens=8),
         )[0]
         for policy in ("smollm2-135m@count", "smollm2-135m")

@@ -93,7 +93,7 @@ def test_tasks_that_raise_or_repeat_are_a_line_of_the_list(own_package: str, mon
     points = [importlib.metadata.EntryPoint("own", f"{own_package}:build", catalogue.ENTRY_POINTS)]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     monkeypatch.setattr(_Own, "tasks", lambda self, split: {}["nowhere"])
-    assert "does not load (KeyError: 'nowhere')" in described()["own"].missing
+    assert "tasks('diagnosis') of target 'own' fails: KeyError: 'nowhere'" in described()["own"].missing
     monkeypatch.setattr(_Own, "tasks", lambda self, split: [TargetTask("0", split, "f", 0)])
     assert "task id '0' is in diagnosis and in validation" in described()["own"].missing
 
