@@ -11,7 +11,6 @@ import difflib
 import functools
 import math
 import os
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -39,8 +38,8 @@ from settings_parts import (
     SynthesizerSettings,
     TrainSettings,
     UnattendedSettings,
+    read_toml,
     sqlite_url,
-    toml_source,
 )
 
 SCRIPTED_USER = "scripted"
@@ -116,7 +115,7 @@ class MachineSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, toml_source(settings_cls, FILE)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, read_toml(FILE))
 
 
 class Settings(MachineSettings):
@@ -169,14 +168,14 @@ class Settings(MachineSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        file = toml_source(settings_cls, FILE)
+        file = InitSettingsSource(settings_cls, read_toml(FILE))
         name = str(init_settings().get("profile") or env_settings().get("profile") or file().get("profile") or "laptop")
         path = PROFILES / f"{name}.toml"
         if not path.is_file():
             known = ", ".join(sorted(p.stem for p in PROFILES.glob("*.toml")))
             raise ConfigurationError(f"profile {name!r} does not exist; choose from {known}")
         chosen = InitSettingsSource(settings_cls, {"profile": name})  # an empty TRACE_PROFILE names none
-        return chosen, init_settings, env_settings, file, toml_source(settings_cls, path)
+        return chosen, init_settings, env_settings, file, InitSettingsSource(settings_cls, read_toml(path))
 
     @property
     def folder(self) -> Path:
@@ -301,8 +300,6 @@ def _read(kind: type[Read], **given: Any) -> Read:
         raise ConfigurationError(f"{said}: {first['msg']}; correct it and start again") from None
     except SettingsError as problem:
         raise ConfigurationError(f"{problem}; correct that variable and start again") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
-        raise ConfigurationError(f"{FILE} cannot be read: {problem}; correct it and start again") from None
 
 
 @functools.cache
@@ -345,7 +342,7 @@ def _mend(meant: str, away: str) -> str:
 def _holder(name: str) -> str:
     """Which file has this setting, as words; "" where it was given otherwise."""
     for file in (FILE, *sorted(PROFILES.glob("*.toml"))):
-        held: Any = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        held: Any = read_toml(file)
         for part in name.split("."):
             held = held.get(part) if isinstance(held, dict) else None
         if held is not None:
@@ -376,8 +373,7 @@ def _named_by_settings() -> set[str]:
         elif isinstance(held, str):
             yield held
 
-    file = tomllib.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
-    return {value for name, value in os.environ.items() if name.startswith(PREFIX)} | set(texts(file))
+    return {value for name, value in os.environ.items() if name.startswith(PREFIX)} | set(texts(read_toml(FILE)))
 
 
 def _of_kubernetes(name: str) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
-from pydantic_settings import BaseSettings, TomlConfigSettingsSource
 
 from errors import ConfigurationError
 
@@ -36,11 +35,11 @@ def shown_variable(name: str) -> str:
     return repr(name) if name == name.upper() else "(not shown, as it may be a key)"
 
 
-def toml_source(kind: type[BaseSettings], path: Path) -> TomlConfigSettingsSource:
+def read_toml(path: Path) -> dict[str, Any]:
     """What a file sets; nothing where there is none. Raises `ConfigurationError` with the file's name for one that
     cannot be read."""
     try:
-        return TomlConfigSettingsSource(kind, path)
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as problem:
         raise ConfigurationError(f"{path} cannot be read: {problem}; correct it and start again") from None
 

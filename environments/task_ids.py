@@ -4,6 +4,7 @@ split and no payload: of two tasks with one id, the second would get the first o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from environments.contract import SPLITS, Target, TargetTask
@@ -20,8 +21,7 @@ def checked_tasks(target: Target) -> Mapping[str, Sequence[TargetTask]]:
             "decides a score (environments.contract.content_hash makes one)"
         )
     given: dict[str, Sequence[TargetTask]] = {
-        split: _given(target, f"tasks({split!r})", lambda split=split: target.tasks(split))  # type: ignore[misc]
-        for split in SPLITS
+        split: _given(target, f"tasks({split!r})", partial(target.tasks, split)) for split in SPLITS
     }
     for split, tasks in given.items():
         refuse_others(tasks, split)

@@ -42,8 +42,7 @@ def watch(
 
     settings = load_settings(target=target, profile=profile, base_model=base_model, home=home)
     with open_store(settings.database_url) as store:
-        chosen = settings.target if "target" in settings.model_fields_set else None
-        settings = settings.model_copy(update={"target": target_named(store, chosen, settings.target, live=True)})
+        settings = settings.model_copy(update={"target": target_named(store, settings, live=True)})
     preflight(settings)
     watched = watch_release(settings)
     typer.echo(told(watched))

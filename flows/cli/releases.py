@@ -31,8 +31,7 @@ def _open(target: str | None, home: Path | None, live: bool = False) -> tuple[st
 
     settings = load_settings(target=target, home=home)
     store = open_store(settings.database_url)
-    chosen = settings.target if "target" in settings.model_fields_set else None
-    name = target_named(store, chosen, settings.target, live)
+    name = target_named(store, settings, live)
     return name, store, open_registry(settings, name)
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from environments.contract import content_hash
 from errors import ConfigurationError
 from settings import PROFILES, Settings
+from settings_parts import read_toml
 from tasks.round.registry import registry_name
 
 Outcomes = dict[str, list[float | None]]
@@ -129,7 +129,7 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     defaults have, with their values, but for a folder of this machine, of which the last part is there; what the
     command says otherwise is left out."""
     plain = _by_name(type(settings).model_construct().model_dump(mode="json"))
-    profile = tomllib.loads((PROFILES / f"{settings.profile}.toml").read_text(encoding="utf-8"))
+    profile = read_toml(PROFILES / f"{settings.profile}.toml")
     for name, value in profile.items():
         part = getattr(settings, name)
         read = type(part).model_validate(value).model_dump(mode="json") if isinstance(part, BaseModel) else value

@@ -118,9 +118,7 @@ def compare_named(a: str, b: str, target: str | None = None, home: Path | None =
     settings = load_settings(target=target, home=home)
     with open_store(settings.database_url) as store:
         names = [what for what in (a, b) if not is_file(what)]
-        of = settings.target
-        if not all(map(is_evaluation, names)):
-            of = target_named(store, of if "target" in settings.model_fields_set else None, of)
+        of = settings.target if all(map(is_evaluation, names)) else target_named(store, settings)
         # A file does not say which data it is of.
         data = common_data(store, names, of) if len(names) == 2 else ""
         first, second = (

@@ -7,7 +7,8 @@ was chosen in: trajectories are found by what decides them, so two lineups that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,17 @@ def load_member(context: Context, capability: str, adapter_id: str) -> str:
     is not there, or whose bytes are not those that were stored."""
     row, folder = stored_member(context, capability, adapter_id)
     return load_folder(context.policy, folder, capability, row.round_id, row.sha256)
+
+
+@contextmanager
+def held(context: Context, name: str | None) -> Iterator[str | None]:
+    """An adapter that was loaded to be sampled with for a while (None: the base): it is unloaded at the end of the
+    block, however that ends."""
+    try:
+        yield name
+    finally:
+        if name is not None:
+            context.policy.unload_adapter(name)
 
 
 def champion_of(context: Context, capability: str) -> str | None:

@@ -22,7 +22,7 @@ from db import AdapterRow
 from environments.contract import Generators
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from models.episodes import Episode
-from tasks.measuring.lineup import load_member
+from tasks.measuring.lineup import held, load_member
 from tasks.methods.seed.answers import Answer, one_adapter, success_of
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
@@ -55,10 +55,8 @@ def expert_iteration(run: SeedRun, context: Context, account: Account) -> Answer
         first = context.settings.rollout.trials + SAMPLES * (number - 1)
         episodes = [Episode("", task, context.seed, first + k, policy) for task in tasks for k in range(samples)]
         own = replace(ground, adapter_id=latest.id if latest else None, scope=scope)
-        ids = context.engine.play(own, episodes, f"iteration {number} on diagnosis")
-        if policy is not None:
-            context.policy.unload_adapter(policy)
-        return ids
+        with held(context, policy):
+            return context.engine.play(own, episodes, f"iteration {number} on diagnosis")
 
     # Counted from the beginning, so that a process that goes on makes the same iterations.
     left, counts = account.episodes - len(context.result(RolloutResult).trajectories), list[int]()

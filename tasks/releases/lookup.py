@@ -7,6 +7,7 @@ from datetime import datetime
 
 from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
 from errors import ConfigurationError, StoreError
+from settings import Settings
 
 # The stages whose results say what a round made live, and what it tested. This room is below theirs.
 GATE, TEST = "gate", "test"
@@ -29,25 +30,23 @@ def served_round(store: Store, target: str | None = None) -> Round | None:
     return max(asked, key=lambda r: (r.profile != DRY, r.number), default=None)
 
 
-def target_named(store: Store, given: str | None, default: str, live: bool = False) -> str:
-    """The target that a command looks at: `given`, or without one that of the newest round, as it is served; `default`
-    in a store without any. `live`: the command is about what is live, so without one it is the only target with a
-    release that is. Raises `ConfigurationError` where several have one, and for a target that the store has nothing of
-    while it has others."""
-    rounds = store.rows(Round)
-    known = {r.target for r in rounds} | {r.target for r in store.rows(ReleaseRow)}
-    newest = served_round(store)
-    if given is None and live:
-        answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)})
+def target_named(store: Store, settings: Settings, live: bool = False) -> str:
+    """The target that a command looks at: the one that is given or set, or without one that of the newest round, as it
+    is served; the settings' default in a store without any. `live`: the command is about what is live, so without one
+    it is the only target with a release that is. Raises `ConfigurationError` where several have one, and for a target
+    that the store has nothing of while it has others."""
+    wanted = settings.target
+    if "target" not in settings.model_fields_set:
+        answering = sorted({r.target for r in store.rows(ReleaseRow, state=ReleaseState.LIVE)}) if live else []
         if len(answering) > 1:
             raise ConfigurationError(
                 f"releases of {', '.join(answering)} are live in {store.url}; say with --target which is meant"
             )
         if answering:
             return answering[0]
-    if given is None and newest is not None:
-        return newest.target
-    wanted = given or default
+        if newest := served_round(store):
+            return newest.target
+    known = {r.target for r in store.rows(Round)} | {r.target for r in store.rows(ReleaseRow)}
     if known and wanted not in known:
         raise ConfigurationError(
             f"{store.url} has no round of {wanted!r}, but of {', '.join(sorted(known))}; give one of these with "

@@ -19,6 +19,7 @@ from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.episodes import Episode
 from models.training.records import GroupFigures, StepRecord
+from tasks.measuring.lineup import held
 from tasks.measuring.statistics import Interval, clustered_interval, paired_difference
 from tasks.round.context import Context
 from tasks.round.engine import Playground
@@ -86,14 +87,11 @@ def fresh_scenarios(
 def loaded(context: Context, folder: Path | None, capability: str) -> Iterator[str | None]:
     """The name by which a checkpoint's weights (None: the base) are sampled with; they are loaded within alone, however
     it ends."""
-    if folder is None:
-        yield None
-        return
-    name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
-    try:
+    given = None
+    if folder is not None:
+        given = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
+    with held(context, given) as name:
         yield name
-    finally:
-        context.policy.unload_adapter(name)
 
 
 def play_checkpoint(

@@ -24,7 +24,7 @@ from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
 from models.training.rollouts import UNHINTED
-from tasks.measuring.lineup import champion_of, load_member, members_of, stored_member
+from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
 from tasks.round.adapters import families_about
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
@@ -213,11 +213,8 @@ def _played(
     ground = context.training_ground(environment.spec.id, environment.environment, start.adapter if start else "")
     ground = replace(ground, group=START)
     episodes = [Episode("", task, context.seed, 0, name) for task in tasks]
-    try:
+    with held(context, name):
         ids = context.engine.play(ground, episodes, f"choose a start: {start.capability if start else 'base'}")
-    finally:
-        if name is not None:
-            context.policy.unload_adapter(name)
     return outcomes(context.store, ids)
 
 

@@ -12,7 +12,7 @@ from environments.contract import TargetTask
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.policy import MessagePolicy
-from tasks.measuring.lineup import BARE_BASE, Lineup, play_alone, play_lineup
+from tasks.measuring.lineup import BARE_BASE, Lineup, held, play_alone, play_lineup
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.prompts import Prompting, prompted
 from tasks.round.context import Context
@@ -109,12 +109,10 @@ def play_checkpoint(answer: Answer, checkpoint: Checkpoint, tasks: Sequence[Targ
     name = load_folder(
         context.policy, checkpoint.folder, "checkpoint", context.round.id, adapter_digest(checkpoint.folder)
     )
-    try:
+    with held(context, name):
         ground = replace(context.ground("evaluation"), adapter_id=checkpoint.adapter)
         episodes = episodes_for(tasks, trials, context.settings.seed, name)
         return context.engine.play(ground, episodes, f"test after {checkpoint.episodes} episodes")
-    finally:
-        context.policy.unload_adapter(name)
 
 
 def first_of(answer: Answer, count: int) -> Answer:

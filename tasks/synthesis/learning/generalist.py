@@ -30,7 +30,7 @@ from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from models.episodes import Episode
 from models.training.records import TrainingSettings
-from tasks.measuring.lineup import champion_of, load_member, try_on_diagnosis
+from tasks.measuring.lineup import champion_of, held, load_member, try_on_diagnosis
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.engine import Playground
@@ -216,10 +216,8 @@ def play_advised(
     ]
     seed = round_seed(settings.seed, context.round.number)
     episodes = [Episode("", task, seed, k, name) for task in told for k in range(SAMPLES)]
-    ids = context.engine.play(ground, episodes, f"shown with advice: {', '.join(families)}")
-    if name is not None:
-        context.policy.unload_adapter(name)
-    return ids
+    with held(context, name):
+        return context.engine.play(ground, episodes, f"shown with advice: {', '.join(families)}")
 
 
 def _scenario(environment: ComposedEnvironment, family: str, draw: int, place: int) -> TargetTask:
