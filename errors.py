@@ -136,6 +136,11 @@ class TrainingError(TraceError, ArithmeticError):
     boundary = "training"
 
 
+class Untrainable(TrainingError):
+    """One adapter cannot be trained: nothing in its environment tells rollouts apart, or its weights have come apart.
+    It says nothing of what else a round trains."""
+
+
 class TrainingMemoryError(TraceError, MemoryError):
     """A training does not fit the GPU's memory. No `TrainingError`: it says nothing of what there is to learn."""
 

@@ -23,7 +23,8 @@ from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import forget, open_context
 from tasks.synthesis.calibration import FRESH_SEED, measure
-from tasks.train import Course, train_on
+from tasks.synthesis.learning.course import Course
+from tasks.train import train_on
 
 FAMILIES = {"use_coupon": "apply_coupon", "payment_method": "look_up_customer", "cancel_without_number": "ask_missing"}
 RETENTION = ("cancel_pending", "cancel_too_late", "item_price", "swap_too_early", "move_too_late")

@@ -38,9 +38,10 @@ from tasks.round.rollouts import outcomes
 from tasks.round.stage import forget, open_context
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import FRESH_SEED
+from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import learn
-from tasks.train import Course, train_on, training_settings
+from tasks.train import train_on, training_settings
 
 NAME, ADAPTER, SHOWN = "learning", "adapter-learning", "shown"
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import pandas as pd
-
 from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
-from environments.contract import TargetTask
 from environments.synthesized.hints import is_advised
-from errors import NotFinite
+from errors import Untrainable
 from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.runs import RunLog
 from models.episodes import Trajectory
 from models.telemetry.metrics import METRICS
 from models.training.checkpoints import fetch_further, put_training
 from models.training.grpo import PAUSED, StepRecord, TrainingResult, TrainingSettings, train_adapter
-from models.training.records import Dialled, levels_of
-from models.training.rollouts import PlayedBefore, come_apart
+from models.training.records import levels_of
 from settings import Settings
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -30,16 +25,15 @@ from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import (
     CalibrateResult,
-    StartFigures,
     SynthesizeResult,
     TrainResult,
-    TransferFigures,
 )
-from tasks.round.rollouts import outcomes, round_seed
+from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
-from tasks.synthesis.choosing import Choice, candidates, choice_metrics, fresh_scenarios, loaded, pick, play_checkpoint
-from tasks.synthesis.environments import TrainingEnvironment, stored_environment
+from tasks.synthesis.choosing import choice_metrics
+from tasks.synthesis.environments import stored_environment
+from tasks.synthesis.learning.course import Course, check_transfer, choose, tasks_to_try
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.learning.played_before import groups_before
 from tasks.synthesis.limited import limited
@@ -56,9 +50,12 @@ from tasks.synthesis.starting import (
     told_starts,
 )
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
-from tasks.synthesis.transfer import failed_tasks, first_third, target_episodes, transfer_metrics, transfer_of
+from tasks.synthesis.transfer import first_third, transfer_metrics
 
 logger = logging.getLogger("trace")
+
+# The verdict on an adapter that could not be trained: the others of its round go on.
+FAILED = "training-failed"
 
 
 def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
@@ -92,10 +89,36 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
-    checkpoint. The generalist learns from what has succeeded instead."""
+    checkpoint. The generalist learns from what has succeeded instead. One that cannot be trained ends with its own
+    adapter, not with the round."""
+    version = 1 if capability == GENERALIST else context.result(SynthesizeResult, capability).versions
+    identity = adapter_id(context.round.id, capability, version)
+    row = context.store.row(AdapterRow, id=identity)
+    if row is not None and row.state == AdapterState.FAILED:  # a process died between that and the end of the stage
+        return _failed(context, capability, version, row, str(row.config[FAILED]))
     wanted = training_settings(context.settings, context.round.number)
-    if capability == GENERALIST:
-        return _generalist(context, wanted)
+    try:
+        return _generalist(context, wanted) if capability == GENERALIST else _specialist(context, capability, wanted)
+    except Untrainable as problem:
+        row = context.store.row(AdapterRow, id=identity)
+        assert row is not None, "it is stored before its first step"
+        logger.warning("%s is not trained any further: %s", capability, problem)
+        config = {**row.config, FAILED: str(problem)}
+        context.store.set_state(AdapterRow, identity, AdapterState.FAILED, config=config)
+        return _failed(context, capability, version, row, str(problem))
+
+
+def _failed(context: Context, capability: str, version: int, row: AdapterRow, why: str) -> TrainResult:
+    run = context.part_run(f"{context.round.id}-{_folder_name(capability, version)}", capability)
+    done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
+    return TrainResult(adapter=row.id, sha256="", steps=done, run=run, ending="failed", chosen=0, verdict=verdict)
+
+
+def _folder_name(capability: str, version: int) -> str:
+    return capability if version == 1 else f"{capability}-{version}"
+
+
+def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
     start, began = champion_start(context, capability, wanted)
     course = course_of(context, capability)
     stored = course.environment
@@ -126,29 +149,6 @@ def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
     return TrainResult(adapter=row.id, sha256=row.sha256, steps=steps, run=learnt.run, ending="learnt", chosen=steps)
 
 
-@dataclass(frozen=True)
-class Course:
-    """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
-    in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
-    they are not given; `hinted`: with advice; `patience` as in `TrainingSettings`. What is trained for no capability (a
-    mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are families that
-    the environment has for the sake of what was chosen, `ready` is what was played of its first step already."""
-
-    name: str
-    environment: TrainingEnvironment
-    adapter: str
-    folder: Path
-    steps: int | None = None
-    hinted: bool = False
-    patience: int = 0
-    solved: float | None = None
-    capability_id: str | None = None
-    environment_id: str | None = None
-    starts: tuple[StartFigures, ...] = ()
-    keeps: tuple[str, ...] = ()
-    ready: PlayedBefore = field(default_factory=PlayedBefore)
-
-
 def course_of(context: Context, capability: str) -> Course:
     """What the capability's adapter is trained on: its environment's last version."""
     made, calibrated = context.result(SynthesizeResult, capability), context.found(CalibrateResult, capability)
@@ -157,7 +157,7 @@ def course_of(context: Context, capability: str) -> Course:
         name=capability,
         environment=stored_environment(context.store, context.round, context.target, capability, context.keep),
         adapter=adapter,
-        folder=context.folder / "training" / (capability if made.versions == 1 else f"{capability}-{made.versions}"),
+        folder=context.folder / "training" / _folder_name(capability, made.versions),
         hinted=calibrated is not None and calibrated.hinted is not None,
         capability_id=row_id(context.round.id, capability),
         environment_id=made.environment,
@@ -251,16 +251,16 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         return made
 
     with Meter(f"train {course.name}", settings.steps, "steps", done) as meter:
-        tasks = _tasks_to_try(context, course)
+        tasks = tasks_to_try(context, course)
         third = first_third(settings.steps) if tasks else None
         result = make_steps(third)
-        transfer = _check_transfer(context, course, result, tasks, third, start is not None) if third else None
+        transfer = check_transfer(context, course, result, tasks, third, start is not None) if third else None
         if transfer is not None and transfer.verdict:
             result = replace(result, ending=NOT_TRANSFERRED, verdict=transfer.verdict)
         elif result.ending == PAUSED:
             result = make_steps(None)
     with Stopwatch() as choosing:
-        choice = _choose(context, identity, environment, result, warm=start is not None)
+        choice = choose(context, identity, environment, result, warm=start is not None)
     context.registry.log_steps(run, {c.step: choice_metrics(c, choice.step) for c in choice.figures})
     if transfer is not None:
         context.registry.log_steps(run, {transfer.step: transfer_metrics(transfer)})
@@ -288,83 +288,6 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )
-
-
-def _tasks_to_try(context: Context, course: Course) -> list[TargetTask]:
-    """The target's tasks that a training is checked on early. None where it is for no single capability, where that is
-    switched off, and where methods compete: each may spend its episodes only as it says."""
-    if course.capability_id is None or not context.settings.train.transfer or context.budget is not None:
-        return []
-    return failed_tasks(context.stored, course.name, context.tasks("diagnosis"))
-
-
-def _check_transfer(
-    context: Context, course: Course, result: TrainingResult, tasks: Sequence[TargetTask], third: int, warm: bool
-) -> TransferFigures | None:
-    """What the weights after step `third` (or the last one, where there are fewer) have brought in the environment and
-    on `tasks` of the target; what is stored is not played again. None where there are no such weights, or they have
-    come apart."""
-    if not result.records or result.verdict:
-        return None
-    settings, step, number, name = context.settings, min(third, result.last), context.round.number, course.name
-    ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
-    own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
-    start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
-    target = replace(context.ground("transfer"), adapter_id=course.adapter)
-    try:
-        now = _played_with(context, ground, result.weights[step], own, name)
-        with loaded(context, result.weights[step], name) as adapter:
-            episodes = target_episodes(tasks, settings.train.transfer, context.seed, adapter)
-            tried = outcomes(context.store, context.engine.play(target, episodes, f"try {name} on the target"))
-    except NotFinite as problem:
-        logger.warning("whether %s carries over is not known: %s", name, problem)
-        return None
-    if start.empty or now.empty or tried.empty:
-        logger.warning("whether %s carries over is not known: all episodes of a side were lost to errors", name)
-        return None
-    return transfer_of(step, start, now, tried)
-
-
-def _played_with(
-    context: Context, ground: Playground, folder: Path | None, tasks: Sequence[TargetTask], capability: str
-) -> pd.DataFrame:
-    """Outcomes of a checkpoint's weights (None: the base) on `tasks`; it is loaded for that alone."""
-    with loaded(context, folder, capability) as name:
-        return play_checkpoint(context.engine, ground, tasks, context.seed, name)
-
-
-def _choose(
-    context: Context,
-    identity: str,
-    environment: TrainingEnvironment,
-    result: TrainingResult,
-    warm: bool,
-) -> Choice:
-    """Play what the training began from and the checkpoints worth it on fresh seeds, at the temperature of evaluation.
-
-    The last is taken as it is where there is no other, and where its environment taught the wrong thing. Those that
-    have come apart are left out; raises `TrainingError` where all have.
-    """
-    settings = context.settings
-    steps = candidates(result.records, settings.train.candidates) if result.records else []
-    if len(steps) < 2 or result.verdict:
-        return Choice(result.last, ())
-    ground = context.training_ground(environment.spec.id, environment.environment, identity)
-    if isinstance(environment, Dialled):  # where training ended: at the level it began at, all may succeed by now
-        environment = environment.at(result.records[-1].level)
-    own, retention = fresh_scenarios(environment, settings.train.choosing, context.round.number)
-    played = {}
-    for step in (0, *steps):
-        folder = result.weights[step] if step or warm else None  # an adapter that begins from zero is the base
-        try:
-            played[step] = _played_with(context, ground, folder, [*own, *retention], environment.spec.capability)
-        except NotFinite as problem:
-            if not step:  # the base, or what has trained without a word
-                raise
-            logger.warning("step %d of %s is left out: %s", step, environment.spec.capability, problem)
-    if len(played) < 2:
-        raise come_apart(steps[0])
-    return pick(played, own)
 
 
 def step_row(adapter: str, record: StepRecord) -> TrainingStepRow:

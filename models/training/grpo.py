@@ -39,7 +39,7 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig
 
-from errors import TrainingError
+from errors import TrainingError, Untrainable
 from models.episodes import Trajectory
 from models.out_of_memory import out_of_memory_told
 from models.renderer import Conversation, Renderer
@@ -186,8 +186,8 @@ def train_adapter(
     `actor` samples, on the model that is trained or on servers. The base model is left as it was found. A training
     whose groups all have equal rewards ends there: well when it has mastered the environment or has made a step.
     Raises `AdapterError` when `start` does not fit, `StoreError` when a checkpoint cannot be written, and
-    `TrainingError` when the loss is not finite or nothing was ever informative, `TrainingMemoryError` when the GPU has
-    no memory left.
+    `Untrainable` when the loss is not finite or nothing was ever informative, another `TrainingError` when an outage
+    took the groups, `TrainingMemoryError` when the GPU has no memory left.
     """
     rollouts = Rollouts(source, actor, renderer, settings, on_trajectories, ready)
     return _trained(rollouts, renderer, output, on_step, start, until, on_saved)
@@ -238,7 +238,7 @@ def _trained(
             ended = Ended("budget", verdict_on(records, settings))
             write_ended(output, ended)
     if not all(math.isfinite(r.loss) for r in records):
-        raise TrainingError("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
+        raise Untrainable("a stored step has a loss that is not finite; remove the checkpoint folder and train again")
     on_saved()
     ended = ended or Ended(over(records, settings, rollouts.levels) or PAUSED, verdict_on(records, settings))
     weights = weights_by_step(output, len(records))
@@ -246,11 +246,11 @@ def _trained(
 
 
 def _ended(reached: NothingToLearn, rollouts: Rollouts | Recall, records: Sequence[StepRecord]) -> Ended:
-    """How a training ends that has nothing to learn from. Raises `TrainingError` when it never had."""
+    """How a training ends that has nothing to learn from. Raises `Untrainable` when it never had."""
     if reached.mastered:
         return Ended("mastered")
     if not records:
-        raise TrainingError(
+        raise Untrainable(
             f"{reached}; make the reward denser or the scenarios more varied, or raise train.group_size or "
             "train.collections"
         )

@@ -16,7 +16,7 @@ import torch
 
 from environments.contract import Environment, Message, Prompt, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
-from errors import NotFinite, TrainingError
+from errors import NotFinite, TrainingError, Untrainable
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
@@ -390,9 +390,9 @@ class Rollouts:
         return trl_rows(conversations, rewards_R, rows)
 
 
-def come_apart(step: int) -> TrainingError:
+def come_apart(step: int) -> Untrainable:
     """What ends a training whose adapter is no number any more."""
-    return TrainingError(
+    return Untrainable(
         f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
         "this adapter again"
     )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from trl import GRPOTrainer
 
-from errors import TrainingError
+from errors import Untrainable
 from models.local.parts import is_parted
 from models.renderer import Conversation
 from models.training.checkpoints import storing
@@ -145,7 +145,7 @@ class EpisodeGRPO(GRPOTrainer):
             if self.accelerator.num_processes > 1:
                 self._exchange()
             if self._problem:
-                raise TrainingError(self._problem)
+                raise Untrainable(self._problem)
         return loss
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -248,7 +248,7 @@ class EpisodeGRPO(GRPOTrainer):
                 "lower the learning rate and start this adapter again"
             )
             if not several:  # of several processes each tells the others first
-                raise TrainingError(self._problem)
+                raise Untrainable(self._problem)
         sampled = asked.mask_RT.sum().clamp(min=1)
         self._metrics["train"]["nll"].append(-((asked.logprobs_RT * asked.mask_RT).sum() / sampled).item())
         # What was sampled behind a hint says nothing of whether sampler and trainer agree.

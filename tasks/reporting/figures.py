@@ -141,9 +141,10 @@ class Transfer(_Figures):
 class CapabilityFigures(_Figures):
     """One capability from selection to gate. `verdict` is the final one: `promoted` or `refused` with the release that
     was to bring it, the gate's verdict on the adapter alone, `unsynthesizable`, `reward-misspecified`,
-    `does-not-transfer`, `mastered` (nothing left to train), `no-gain` (no checkpoint was better than the start),
-    `not-trainable` (no environment could teach it), `postponed` (selected, and left to another round, as this one
-    trained as many as it may), or `not-selected`; `reasons` are sentences.
+    `does-not-transfer`, `training-failed` (its groups taught nothing, or its weights came apart), `mastered` (nothing
+    left to train), `no-gain` (no checkpoint was better than the start), `not-trainable` (no environment could teach
+    it), `postponed` (selected, and left to another round, as this one trained as many as it may), or `not-selected`;
+    `reasons` are sentences.
 
     `mean_cov` and `mean_delta` are None of the generalist, which no rule selects. `alone` is the gate's verdict on the
     adapter alone, with `points` and `adjusted_p` on its own families. `ending`

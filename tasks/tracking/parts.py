@@ -161,7 +161,8 @@ def _milliseconds(at: datetime | None) -> int | None:
 
 def _trained(stored: StoredRound) -> list[str]:
     chosen = stored.found(SelectResult)
-    return [c for c in (chosen.selected if chosen else []) if stored.found(TrainResult, c)]
+    found = {c: stored.found(TrainResult, c) for c in (chosen.selected if chosen else [])}
+    return [c for c, trained in found.items() if trained and trained.run]
 
 
 def _tasks(store: Store, ids: Sequence[str]) -> pd.DataFrame:

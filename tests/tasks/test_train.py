@@ -10,8 +10,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from sqlalchemy import text
 
 from db import (
@@ -26,8 +24,8 @@ from db import (
     row_id,
 )
 from environments.contract import Message, Observation, Prompt, Score, TargetTask
-from errors import StageHeld, TrainingError
-from models.adapters.files import WEIGHTS, adapter_digest
+from errors import StageHeld
+from models.adapters.files import adapter_digest
 from models.local.base import BaseModel
 from settings import load_settings
 from tasks import train as stage_file
@@ -38,6 +36,7 @@ from tasks.round.rollouts import round_seed
 from tasks.round.stage import forget, open_context, stage
 from tasks.synthesis.calibration import measure
 from tasks.synthesis.choosing import Choice
+from tasks.synthesis.learning import course as course_file
 from tests.adapters_made import make_adapter
 from tests.models.training.test_grpo import Toy
 
@@ -150,14 +149,14 @@ def played(context: Context, purpose: str) -> list[TrajectoryRow]:
 
 
 def test_the_checkpoint_that_was_chosen_becomes_the_adapter(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    pick = stage_file.pick
+    pick = course_file.pick
     seen: list[Choice] = []
 
     def second(frames: Any, own: Any) -> Choice:
         seen.append(pick(frames, own))
         return replace(seen[0], step=2)
 
-    monkeypatch.setattr(stage_file, "pick", second)
+    monkeypatch.setattr(course_file, "pick", second)
     result = stage_file.train.do(context, CAPABILITY)
     assert (result.steps, result.ending, result.verdict, result.chosen) == (3, "steps", "", 2)
     assert result.goes_on
@@ -185,41 +184,6 @@ def test_the_checkpoint_that_was_chosen_becomes_the_adapter(context: Context, mo
     assert context.policy.adapters == ()
 
 
-def torn(folder: Path) -> None:
-    """Weights that are no numbers any more."""
-    found = load_file(folder / WEIGHTS)
-    save_file({name: torch.full_like(weight, float("nan")) for name, weight in found.items()}, folder / WEIGHTS)
-
-
-@pytest.mark.parametrize("steps", [(3,), (1, 2, 3)])
-def test_a_checkpoint_that_has_come_apart_is_left_out(
-    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, steps: tuple[int, ...]
-) -> None:
-    pick, choose = stage_file.pick, stage_file._choose
-    compared: list[list[int]] = []
-
-    def second(frames: Any, own: Any) -> Choice:
-        compared.append(sorted(frames))
-        return replace(pick(frames, own), step=2)
-
-    def choosing(context: Context, identity: str, environment: Any, result: Any, warm: bool) -> Choice:
-        for step in steps:
-            torn(result.weights[step])
-        return choose(context, identity, environment, result, warm)
-
-    monkeypatch.setattr(stage_file, "pick", second)
-    monkeypatch.setattr(stage_file, "_choose", choosing)
-    if len(steps) == 3:
-        with pytest.raises(TrainingError, match="not finite"):
-            trained(context)
-    else:
-        result = trained(context)
-        assert (result.chosen, [c.step for c in result.choice]) == (2, [0, 1, 2])
-        assert compared == [[0, 1, 2]]
-    assert f"step 3 of {CAPABILITY} is left out" in caplog.text
-    assert context.policy.adapters == ()
-
-
 def ids_of(context: Context, step: int, rows: list[TrajectoryRow]) -> set[str]:
     """Ids of the episodes of a step of training."""
     identity = adapter_id(context.round.id, CAPABILITY)
@@ -241,7 +205,8 @@ def test_processes_that_died_are_followed_by_one_with_the_same_result(
     before: set[str] = set()
     for name, last, chosen_on in DEATHS:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
+            file = course_file if name == "play_checkpoint" else stage_file
+            patch.setattr(file, name, dying(getattr(file, name), last))
             with pytest.raises(Died):
                 trained(context)
         assert len(played(context, "evaluation")) == chosen_on
@@ -268,7 +233,7 @@ def dying(real: Any, last: int) -> Any:
     return dies
 
 
-@pytest.mark.parametrize(("late", "steps"), [("step_row", 1), ("_choose", 3)])
+@pytest.mark.parametrize(("late", "steps"), [("step_row", 1), ("choose", 3)])
 def test_a_process_that_was_suspended_leaves_the_adapter_of_the_one_that_took_over(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str, steps: int
 ) -> None:
@@ -307,13 +272,13 @@ def test_a_training_from_a_champion_is_compared_with_the_champion(
     (output / "final").rename(champion)
     output.rename(context.folder / "earlier")
     digests: list[str] = []
-    real = stage_file.play_checkpoint
+    real = course_file.play_checkpoint
 
     def watched(engine: Any, ground: Any, tasks: Any, seed: int, adapter: str | None) -> Any:
         digests.append(context.policy.identity(adapter).adapter)
         return real(engine, ground, tasks, seed, adapter)
 
-    monkeypatch.setattr(stage_file, "play_checkpoint", watched)
+    monkeypatch.setattr(course_file, "play_checkpoint", watched)
     second = trained(context, champion)
     assert second.start == first.sha256 == adapter_digest(champion)
     weights = output / "weights"

@@ -16,6 +16,7 @@ from tasks import train as stage_file
 from tasks.round.context import Context
 from tasks.round.results import TransferFigures
 from tasks.round.stage import forget
+from tasks.synthesis.learning import course as course_file
 from tests.tasks.test_train import CAPABILITY, Died, World, dying, opened, played, trained
 
 TASKS = [TargetTask(f"failed-{i}", "diagnosis", "own", i) for i in range(4)]
@@ -25,13 +26,13 @@ def checked(home: Path, model: Any, patch: pytest.MonkeyPatch, verdict: str = ""
     """A round whose capability lacks in four tasks, and in which the check comes to `verdict`."""
     for context in opened(home, model, patch):
         context.__dict__["target"] = SimpleNamespace(environment=World, tasks=lambda split: TASKS)
-        patch.setattr(stage_file, "failed_tasks", lambda stored, name, tasks: list(tasks))
-        real = stage_file.__dict__["transfer_of"]
+        patch.setattr(course_file, "failed_tasks", lambda stored, name, tasks: list(tasks))
+        real = course_file.__dict__["transfer_of"]
 
         def found(*given: Any, real: Any = real) -> TransferFigures:
             return real(*given).model_copy(update={"verdict": verdict})
 
-        patch.setattr(stage_file, "transfer_of", found)
+        patch.setattr(course_file, "transfer_of", found)
         yield context
 
 
@@ -74,9 +75,9 @@ def test_a_training_that_was_looked_at_is_the_one_that_was_not(
         assert plain.transfer is None
         forget(other.round.id)
     context = next(checked(settings_folder / "home", tiny_model, monkeypatch))
-    for name, last, steps in (("target_episodes", 1, 1), ("step_row", 2, 2)):
+    for file, name, last, steps in ((course_file, "target_episodes", 1, 1), (stage_file, "step_row", 2, 2)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage_file, name, dying(getattr(stage_file, name), last))
+            patch.setattr(file, name, dying(getattr(file, name), last))
             with pytest.raises(Died):
                 trained(context)
         assert len(context.store.rows(TrainingStepRow)) == steps
@@ -93,10 +94,10 @@ def test_where_methods_compete_and_where_it_is_off_nothing_is_tried(
     settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = next(checked(settings_folder / "home", tiny_model, monkeypatch))
-    course = stage_file.Course(CAPABILITY, None, "a", settings_folder, capability_id="c")  # type: ignore[arg-type]
-    tasks = stage_file._tasks_to_try
+    course = course_file.Course(CAPABILITY, None, "a", settings_folder, capability_id="c")  # type: ignore[arg-type]
+    tasks = course_file.tasks_to_try
     assert tasks(context, course) == TASKS
-    assert tasks(context, stage_file.replace(course, capability_id=None)) == []
+    assert tasks(context, course_file.replace(course, capability_id=None)) == []
     context.budget = SimpleNamespace()  # type: ignore[assignment]
     assert tasks(context, course) == []
     context.budget = None

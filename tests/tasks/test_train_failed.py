@@ -1,0 +1,92 @@
+"""Adapters that cannot be trained, or not to the end: they end alone, and the round goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from db import GENERALIST, AdapterRow, AdapterState
+from errors import Untrainable
+from models.adapters.files import WEIGHTS
+from tasks import train as stage_file
+from tasks.round.adapters import adapter_id
+from tasks.round.context import Context
+from tasks.round.results import SynthesizeResult
+from tasks.synthesis.choosing import Choice
+from tasks.synthesis.learning import course as course_file
+from tests.tasks.test_train import CAPABILITY, opened, trained
+
+
+@pytest.fixture
+def context(settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    yield from opened(settings_folder / "home", tiny_model, monkeypatch)
+
+
+def torn(folder: Path) -> None:
+    """Weights that are no numbers any more."""
+    found = load_file(folder / WEIGHTS)
+    save_file({name: torch.full_like(weight, float("nan")) for name, weight in found.items()}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("steps", [(3,), (1, 2, 3)])
+def test_a_checkpoint_that_has_come_apart_is_left_out(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, steps: tuple[int, ...]
+) -> None:
+    pick, choose = course_file.pick, stage_file.choose
+    compared: list[list[int]] = []
+
+    def second(frames: Any, own: Any) -> Choice:
+        compared.append(sorted(frames))
+        return replace(pick(frames, own), step=2)
+
+    def choosing(context: Context, identity: str, environment: Any, result: Any, warm: bool) -> Choice:
+        for step in steps:
+            torn(result.weights[step])
+        return choose(context, identity, environment, result, warm)
+
+    monkeypatch.setattr(course_file, "pick", second)
+    monkeypatch.setattr(stage_file, "choose", choosing)
+    if len(steps) == 3:
+        result = stage_file.train.do(context, CAPABILITY)
+        assert result.verdict.startswith(
+            "training-failed: the adapter after step 1 gives log-probabilities that are not"
+        )
+        assert (result.steps, result.ending, result.chosen, result.sha256) == (3, "failed", 0, "")
+        assert result.run == f"{context.round.id}-{CAPABILITY}"
+        assert not result.goes_on
+        assert not result.goes_back
+        row = context.store.row(AdapterRow, id=result.adapter)
+        assert row is not None
+        assert (row.state, row.path) == (AdapterState.FAILED, "")
+        monkeypatch.setattr(stage_file, "train_on", lambda *given: pytest.fail("it is trained once more"))
+        again = stage_file.train._work(context, CAPABILITY)  # a process that died before the stage's end
+        assert again.verdict == result.verdict
+        assert again.steps == 3
+    else:
+        result = trained(context)
+        assert (result.chosen, [c.step for c in result.choice]) == (2, [0, 1, 2])
+        assert compared == [[0, 1, 2]]
+    assert f"step 3 of {CAPABILITY} is left out" in caplog.text
+    assert context.policy.adapters == ()
+
+
+def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = adapter_id(context.round.id, GENERALIST)
+    row = AdapterRow(id=identity, round_id=context.round.id, base="b", base_revision="", state=AdapterState.TRAINING)
+
+    def learn(context: Context, environment: str, wanted: Any) -> None:
+        context.store.put([row])
+        raise Untrainable("the loss is nan at step 0")
+
+    made = SynthesizeResult(accepted=True, environment="made", versions=2)
+    monkeypatch.setattr(stage_file, "learn_generalist", learn)
+    monkeypatch.setattr(context, "result", lambda kind, name: made)
+    result = stage_file.train.do(context, GENERALIST)
+    assert (result.unused, result.ending) == ("training-failed: the loss is nan at step 0", "failed")
+    assert result.run == f"{context.round.id}-{GENERALIST}", "the run that its learning has begun"
