@@ -24,10 +24,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
+from flows.session import end_session
 from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
@@ -44,6 +44,8 @@ SECONDS_TO_STOP = 4 * SECONDS_TO_END + 20.0
 EVERY_SECONDS = 2.0
 # How often each is asked whether it is well, how long an answer may take, and without one for how long it hangs.
 ASKED_EVERY, SECONDS_TO_ANSWER, SECONDS_TO_HANG = 15.0, 5.0, 300.0
+# How often a service is started again that supervisor has given up, because it failed at every start.
+GIVEN_UP_EVERY = 60.0
 PROJECT = Path(__file__).parents[1]
 
 
@@ -242,9 +244,10 @@ class Services:
 
 
 def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str], object]) -> None:
-    """Say what dies and is started again, kill what hangs, and start the gateway when there is a round; until Ctrl-C,
-    or until somebody else has stopped supervisord. A question that it did not answer is asked again."""
-    supervisor, answered = services.connection(), Answered(services.health)
+    """Say what dies and is started again, kill what hangs, start again what supervisor has given up, and the gateway
+    when there is a round; until Ctrl-C, or until somebody else has stopped supervisord. A question that it did not
+    answer is asked again."""
+    supervisor, answered, looked = services.connection(), Answered(services.health), time.monotonic()
     known: Mapping[str, int] = {}
     try:
         while True:
@@ -254,6 +257,11 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
                     with suppress(xmlrpc.client.Fault):  # it is being started again
                         supervisor.startProcess("gateway", False)
                 now = dict(pids(supervisor))
+                if time.monotonic() - looked > GIVEN_UP_EVERY:
+                    looked = time.monotonic()
+                    for name in given_up(supervisor):
+                        say(f"{name} failed at every start, and is tried again: its log is {services.log(name)}")
+                        supervisor.startProcess(name, False)
             except (OSError, HTTPException, xmlrpc.client.Error) as problem:
                 if not running(services.socket):
                     say("supervisor was stopped, by 'trace-agent down' or otherwise")
@@ -305,6 +313,11 @@ def pids(supervisor: Any) -> Mapping[str, int]:
     return {info["name"]: info["pid"] for info in supervisor.getAllProcessInfo()}
 
 
+def given_up(supervisor: Any) -> list[str]:
+    """Services that failed so often, one start after the other, that supervisor leaves them down."""
+    return [info["name"] for info in supervisor.getAllProcessInfo() if info["statename"] == "FATAL"]
+
+
 def connect(path: Path) -> Any:
     """supervisord's interface behind a socket."""
     transport = SupervisorTransport(None, None, serverurl=f"unix://{path}")
@@ -345,36 +358,8 @@ def end(process: subprocess.Popen[bytes], path: Path) -> int:
     finally:
         process.kill()
         status = process.wait()
-        end_session(process.pid)
+        end_session(process.pid, SECONDS_TO_END)
     return status
-
-
-def end_session(leader: int) -> None:
-    """End all processes of a session whose leader is gone, which would hold their ports and files for ever. supervisord
-    has one of its own, and what it starts stays in it."""
-    deadline = time.monotonic() + SECONDS_TO_END
-    try:
-        left = session_of(leader)
-        for one in left:
-            with suppress(psutil.Error):
-                one.terminate()
-        while left and time.monotonic() < deadline:
-            time.sleep(0.1)
-            left = session_of(leader)
-    finally:
-        for one in session_of(leader):
-            with suppress(psutil.Error):
-                one.kill()
-
-
-def session_of(leader: int) -> list[psutil.Process]:
-    """The processes of a session that live."""
-    found = []
-    for one in psutil.process_iter():
-        with suppress(OSError, psutil.Error):
-            if os.getsid(one.pid) == leader and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-    return found
 
 
 def answers(url: str) -> bool:

@@ -39,7 +39,7 @@ SLOW = (
     "environments/targets/test_tau2.py",
     "flows/test_approval.py",
     "flows/test_light_start.py",
-    "flows/test_services.py",
+    "flows/supervised/test_services.py",
     "flows/trainings/test_train_together.py",
     "flows/trainings/test_trained_at_once.py",
     "models/adapters/test_registry.py",

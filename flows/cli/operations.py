@@ -65,11 +65,13 @@ def up(
     import time
 
     from db import open_store
+    from environments.targets.catalogue import check_target_name
     from flows.services import Ports, Services, follow
     from settings import load_settings
     from tasks.releases.lookup import served_round
 
     settings = load_settings(home=home, target=target)
+    check_target_name(settings.target)
     ports = Ports(prefect_port, mlflow_port, gateway_port, worker_port)
     services = Services(settings, ports, target)
     services.check()

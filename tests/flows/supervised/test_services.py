@@ -23,11 +23,11 @@ from db import Store, open_store
 from errors import ConfigurationError, StoreError
 from flows import services as services_file
 from flows.cli.main import app
-from flows.services import Answered, Ports, Services, answers, follow, pids, running, stop
+from flows.services import Ports, Services, answers, follow, given_up, pids, running, stop
 from settings import load_settings
 from tests.integration.servers import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SERVE = "import http.server, sys; http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), type('H', \
 (http.server.BaseHTTPRequestHandler,), {'do_GET': lambda s: (s.send_response(200), s.end_headers())})).serve_forever()"
 
@@ -122,56 +122,34 @@ def test_what_lives_and_does_not_answer_is_killed_and_started_again(
     assert not thread.is_alive()
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds by which services are given up, instead of those that pass."""
-    now = [0.0]
-    monkeypatch.setattr(services_file, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    return now
-
-
-@pytest.mark.parametrize(
-    ("prefect", "worker", "hung"),
-    [
-        (200, 200, []),
-        (200, 503, ["worker"]),  # its process lives, and asks for no work
-        (503, 503, []),  # the server is not well: the worker waits for it
-        (0, 503, ["prefect"]),
-        (500, 0, ["worker"]),
-    ],
-)
-def test_a_worker_that_asks_for_no_work_hangs_unless_it_is_the_servers_doing(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float], prefect: int, worker: int, hung: list[str]
+@pytest.mark.parametrize("mended", [True, False])
+def test_what_supervisor_has_given_up_is_tried_again(
+    services: Services, monkeypatch: pytest.MonkeyPatch, mended: bool
 ) -> None:
-    answer = {"prefect": 200, "worker": 200}
-    monkeypatch.setattr(services_file, "status_of", lambda name: answer[name])
-    asked, alive = Answered({name: name for name in answer}), {"prefect": 1, "worker": 2}
-    assert asked.hung(alive) == []
-    answer.update(prefect=prefect, worker=worker)
-    for clock[0] in (100.0, 299.0):
-        assert asked.hung(alive) == []
-    clock[0] = 315.0
-    assert asked.hung(alive) == hung
-
-
-def test_what_only_starts_is_let_and_none_is_asked_all_the_time(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    questions: list[str] = []
-    status = 200
-
-    def answer(name: str) -> int:
-        questions.append(name)
-        return status
-
-    monkeypatch.setattr(services_file, "status_of", answer)
-    asked = Answered({"mlflow": "mlflow", "gateway": "gateway"})
-    for clock[0] in (0.0, 5.0, 10.0):
-        assert asked.hung({"mlflow": 1, "gateway": 0}) == []
-    assert questions == ["mlflow"]
-    status = 0
-    for clock[0] in (200.0, 400.0, 900.0):  # another process, which loads
-        assert asked.hung({"mlflow": 2, "gateway": 0}) == []
+    """What its starts failed for, a full disk or a file of settings, may be over by then."""
+    ready, said = services.settings.folder / "mended", list[str]()
+    failing = f"import pathlib, sys; pathlib.Path({str(ready)!r}).exists() or sys.exit(1); {SERVE}"
+    command, programs = [sys.executable, "-c", failing, str(services.ports.mlflow)], services.programs()
+    configuration = services.configuration
+    monkeypatch.setattr(Standing, "programs", lambda made: programs | {"mlflow": command})
+    monkeypatch.setattr(Standing, "configuration", lambda made: configuration().replace("tries=20", "tries=0"))
+    monkeypatch.setattr(services_file, "GIVEN_UP_EVERY", 0.2)
+    with services.started() as supervisor:
+        deadline = time.monotonic() + 30
+        while given_up(supervisor) != ["mlflow"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if mended:
+            ready.touch()
+        thread = threading.Thread(target=follow, args=(services, lambda: False, said.append))
+        thread.start()
+        tried = f"mlflow failed at every start, and is tried again: its log is {services.log('mlflow')}"
+        while said.count(tried) < (1 if mended else 2) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if mended:
+            services.wait_for("mlflow")
+        assert stop(services.socket)
+        thread.join(10)
+    assert tried in said
 
 
 def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> None:
@@ -398,3 +376,9 @@ def test_services_know_where_everything_is(settings_folder: Path, monkeypatch: p
     assert not any("mlflow.db" in part for part in made.programs()["mlflow"]), "an address may hold a password"
     assert environment["MLFLOW_BACKEND_STORE_URI"].endswith("mlflow.db")
     assert made.addresses()[0].endswith("http://127.0.0.1:1")
+
+
+def test_a_target_that_does_not_exist_is_refused_before_anything_starts(services: Services) -> None:
+    done = CliRunner().invoke(app, ["up", "--home", str(services.settings.folder), "--target", "shpo"])
+    assert "did you mean shop?" in str(done.exception)
+    assert not services.folder.exists()
