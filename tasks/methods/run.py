@@ -89,6 +89,7 @@ def head_of(run: SeedRun, command: str, commit: str) -> SeedResult:
         budget=run.episodes,
         profile=context.settings.profile,
         base=context.base.identity.base,
+        revision=context.base.identity.revision,
         settings=settings_hash(context.settings),
         trials=context.settings.evaluation.trials,
         command=command,

@@ -88,8 +88,7 @@ def _round_of(store: Store, release: ReleaseRow | None) -> Round | None:
 
 def preset_of(settings: Settings) -> Preset:
     """The target's own instructions, tools and worked examples."""
-    target = load_target(settings.target)
-    return Preset(target.name, first_opening(target)[0])
+    return Preset(settings.target, first_opening(load_target(settings.target))[0])
 
 
 def build_gateway(

@@ -41,6 +41,7 @@ def seed_result(seed: int, methods: dict[str, MethodFigures], **changes: Any) ->
         "budget": 500,
         "profile": "smoke",
         "base": "tiny",
+        "revision": "r1",
         "settings": "s1",
         "trials": 2,
         "command": f"trace-agent compare-methods --target shop --seed {seed} --budget 500",

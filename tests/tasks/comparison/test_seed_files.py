@@ -89,6 +89,7 @@ def test_a_file_with_other_outcomes_than_its_tasks_is_refused(tmp_path: Path) ->
         ({"budget": 501}, "another budget: 500 and 501"),
         ({"settings": "s2"}, "another settings"),
         ({"base": "larger"}, "another base model"),
+        ({"revision": "r2"}, "another version of the base model: r1 and r2"),
         ({"families": {"t00": "cancel"}}, "another list of test tasks; they"),
     ],
 )
@@ -101,6 +102,11 @@ def test_files_that_cannot_stand_in_one_table_are_refused(tmp_path: Path, change
     with pytest.raises(ConfigurationError, match=said):
         read_results(tmp_path, "shop")
     assert read_results(tmp_path, "bfcl") == []
+
+
+def test_a_file_of_before_says_nothing_of_the_base_models_version() -> None:
+    for results in ([seed_result(7, {}, revision=""), seed_result(8, {})], [seed_result(7, {}), seed_result(8, {})]):
+        check_same(results)
 
 
 def test_methods_of_a_seed_that_were_run_apart_are_one_result(tmp_path: Path) -> None:
