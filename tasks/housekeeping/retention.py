@@ -113,6 +113,8 @@ def _remove(path: Path, freed: int) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    except FileNotFoundError:
+        return  # it is gone: another process has renamed or removed it meanwhile
     except OSError as problem:
         raise StoreError(
             f"{path} cannot be removed ({problem.strerror or problem}), after {freed / 1e9:.2f} GB were freed; make it "
@@ -165,7 +167,10 @@ def _copies(home: Path, store: Store) -> Iterator[Removal]:
     for name in COPIES:
         for part in _entries(home / name):
             if part.name not in needed:
-                since = datetime.fromtimestamp(part.lstat().st_mtime, UTC)
+                try:
+                    since = datetime.fromtimestamp(part.lstat().st_mtime, UTC)
+                except FileNotFoundError:
+                    continue  # a copy that was being fetched has its name now
                 yield Removal(str(part), _size(part), since, "fetched copy of an adapter in no release")
 
 
@@ -178,13 +183,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of all plain files below a folder."""
-    if not path.is_dir():
-        return path.lstat().st_size
+    inside = [Path(place, name) for place, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
     total = 0
-    for place, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += Path(place, name).lstat().st_size
-            except FileNotFoundError:
-                continue  # removed meanwhile
+    for file in inside:
+        try:
+            total += file.lstat().st_size
+        except FileNotFoundError:
+            continue  # removed meanwhile
     return total

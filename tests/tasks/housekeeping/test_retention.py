@@ -19,6 +19,7 @@ from db.values.types import utc_now
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app
 from models.vllm.policy import VllmPolicy
+from tasks.housekeeping import retention
 from tasks.housekeeping.retention import removals, remove
 from tasks.releases.lifecycle import check_files, refuse, releases_of, rollback
 from tasks.releases.lookup import version_name
@@ -115,6 +116,28 @@ def test_copies_that_are_fetched_again(kept: dict[str, Any]) -> None:
     remove(kept["settings"], [r for r in removals(kept["settings"], 7) if r.what.startswith("fetched")])
     for place in ("served", "adapters"):
         assert left(home.folder / place) == sorted([names["retired"], names["stopped"]])
+
+
+def test_what_another_process_removes_or_renames_meanwhile_is_no_error(
+    kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that is being fetched has another name once it is whole."""
+    fetched = kept["home"].folder / "served" / ".part-refund"
+    fetched.mkdir(parents=True)
+    entries = retention._entries
+
+    def renamed(folder: Path) -> list[Path]:
+        found = entries(folder)
+        if fetched in found:
+            fetched.rename(fetched.with_name("refund-v9"))
+        return found
+
+    monkeypatch.setattr(retention, "_entries", renamed)
+    chosen = removals(kept["settings"], 7)
+    assert not any("fetched" in r.what for r in chosen)
+    shutil.rmtree(chosen[0].place)
+    remove(kept["settings"], chosen)
+    assert not any(Path(r.place).exists() for r in chosen)
 
 
 def test_what_servers_read_of_a_release_stays_under_either_name(kept: dict[str, Any]) -> None:
