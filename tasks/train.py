@@ -33,7 +33,7 @@ from tasks.round.stage import stage
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.choosing import choice_metrics
 from tasks.synthesis.environments import stored_environment
-from tasks.synthesis.learning.course import Course, check_transfer, choose, tasks_to_try
+from tasks.synthesis.learning.course import Course, check_alive, check_transfer, choose, tasks_to_try
 from tasks.synthesis.learning.generalist import comes_first, learn_generalist
 from tasks.synthesis.learning.played_before import groups_before
 from tasks.synthesis.limited import limited
@@ -98,7 +98,13 @@ def train(context: Context, capability: str) -> TrainResult:
         return _failed(context, capability, version, row, str(row.config[FAILED]))
     wanted = training_settings(context.settings, context.round.number)
     try:
-        return _generalist(context, wanted) if capability == GENERALIST else _specialist(context, capability, wanted)
+        if capability == GENERALIST:
+            result = _generalist(context, wanted)
+        else:
+            result = _specialist(context, capability, wanted)
+        if result.goes_on:
+            check_alive(context, capability, identity)
+        return result
     except Untrainable as problem:
         row = context.store.row(AdapterRow, id=identity)
         assert row is not None, "it is stored before its first step"

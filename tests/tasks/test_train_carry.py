@@ -18,7 +18,8 @@ from tasks.round.results import CalibrateResult, SelectResult, StartFigures, Syn
 from tasks.round.stage import stage
 from tasks.synthesis import starting
 from tests.adapters_made import make_adapter
-from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played, torn
+from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played
+from tests.tasks.test_train_failed import torn
 
 FIRST = "ask_it"
 FIGURES = dict.fromkeys(("mean_reward", "std_reward", "all_success", "all_zero", "informative", "low", "high"), 0.5)

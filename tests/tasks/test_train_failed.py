@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,3 +90,29 @@ def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkey
     result = stage_file.train.do(context, GENERALIST)
     assert (result.unused, result.ending) == ("training-failed: the loss is nan at step 0", "failed")
     assert result.run == f"{context.round.id}-{GENERALIST}", "the run that its learning has begun"
+
+
+def silent(folder: Path) -> None:
+    """Weights that add nothing."""
+    found = load_file(folder / WEIGHTS)
+    save_file({name: torch.zeros_like(weight) for name, weight in found.items()}, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(torn, "not finite"), (silent, "is not live")])
+def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
+    context: Context, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], said: str
+) -> None:
+    """Of a training with one checkpoint nothing is played before."""
+
+    def choosing(context: Context, identity: str, environment: Any, result: Any, warm: bool) -> Choice:
+        spoil(result.weights[result.last])
+        return Choice(result.last, ())
+
+    monkeypatch.setattr(stage_file, "choose", choosing)
+    result = stage_file.train.do(context, CAPABILITY)
+    assert result.verdict.startswith("training-failed: ")
+    assert said in result.verdict
+    row = context.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    assert row.state == AdapterState.FAILED
+    assert context.policy.adapters == ()

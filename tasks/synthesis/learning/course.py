@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from db import AdapterRow
 from environments.contract import TargetTask
-from errors import NotFinite
+from errors import AdapterError, NotFinite, Untrainable
+from models.adapters.loading import fingerprint_on
 from models.training.grpo import TrainingResult
 from models.training.records import Dialled
 from models.training.rollouts import PlayedBefore, come_apart
@@ -124,3 +126,16 @@ def choose(
     if len(played) < 2:
         raise come_apart(steps[0])
     return pick(played, own)
+
+
+def check_alive(context: Context, capability: str, identity: str) -> None:
+    """Raise `Untrainable` for an adapter that changes nothing, or whose weights have come apart: nothing of it could be
+    registered, and that would end the round."""
+    row = context.store.row(AdapterRow, id=identity)
+    assert row is not None, "it was trained"
+    with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
+        assert name is not None
+        try:
+            fingerprint_on(context.policy, context.probe, name)
+        except (AdapterError, NotFinite) as problem:
+            raise Untrainable(str(problem)) from problem
