@@ -157,6 +157,7 @@ def test_where_the_base_does_best_a_training_begins_from_zero(
     begun: list[Any] = []
     result = TrainResult(adapter="a", sha256="s", steps=3, run="r", ending="steps", chosen=2)
     monkeypatch.setattr(stage_file, "train_on", lambda context, *given: begun.append(given) or result)
+    monkeypatch.setattr(stage_file, "check_alive", lambda context, *given: None)
     assert stage_file.train._work(context, CAPABILITY) == result
     ((course, start),) = begun
     assert start is None
