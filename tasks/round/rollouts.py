@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,6 +17,8 @@ from models.scripted import NoopPolicy
 from tasks.round.engine import Engine, Playground, PlayOptions, PlayRun
 from tasks.round.progress import Stopwatch
 from tasks.unattended.limits import RoundLimits
+
+logger = logging.getLogger("trace")
 
 # Of a round's episodes only the cap on spending ends the playing: the next call would meet it again.
 WITHIN_BUDGET = PlayOptions(fatal=(BudgetExceeded.boundary,))
@@ -82,24 +85,31 @@ class RoundEngine:
         played or at a batch of them that was stored, where the round has a limit. Where more than OUTAGE of the
         episodes were lost to a server that did not answer, `ProviderError`, or on the target to anything but the policy
         itself, `EpisodesLost`; by both the stage is tried again: what follows must not rest on the few that are
-        left."""
+        left. Of fewer each is played once more: what took it may be over."""
         if self.limits is not None and self.limits.any and episodes:
             ids = set(self.engine.ids(ground, episodes))
             self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
         if self.budget is not None and episodes:
             self.budget.admit(self.engine.ids(ground, episodes), purpose_of(ground, episodes))
         shared = self.sharing.play(self.engine, ground, episodes, what) if self.sharing is not None else None
-        run = shared or self.engine.play(ground, episodes, what)
+        run = self._timed(shared or self.engine.play(ground, episodes, what))
+        if run.played and (lost := self._lost(ground, run.ids, what or ground.purpose)):
+            told = "%d of %d episodes (%s) were lost to errors, and are played once more"
+            logger.info(told, len(lost), len(run.ids), what or ground.purpose)
+            again = [e for i, e in zip(run.ids, episodes, strict=True) if i in lost]
+            self._timed(self.engine.play(ground, again, f"{what or ground.purpose}, once more"))
+        return run.ids
+
+    def _timed(self, run: PlayRun) -> PlayRun:
         self.environment.seconds += run.environment_seconds
         self.model.seconds += run.model_seconds
         if run.stopped:
             raise BudgetExceeded(run.stopped)
-        if run.played:
-            self._check_outage(ground, run.ids, what or ground.purpose)
-        return run.ids
+        return run
 
-    def _check_outage(self, ground: Playground, ids: Sequence[str], what: str) -> None:
-        frame = self.engine.store.trajectory_frame(None, columns=["error_boundary", "error"], id=list(ids))
+    def _lost(self, ground: Playground, ids: Sequence[str], what: str) -> set[str]:
+        """The episodes that were lost to what may pass, where those that are left say something of what played them."""
+        frame = self.engine.store.trajectory_frame(None, columns=["id", "error_boundary", "error"], id=list(ids))
         lost = frame[frame["error_boundary"].notna() & (frame["error_boundary"] != PolicyError.boundary)]
         away = frame[frame["error_boundary"] == ProviderError.boundary]
         after = "what was played is kept, and the same command plays the rest"
@@ -112,12 +122,13 @@ class RoundEngine:
         # An environment to train on that loses its episodes is judged by that. Doing nothing decides nothing, and may
         # be what the scoring of a target cannot take.
         if ground.environment != self.engine.origin.target or isinstance(self.engine.policy, NoopPolicy):
-            return
+            return set(away["id"])
         if len(lost) > OUTAGE * len(ids):
             raise EpisodesLost(
                 f"{len(lost)} of {len(ids)} episodes ({what}) were lost to errors of the "
                 f"{' and the '.join(sorted(set(lost['error_boundary'])))}; the first: {lost['error'].iloc[0]}; {after}"
             )
+        return set(lost["id"])
 
 
 def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:

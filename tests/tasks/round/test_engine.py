@@ -12,7 +12,7 @@ import pytest
 
 from db import Store, open_store
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, ToolCall
-from errors import BudgetExceeded, ConfigurationError, EnvironmentFault, ProviderError
+from errors import BudgetExceeded, ConfigurationError, EnvironmentFault, PolicyError, ProviderError, SandboxError
 from models.episodes import Episode
 from models.policy import PolicyIdentity
 from models.scripted import OraclePolicy
@@ -173,6 +173,25 @@ def test_a_rounds_engine_counts_the_seconds_also_of_what_a_cap_broke_off() -> No
     with pytest.raises(BudgetExceeded, match="over the cap of 5"):
         engine.play(GROUND, [], "it")
     assert (engine.model.seconds, engine.environment.seconds) == (4.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("problems", "target", "left"),
+    [
+        ([lost()] * 4, "counting", 0),
+        ([lost()] * 4, "other", 0),
+        ([lost(), EnvironmentFault("slow"), SandboxError("died")], "counting", 0),
+        ([lost(), EnvironmentFault("slow"), SandboxError("died")], "other", 2),  # an environment is judged by its own
+        ([PolicyError("too long"), lost()], "counting", 1),  # the same prompt would be too long again
+        ([lost(), *[None] * 7, lost()], "counting", 1),  # once more, and no more
+    ],
+)
+def test_the_few_that_errors_took_are_played_once_more(
+    store: Store, problems: list[Exception | None], target: str, left: int
+) -> None:
+    played = Engine(store, Origin(target, "counting-1"), Failing(*problems))
+    ids = RoundEngine(played, Stopwatch(), Stopwatch()).play(GROUND, EPISODES, "it")
+    assert len(ids) - len(store.stored_ids(ids)) == left
 
 
 @pytest.mark.parametrize(("away", "raises"), [(5, True), (4, False)])
