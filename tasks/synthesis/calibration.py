@@ -18,6 +18,7 @@ from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits
 from errors import EnvironmentFault
 from models.episodes import Episode
+from models.training.rollouts import UNHINTED
 from settings import Settings
 from settings_parts import CalibrationSettings
 from tasks.measuring.statistics import clustered_interval
@@ -41,7 +42,17 @@ HINTED = 0.05
 # What the trajectories of episodes with advice are grouped by.
 HINT = "hinted"
 WITHIN = "within the band"
+# With `train.focus` the least weight of a family, and the success of one that no calibrated scenario was of.
+LEAST, UNKNOWN = 0.04, 0.5
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
+
+
+def focus_weights(families: Sequence[str], rates: Mapping[str, float], hinted: bool = False) -> tuple[float, ...]:
+    """How often a training with `train.focus` draws each of these families: by what there is to learn in it, the
+    variance of its success, or with advice at least that of a family which still gets it, and a little for all. A group
+    of rollouts that all succeed, or all fail, teaches nothing."""
+    known = [max(rates.get(family, UNKNOWN), UNHINTED if hinted else 0.0) for family in families]
+    return tuple(round(rate * (1 - rate) + LEAST, 3) for rate in known)
 
 
 def seed_offset(number: int) -> int:
@@ -145,11 +156,20 @@ class _Bench:
         s, tasks = self.settings.calibration, self._tasks(environment)
         what = f"calibrate {environment.spec.capability}"
         frame = self._played(self._ground(environment), self._episodes(tasks), what)
-        rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
-        wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
-        figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
+        groups = [g for t in tasks if len(g := frame[frame["task"] == t.id])]
+        rewards, wins = ([g[name].to_numpy() for g in groups] for name in ("reward", "success"))
+        figures = calibration_figures(rewards, wins)
         accepted, reason = judge(figures, s.model_dump())
         families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
+        if not accepted and self.settings.train.focus and isinstance(environment, ComposedEnvironment):
+            of = [str(g["family"].iloc[0]) for g in groups]
+            # It draws a family by its weight, of however many scenarios chance has calibrated it here.
+            weights = [w / of.count(family) for w, family in zip(focus_weights(of, families), of, strict=True)]
+            drawn = calibration_figures(rewards, wins, weights)
+            accepted, _ = judge(drawn, s.model_dump())
+            if accepted:
+                told = f"accepted as training draws its families: {100 * drawn['informative']:.0f} % of its groups are"
+                reason = f"{told} informative (of scenarios of all families alike: {reason})"
         played = self.engine.engine.policy.identity(self.adapter).id
         shown = typical_episodes(self.engine.engine.store, frame)
         level = environment.level if isinstance(environment, WrittenEnvironment) and environment.levels > 1 else None
@@ -239,21 +259,29 @@ def find_level(levels: int, play: Callable[[int], Calibration], rule: Calibratio
     return replace(best, reason=reason, by_level={str(level): row for level, row in figures.items()})
 
 
-def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:
-    """Figures over groups (one array per seed).
+def calibration_figures(
+    rewards: Sequence[Any], wins: Sequence[Any], weights: Sequence[float] | None = None
+) -> dict[str, float]:
+    """Figures over groups (one array per seed), each of which counts alike, or by its weight.
 
     Means, spread, shares of uniform and of informative groups, and the interval of success, clustered by seed: the
     samples of a scenario are alike, so 8 scenarios of 8 samples are nearer to 8 observations than to 64.
     """
-    flat, won = np.concatenate(rewards), np.concatenate(wins)
-    success = clustered_interval(won.astype(float), np.repeat(np.arange(len(wins)), [len(w) for w in wins]))
+    flat, won, sizes = np.concatenate(rewards), np.concatenate(wins), [len(w) for w in wins]
+    success = clustered_interval(won.astype(float), np.repeat(np.arange(len(wins)), sizes))
+    each = np.repeat(weights, sizes) if weights is not None else None
+    mean = float(np.average(flat, weights=each))
+
+    def share(holds: Sequence[bool]) -> float:
+        return float(np.average(np.array(holds, dtype=float), weights=weights))
+
     return {
-        "mean_reward": float(flat.mean()),
-        "success_rate": float(won.mean()),
-        "std_reward": float(flat.std()),
-        "all_success": float(np.mean([w.all() for w in wins])),
-        "all_zero": float(np.mean([not r.any() for r in rewards])),
-        "informative": float(np.mean([np.ptp(r) > 1e-6 for r in rewards])),
+        "mean_reward": mean,
+        "success_rate": float(np.average(won.astype(float), weights=each)),
+        "std_reward": float(np.sqrt(np.average((flat - mean) ** 2, weights=each))),
+        "all_success": share([w.all() for w in wins]),
+        "all_zero": share([not r.any() for r in rewards]),
+        "informative": share([np.ptp(r) > 1e-6 for r in rewards]),
         "low": success.low,
         "high": success.high,
     }

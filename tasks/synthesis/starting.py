@@ -23,20 +23,17 @@ from errors import AdapterError, EnvironmentFault, NotFinite
 from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
-from models.training.rollouts import UNHINTED
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
 from tasks.round.adapters import families_about
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes
-from tasks.synthesis.calibration import CARRY_SEED
+from tasks.synthesis.calibration import CARRY_SEED, focus_weights
 from tasks.synthesis.choosing import WORSE, falls, fresh_scenarios, part_of
 from tasks.synthesis.environments import TrainingEnvironment
 
 # Adapters that are compared with the base at most: each costs as much as a checkpoint that is tried.
 MOST = 5
-# What every family is drawn by, whatever its success, and the success that is taken for one that was not calibrated.
-LEAST, UNKNOWN = 0.04, 0.5
 # What the trajectories of these episodes are grouped by.
 START = "start"
 logger = logging.getLogger("trace")
@@ -136,8 +133,7 @@ def focused(context: Context, capability: str, environment: TrainingEnvironment)
     if measured is None:
         return environment
     found, hinted = measured.detail.get("families", {}), measured.detail.get("hinted") is not None
-    rates = [max(found.get(f, UNKNOWN), UNHINTED if hinted else 0.0) for f in environment.spec.families]
-    return environment.weighing(tuple(round(rate * (1 - rate) + LEAST, 3) for rate in rates))
+    return environment.weighing(focus_weights(environment.spec.families, found, hinted))
 
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:

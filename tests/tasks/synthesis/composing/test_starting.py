@@ -16,8 +16,8 @@ from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
 from tasks.round.results import StartFigures, SynthesizeResult, TrainResult
+from tasks.synthesis.calibration import LEAST
 from tasks.synthesis.starting import (
-    LEAST,
     Start,
     choose,
     families_to_keep,
