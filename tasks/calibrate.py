@@ -6,19 +6,22 @@ from __future__ import annotations
 from prefect.artifacts import create_markdown_artifact
 
 from db import GENERALIST, CalibrationRow, EnvironmentRow, EnvironmentState, row_id
+from environments.synthesized.composed import ComposedEnvironment
+from environments.synthesized.written import WrittenEnvironment
 from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult
+from tasks.round.rollouts import success_by_family
 from tasks.round.stage import stage
-from tasks.synthesis.calibration import FIGURES, measure
+from tasks.synthesis.calibration import FIGURES, is_mastered, measure
 from tasks.synthesis.environments import stored_environment
-from tasks.synthesis.learning.generalist import beginning_of, calibrated_by_parts
+from tasks.synthesis.learning.generalist import beginnings_of, calibrated_by_parts
 
 
 @stage("calibrate", title="calibrate {capability}")
 def calibrate(context: Context, capability: str) -> CalibrateResult:
-    """Play what its training goes on from (`beginning_of`) `samples` times on each of `seeds` scenarios of the
-    capability; decide whether it may train."""
+    """Play what its training goes on from (`beginnings_of`) `samples` times on each of `seeds` scenarios of the
+    capability; decide whether it may train. What could be gone on from instead plays where the first may not."""
     environment_id = context.result(SynthesizeResult, capability).environment
     if capability == GENERALIST:
         _judge(context, environment_id, True)
@@ -26,10 +29,7 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
     measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     if measured is None:  # a written environment was calibrated before it was accepted
         environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-        start = beginning_of(context, capability)
-        name = load_member(context, *start) if start else None
-        calibration = measure(context.engine, context.settings, environment, name, context.round.number)
-        context.store.put([calibration.row(environment_id)])
+        context.store.put([_measured(context, environment, environment_id, capability)])
         measured = context.store.row(CalibrationRow, id=row_id(environment_id, "calibration"))
     assert measured is not None
     accepted, reason = measured.accepted, measured.reason
@@ -49,6 +49,23 @@ def calibrate(context: Context, capability: str) -> CalibrateResult:
         level=measured.detail.get("level"),
         **figures,
     )
+
+
+def _measured(
+    context: Context, environment: ComposedEnvironment | WrittenEnvironment, environment_id: str, capability: str
+) -> CalibrationRow:
+    """The first calibration that may train or has mastered the environment, else that of the first start."""
+    known = None
+    if context.settings.train.focus:
+        known = success_by_family(context.store, context.stored.diagnosis().trajectories)
+    rows: list[CalibrationRow] = []
+    for start in beginnings_of(context, capability):
+        name = load_member(context, *start) if start else None
+        found = measure(context.engine, context.settings, environment, name, context.round.number, known)
+        rows.append(found.row(environment_id, start[1] if start else ""))
+        if found.accepted or is_mastered(found.figures):
+            return rows[-1]
+    return rows[0]
 
 
 def _judge(context: Context, environment_id: str, accepted: bool) -> None:

@@ -18,7 +18,7 @@ from models.episodes import STEP_SECONDS, Guarded, guarded
 from tasks.measuring.lineup import champion_of, load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
-from tasks.round.rollouts import outcomes
+from tasks.round.rollouts import outcomes, success_by_family
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose, contrasted
@@ -131,18 +131,18 @@ def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | 
 
 def _composed_within(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
     round_id, target = context.round.id, context.target
-    success = outcomes(context.store, context.stored.diagnosis().trajectories).groupby("family")["success"].mean()
+    success = success_by_family(context.store, context.stored.diagnosis().trajectories)
     earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
     version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
     if capability == GENERALIST:
-        return compose_generalist(context, success.to_dict(), version)
+        return compose_generalist(context, success, version)
     assert isinstance(target, Generators)
     if not any(capability in needs for needs in target.families().values()):
         return None, (
             f"no family of {context.round.target!r} is tagged with {capability!r}, so nothing can be composed for it"
         )
     share = context.settings.calibration.retention_share
-    return compose(target, context.round, capability, success.to_dict(), share, version), ""
+    return compose(target, context.round, capability, success, share, version), ""
 
 
 def _unprovable(context: Context, families: Sequence[str]) -> str:

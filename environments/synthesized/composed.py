@@ -151,10 +151,12 @@ class ComposedEnvironment:
             family = rng.choices(spec.families, spec.weights)[0] if spec.weights else rng.choice(spec.families)
         return self.drawn(family, rng)
 
-    def own_scenario(self, seed: int) -> TargetTask:
-        """A scenario that needs the capability, for calibration and for measuring an adapter."""
+    def own_scenario(self, seed: int, family: str = "") -> TargetTask:
+        """A scenario that needs the capability, for calibration and for measuring an adapter: of the seed's family, or
+        of the one that is named."""
         rng = random.Random(f"{self.spec.id}:own:{seed}")
-        return self.drawn(rng.choice(self.spec.families), rng)
+        drawn = rng.choice(self.spec.families)
+        return self.drawn(family or drawn, rng)
 
     def drawn(self, family: str, rng: random.Random) -> TargetTask:
         """A scenario of a family, of the next random number that the target's generator has one for."""

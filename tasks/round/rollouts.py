@@ -136,6 +136,12 @@ def purpose_of(ground: Playground, episodes: Sequence[Episode]) -> str:
     return "test" if all(e.task.split == "test" for e in episodes) else ground.purpose
 
 
+def success_by_family(store: Store, ids: Sequence[str]) -> dict[str, float]:
+    """Share of successes of stored trajectories without errors, by family."""
+    rates = outcomes(store, ids).groupby("family")["success"].mean()
+    return {str(family): float(rate) for family, rate in rates.items()}
+
+
 def outcomes(store: Store, ids: Sequence[str], lost: bool = False) -> pd.DataFrame:
     """Frame [id, task, family, trial, success, reward] of stored trajectories without errors, in the order of `ids`;
     with `lost` also those that an error ended, whose success is NaN and whose `error_boundary` says where."""

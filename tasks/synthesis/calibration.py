@@ -3,8 +3,10 @@ synthesized environment, and whether that may train."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -42,7 +44,7 @@ HINTED = 0.05
 # What the trajectories of episodes with advice are grouped by.
 HINT = "hinted"
 WITHIN = "within the band"
-# With `train.focus` the least weight of a family, and the success of one that no calibrated scenario was of.
+# With `train.focus` the least weight of a family, and the success of one of which nothing is known.
 LEAST, UNKNOWN = 0.04, 0.5
 FIGURES = ("mean_reward", "success_rate", "std_reward", "all_success", "all_zero", "informative", "low", "high")
 
@@ -66,7 +68,7 @@ class Calibration:
     """What was measured (see `calibration_figures`), the decision and its reason, success by family, success with
     advice where there was none without (None: not tried), and the worst, the median and the best episode (JSON-able,
     for who must make the environment better). Of an environment with levels: the one that the figures are of, and
-    success and reason of each that was played."""
+    success and reason of each that was played. `known` is the success by family that its scenarios were drawn by."""
 
     figures: Mapping[str, float]
     accepted: bool
@@ -79,9 +81,10 @@ class Calibration:
     exhibits: tuple[Mapping[str, Any], ...] = ()
     level: int | None = None
     by_level: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    known: Mapping[str, float] | None = None
 
-    def row(self, environment_id: str) -> CalibrationRow:
-        """What the store keeps of it."""
+    def row(self, environment_id: str, start: str | None = None) -> CalibrationRow:
+        """What the store keeps of it; `start` is the id of the adapter that played ("": the base)."""
         return CalibrationRow(
             id=row_id(environment_id, "calibration"),
             environment_id=environment_id,
@@ -93,6 +96,8 @@ class Calibration:
             reason=self.reason,
             detail={
                 "families": dict(self.families),
+                **({} if self.known is None else {"known": dict(self.known)}),
+                **({} if start is None else {"start": start}),
                 **({} if self.hinted is None else {"hinted": self.hinted}),
                 **({} if self.level is None else {"level": self.level, "levels": dict(self.by_level)}),
             },
@@ -116,15 +121,17 @@ def measure(
     environment: ComposedEnvironment | WrittenEnvironment,
     adapter: str | None = None,
     number: int = 1,
+    known: Mapping[str, float] | None = None,
 ) -> Calibration:
-    """Play a policy `samples` times on each of `seeds` scenarios of round `number`, and judge the figures.
+    """Play a policy `samples` times on each of `seeds` scenarios of round `number`, and judge the figures. With success
+    by family `known`, scenarios are drawn by family as a training with `train.focus` draws them (`focus_weights`).
 
     What plays is the engine's policy: bare, or with the `adapter` of that name, which is loaded; its training would go
     on from there. Of an environment with levels the one is looked for at which it may train (`find_level`). Where it
     succeeds more rarely than the band has it, at the easiest level, it plays once more with advice
     (`environments/synthesized/hints.py`). Raises `EnvironmentFault` when no episode ended.
     """
-    bench = _Bench(engine, settings, adapter, number)
+    bench = _Bench(engine, settings, adapter, number, known)
     if isinstance(environment, WrittenEnvironment) and environment.levels > 1:
         found = find_level(environment.levels, bench.plain_at(environment), settings.calibration)
         environment = environment.at(found.level or 0)
@@ -135,47 +142,52 @@ def measure(
 
 
 def calibration_tasks(
-    environment: ComposedEnvironment | WrittenEnvironment, count: int, number: int
+    environment: ComposedEnvironment | WrittenEnvironment,
+    count: int,
+    number: int,
+    known: Mapping[str, float] | None = None,
 ) -> list[TargetTask]:
-    """The scenarios that round `number` calibrates on."""
-    first = CALIBRATION_SEED - seed_offset(number)
-    return [environment.own_scenario(first - i) for i in range(count)]
+    """The scenarios that round `number` calibrates on. With success by family `known` each family has the share that
+    training gives it: chance would often leave out the one that is still lacking, and calibrate on what is mastered."""
+    seeds = [CALIBRATION_SEED - seed_offset(number) - i for i in range(count)]
+    if known is None or not isinstance(environment, ComposedEnvironment):
+        return [environment.own_scenario(seed) for seed in seeds]
+    families = environment.spec.families
+    until = list(accumulate(focus_weights(families, known)))
+    places = [until[-1] * (i + 0.5) / count for i in range(count)]
+    return [
+        environment.own_scenario(seed, families[bisect(until, place)])
+        for seed, place in zip(seeds, places, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """What plays a calibration, and in which round."""
+    """What plays a calibration, in which round, and success by family that is known before."""
 
     engine: RoundEngine
     settings: Settings
     adapter: str | None
     number: int
+    known: Mapping[str, float] | None = None
 
     def plain(self, environment: ComposedEnvironment | WrittenEnvironment) -> Calibration:
         """Figures and decision without advice."""
         s, tasks = self.settings.calibration, self._tasks(environment)
         what = f"calibrate {environment.spec.capability}"
         frame = self._played(self._ground(environment), self._episodes(tasks), what)
-        groups = [g for t in tasks if len(g := frame[frame["task"] == t.id])]
-        rewards, wins = ([g[name].to_numpy() for g in groups] for name in ("reward", "success"))
-        figures = calibration_figures(rewards, wins)
+        rewards = [frame[frame["task"] == t.id]["reward"].to_numpy() for t in tasks]
+        wins = [frame[frame["task"] == t.id]["success"].to_numpy() for t in tasks]
+        figures = calibration_figures([r for r in rewards if len(r)], [w for w in wins if len(w)])
         accepted, reason = judge(figures, s.model_dump())
         families = {str(k): float(v) for k, v in frame.groupby("family")["success"].mean().items()}
-        if not accepted and self.settings.train.focus and isinstance(environment, ComposedEnvironment):
-            of = [str(g["family"].iloc[0]) for g in groups]
-            # It draws a family by its weight, of however many scenarios chance has calibrated it here.
-            weights = [w / of.count(family) for w, family in zip(focus_weights(of, families), of, strict=True)]
-            drawn = calibration_figures(rewards, wins, weights)
-            accepted, _ = judge(drawn, s.model_dump())
-            if accepted:
-                told = f"accepted as training draws its families: {100 * drawn['informative']:.0f} % of its groups are"
-                reason = f"{told} informative (of scenarios of all families alike: {reason})"
         played = self.engine.engine.policy.identity(self.adapter).id
         shown = typical_episodes(self.engine.engine.store, frame)
         level = environment.level if isinstance(environment, WrittenEnvironment) and environment.levels > 1 else None
         return Calibration(
-            figures, accepted, reason, len(tasks), s.samples, played, families, exhibits=shown, level=level
-        )
+            figures, accepted, reason, len(tasks), s.samples, played, families,
+            exhibits=shown, level=level, known=self.known,
+        )  # fmt: skip
 
     def plain_at(self, environment: WrittenEnvironment) -> Callable[[int], Calibration]:
         """`plain` by level."""
@@ -204,7 +216,7 @@ class _Bench:
         return replace(plain, reason=reason, hinted=None if plain.accepted else hinted)
 
     def _tasks(self, environment: ComposedEnvironment | WrittenEnvironment) -> list[TargetTask]:
-        return calibration_tasks(environment, self.settings.calibration.seeds, self.number)
+        return calibration_tasks(environment, self.settings.calibration.seeds, self.number, self.known)
 
     def _episodes(self, tasks: Sequence[TargetTask]) -> list[Episode]:
         seed, samples = round_seed(self.settings.seed, self.number), self.settings.calibration.samples
@@ -259,29 +271,21 @@ def find_level(levels: int, play: Callable[[int], Calibration], rule: Calibratio
     return replace(best, reason=reason, by_level={str(level): row for level, row in figures.items()})
 
 
-def calibration_figures(
-    rewards: Sequence[Any], wins: Sequence[Any], weights: Sequence[float] | None = None
-) -> dict[str, float]:
-    """Figures over groups (one array per seed), each of which counts alike, or by its weight.
+def calibration_figures(rewards: list[Any], wins: list[Any]) -> dict[str, float]:
+    """Figures over groups (one array per seed).
 
     Means, spread, shares of uniform and of informative groups, and the interval of success, clustered by seed: the
     samples of a scenario are alike, so 8 scenarios of 8 samples are nearer to 8 observations than to 64.
     """
-    flat, won, sizes = np.concatenate(rewards), np.concatenate(wins), [len(w) for w in wins]
-    success = clustered_interval(won.astype(float), np.repeat(np.arange(len(wins)), sizes))
-    each = np.repeat(weights, sizes) if weights is not None else None
-    mean = float(np.average(flat, weights=each))
-
-    def share(holds: Sequence[bool]) -> float:
-        return float(np.average(np.array(holds, dtype=float), weights=weights))
-
+    flat, won = np.concatenate(rewards), np.concatenate(wins)
+    success = clustered_interval(won.astype(float), np.repeat(np.arange(len(wins)), [len(w) for w in wins]))
     return {
-        "mean_reward": mean,
-        "success_rate": float(np.average(won.astype(float), weights=each)),
-        "std_reward": float(np.sqrt(np.average((flat - mean) ** 2, weights=each))),
-        "all_success": share([w.all() for w in wins]),
-        "all_zero": share([not r.any() for r in rewards]),
-        "informative": share([np.ptp(r) > 1e-6 for r in rewards]),
+        "mean_reward": float(flat.mean()),
+        "success_rate": float(won.mean()),
+        "std_reward": float(flat.std()),
+        "all_success": float(np.mean([w.all() for w in wins])),
+        "all_zero": float(np.mean([not r.any() for r in rewards])),
+        "informative": float(np.mean([np.ptp(r) > 1e-6 for r in rewards])),
         "low": success.low,
         "high": success.high,
     }

@@ -124,16 +124,22 @@ def keeping(context: Context, environment: TrainingEnvironment, families: Sequen
 
 def focused(context: Context, capability: str, environment: TrainingEnvironment) -> TrainingEnvironment:
     """`environment` as it is trained on; with `train.focus` its families are drawn by what there is to learn in each:
-    the variance of success that calibration found, or with advice at least that of a family which still gets it, and a
-    little for all. A group of rollouts that all succeed, or all fail, teaches nothing."""
+    the variance of success that calibration found, or the diagnosis where that had no scenario of it, or with advice
+    at least that of a family which still gets it, and a little for all. A group of rollouts that all succeed, or all
+    fail, teaches nothing."""
     if not context.settings.train.focus or not isinstance(environment, ComposedEnvironment):
         return environment
-    made = context.result(SynthesizeResult, capability).environment
-    measured = context.store.row(CalibrationRow, id=row_id(made, "calibration"))
+    measured = _calibrated(context, capability)
     if measured is None:
         return environment
-    found, hinted = measured.detail.get("families", {}), measured.detail.get("hinted") is not None
+    found = {**(measured.detail.get("known") or {}), **measured.detail.get("families", {})}
+    hinted = measured.detail.get("hinted") is not None
     return environment.weighing(focus_weights(environment.spec.families, found, hinted))
+
+
+def _calibrated(context: Context, capability: str) -> CalibrationRow | None:
+    made = context.result(SynthesizeResult, capability).environment
+    return context.store.row(CalibrationRow, id=row_id(made, "calibration"))
 
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
@@ -199,7 +205,10 @@ def compare_starts(context: Context, environment: TrainingEnvironment, starts: S
             frames.append((start, _played(context, environment, start, tasks)))
         except NotFinite as problem:
             logger.warning("%s cannot begin from %s: %s", environment.spec.capability, start.capability, problem)
-    return choose([figures_of(start, frame, base, names) for start, frame in frames])
+    figures = [figures_of(start, frame, base, names) for start, frame in frames]
+    measured = _calibrated(context, environment.spec.capability)
+    followed = measured is not None and measured.detail.get("hinted") is not None
+    return choose(figures, measured.detail.get("start") if measured and followed else None)
 
 
 def _played(
@@ -234,15 +243,20 @@ def figures_of(start: Start | None, frame: pd.DataFrame, base: pd.DataFrame, own
     )
 
 
-def choose(figures: Sequence[StartFigures]) -> list[StartFigures]:
+def choose(figures: Sequence[StartFigures], advised: str | None = None) -> list[StartFigures]:
     """The figures, the base's first, with what is begun from marked: of the adapters the best on all scenarios by
     success, then by reward, then the earlier one. Those that forget what the base can do (the rule for checkpoints,
     too) or are worse than it (WORSE) count for nothing, and without any other the base is begun from: a few scenarios
-    hardly tell an adapter from the base, and what an adapter has learnt of the target is lost with it."""
+    hardly tell an adapter from the base, and what an adapter has learnt of the target is lost with it.
+
+    Where training will give advice, `advised` is the adapter ("": the base) that was seen to succeed with it: others,
+    which may not follow it, count only where they succeed on more of the capability's own scenarios without."""
     base, *adapters = figures
-    best = max(
-        (f for f in adapters if not f.forgets and not f.worse), key=lambda f: (f.success, f.reward), default=base
-    )
+    fit = [f for f in adapters if not f.forgets and not f.worse]
+    if advised is not None:
+        shown = next((f.own or 0.0 for f in figures if f.adapter == advised), 0.0)
+        fit = [f for f in fit if f.adapter == advised or (f.own or 0.0) > shown]
+    best = max(fit, key=lambda f: (f.success, f.reward), default=base)
     return [f.model_copy(update={"chosen": f is best}) for f in figures]
 
 

@@ -88,7 +88,7 @@ def calibrated(context: Context) -> None:
         made.do(context, capability)
 
 
-def last(figures: Sequence[StartFigures]) -> list[StartFigures]:
+def last(figures: Sequence[StartFigures], advised: str | None = None) -> list[StartFigures]:
     return [f.model_copy(update={"chosen": f is figures[-1]}) for f in figures]
 
 
@@ -153,7 +153,7 @@ def test_where_the_base_does_best_a_training_begins_from_zero(
     """Also where the champion could be trained on."""
     row = stored(context, CAPABILITY, context.folder / "champion")
     context.__dict__["parent"] = SimpleNamespace(members={CAPABILITY: {"adapter_id": row.id}})
-    monkeypatch.setattr(starting, "choose", lambda figures: last([*figures[1:], figures[0]]))
+    monkeypatch.setattr(starting, "choose", lambda figures, advised: last([*figures[1:], figures[0]]))
     begun: list[Any] = []
     result = TrainResult(adapter="a", sha256="s", steps=3, run="r", ending="steps", chosen=2)
     monkeypatch.setattr(stage_file, "train_on", lambda context, *given: begun.append(given) or result)

@@ -75,6 +75,14 @@ def beginning_of(context: Context, capability: str) -> tuple[str, str] | None:
     return (GENERALIST, live) if live and context.settings.train.carry else None
 
 
+def beginnings_of(context: Context, capability: str) -> list[tuple[str, str] | None]:
+    """`beginning_of`, and with `train.carry` the live generalist behind a champion: what has learnt one thing may not
+    even follow advice on another, where the generalist still does."""
+    first, live = beginning_of(context, capability), champion_of(context, GENERALIST)
+    carried = live and context.settings.train.carry and first is not None and first[1] != live
+    return [first, (GENERALIST, live)] if carried and live else [first]
+
+
 def wanted(context: Context, selected: Sequence[str]) -> bool:
     """Whether a round that selected these capabilities makes a generalist last: of two of them, or one beside a
     generalist that is live and would else fall behind, or where it has demonstrations to learn from."""

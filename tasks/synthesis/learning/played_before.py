@@ -30,10 +30,13 @@ def groups_before(
     train, begun = context.settings.train, beginning_of(context, capability)
     made = context.result(SynthesizeResult, capability).environment
     measured = context.store.row(CalibrationRow, id=row_id(made, "calibration"))
-    same = adapter == (begun[1] if begun else None) and context.settings.calibration.samples == train.group_size
-    if measured is None or not same or measured.detail.get("hinted") is not None:
+    if measured is None or measured.detail.get("hinted") is not None:
         return PlayedBefore()
-    tasks = calibration_tasks(environment, context.settings.calibration.seeds, context.round.number)
+    calibrated = measured.detail.get("start", begun[1] if begun else "")  # an earlier version did not store it
+    if (adapter or "") != calibrated or context.settings.calibration.samples != train.group_size:
+        return PlayedBefore()
+    known = measured.detail.get("known")
+    tasks = calibration_tasks(environment, context.settings.calibration.seeds, context.round.number, known)
     rows: dict[str, list[TrajectoryRow]] = {task.id: [] for task in tasks}
     played = {"environment": environment.spec.id, "policy_id": measured.policy_id, "group_id": None}
     for row in context.store.trajectories(None, with_blobs=True, purpose="calibration", **played):

@@ -1,21 +1,26 @@
-"""With `train.focus` an environment is judged as training draws it: families that are mastered are drawn rarely."""
+"""With `train.focus` an environment is calibrated as training draws it: families that are mastered are drawn rarely."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
+from db import GENERALIST
 from environments.contract import Action, Environment, Message
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.shop.target import target
 from models.policy import PolicyIdentity
 from settings import load_settings
+from tasks import calibrate as stage_file
+from tasks.round.context import Context
 from tasks.round.stage import forget, open_context
-from tasks.synthesis.calibration import calibration_figures, focus_weights, measure
+from tasks.round.stored import StoredRound
+from tasks.synthesis.calibration import FIGURES, Calibration, calibration_tasks, focus_weights, measure
 
 
 class Halfway:
@@ -48,42 +53,71 @@ def composed() -> ComposedEnvironment:
     return ComposedEnvironment(target(), CompositionSpec("shop", target().data_hash, "serve", families))
 
 
-@pytest.mark.parametrize("focus", [True, False])
-def test_what_is_lacking_in_one_family_is_trained_though_the_others_are_mastered(context: Any, focus: bool) -> None:
-    train = context.settings.train.model_copy(update={"focus": focus})
-    settings = context.settings.model_copy(update={"train": train})
-    found = measure(context.engine_of(Halfway(0.5)), settings, composed())
-    assert 0.5 < found.figures["all_success"] < 1
-    assert found.figures["informative"] < settings.calibration.informative, "the figures are those of all families"
-    assert found.accepted is focus
-    assert found.hinted is None
-    assert "% of groups are all-success, at most 20 %" in found.reason
-    assert found.reason.startswith("accepted as training draws its families: ") is focus
+KNOWN = {"cancel_pending": 1.0, "order_status": 1.0, "use_coupon": 0.5}
+
+
+def test_scenarios_are_drawn_by_what_there_is_to_learn_in_their_families() -> None:
+    environment = composed()
+    alike = calibration_tasks(environment, 16, 2)
+    assert alike == [environment.own_scenario(-100_001 - i) for i in range(16)]
+    drawn = calibration_tasks(environment, 16, 2, KNOWN)
+    assert Counter(t.family for t in drawn) == {"cancel_pending": 2, "order_status": 1, "use_coupon": 13}
+    assert len({t.id for t in drawn}) == 16
+    assert calibration_tasks(environment, 16, 3, KNOWN) != drawn, "each round has scenarios of its own"
+    unknown = Counter(t.family for t in calibration_tasks(environment, 15, 2, {}))
+    assert set(unknown.values()) == {5}, "of which nothing is known, each has as many"
+
+
+@pytest.mark.parametrize("known", [KNOWN, None])
+def test_what_is_lacking_in_one_family_is_trained_though_the_others_are_mastered(
+    context: Context, known: dict[str, float] | None
+) -> None:
+    found = measure(context.engine_of(Halfway(0.5)), context.settings, composed(), known=known)
+    assert found.accepted is (known is not None)
+    assert found.row("e").detail.get("known") == known
+    assert ("only 25 % of groups are informative" in found.reason) is (known is None)
 
 
 @pytest.mark.parametrize(("share", "why"), [(1.0, "mastered"), (0.0, "only 0 % of groups are informative")])
-def test_no_weight_makes_an_environment_informative_that_is_not(context: Any, share: float, why: str) -> None:
+def test_no_draw_makes_an_environment_informative_that_is_not(context: Context, share: float, why: str) -> None:
     train = context.settings.train.model_copy(update={"hints": 0.0})
     settings = context.settings.model_copy(update={"train": train})
-    found = measure(context.engine_of(Halfway(share)), settings, composed())
+    found = measure(context.engine_of(Halfway(share)), settings, composed(), known=KNOWN)
     assert not found.accepted
     assert why in found.reason
-
-
-def test_groups_count_by_their_weights() -> None:
-    wins = [np.array([True, True]), np.array([True, False]), np.array([False, False, False, True])]
-    rewards = [w.astype(float) for w in wins]
-    plain, alike = calibration_figures(rewards, wins), calibration_figures(rewards, wins, [2.0, 2.0, 2.0])
-    assert alike == pytest.approx(plain)
-    assert plain["success_rate"] == 0.5
-    one = calibration_figures(rewards, wins, [0.0, 1.0, 0.0])
-    assert (one["success_rate"], one["mean_reward"], one["std_reward"]) == (0.5, 0.5, 0.5)
-    assert (one["informative"], one["all_success"], one["all_zero"]) == (1.0, 0.0, 0.0)
-    two = calibration_figures(rewards, wins, [3.0, 1.0, 0.0])
-    assert (two["informative"], two["all_success"], two["success_rate"]) == (0.25, 0.75, 0.875)
 
 
 def test_what_is_half_learnt_weighs_most_and_nothing_weighs_nothing() -> None:
     mastered, never, half, unknown = focus_weights(("a", "b", "c", "d"), {"a": 1.0, "b": 0.0, "c": 0.5})
     assert 0 < mastered == never < half == unknown
     assert focus_weights(("b",), {"b": 0.0}, hinted=True)[0] > never
+
+
+@pytest.mark.parametrize(
+    ("accepted", "played", "kept"),
+    [
+        ({"mine"}, ["mine"], "mine"),
+        ({"generalist-id"}, ["mine", "generalist-id"], "generalist-id"),
+        (set(), ["mine", "generalist-id"], "mine"),
+    ],
+)
+def test_where_the_champion_may_not_train_the_generalist_is_calibrated(
+    context: Context, monkeypatch: pytest.MonkeyPatch, accepted: set[str], played: list[str], kept: str
+) -> None:
+    """What has learnt one thing may not even follow advice on another."""
+    members = {"serve": {"adapter_id": "mine"}, GENERALIST: {"adapter_id": "generalist-id"}}
+    context.__dict__["parent"] = SimpleNamespace(members=members)
+    monkeypatch.setattr(stage_file, "load_member", lambda context, capability, identity: identity)
+    monkeypatch.setattr(StoredRound, "diagnosis", lambda stored: SimpleNamespace(trajectories=[]))
+    tried: list[str] = []
+
+    def measured(engine: Any, settings: Any, environment: Any, name: str, number: int, known: Any) -> Calibration:
+        tried.append(name)
+        assert known == {}, "with train.focus the diagnosis is asked"
+        return Calibration(dict.fromkeys(FIGURES, 0.5), name in accepted, "as told", 8, 8, name, {})
+
+    monkeypatch.setattr(stage_file, "measure", measured)
+    row = stage_file._measured(context, composed(), "e", "serve")
+    assert tried == played
+    assert row.detail["start"] == kept
+    assert row.accepted is (kept in accepted)

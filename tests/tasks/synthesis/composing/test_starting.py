@@ -63,6 +63,23 @@ def test_the_base_is_begun_from_only_where_it_is_surely_better() -> None:
     assert chosen(outcomes(8, 8), outcomes(2, 7), outcomes(7, 7)) == 2
 
 
+def test_with_advice_what_was_seen_to_follow_it_is_begun_from() -> None:
+    """Others, which may know better what is retained, count where they succeed on the capability's own."""
+    base = StartFigures(success=0.2, own=0.0, reward=0.1)
+    generalist = StartFigures(capability="generalist", adapter="g", success=0.2, own=0.0, reward=0.1)
+    other = StartFigures(capability="other", adapter="o", success=0.4, own=0.0, reward=0.2)
+    better = other.model_copy(update={"adapter": "b", "success": 0.3, "own": 0.1})
+
+    def begun(advised: str | None, *figures: StartFigures) -> str:
+        return next(f.adapter for f in choose([base, *figures], advised) if f.chosen)
+
+    assert begun(None, generalist, other) == "o"
+    assert begun("g", generalist, other) == "g"
+    assert begun("g", generalist, other, better) == "b"
+    assert begun("", generalist, other) == "", "the base followed it"
+    assert begun("g", generalist.model_copy(update={"forgets": True}), other) == ""
+
+
 def test_what_forgets_is_not_begun_from_whatever_it_wins() -> None:
     assert chosen(outcomes(0, 8), outcomes(8, 3), outcomes(1, 8)) == 2
     assert chosen(outcomes(0, 8), outcomes(8, 3)) == 0
