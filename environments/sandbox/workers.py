@@ -72,6 +72,10 @@ class WorkerDied(SandboxError):
     """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
 
 
+class CallKilled(WorkerDied):
+    """The worker was well until this call, and was killed for it."""
+
+
 class WorkerGone(WorkerDied):
     """The worker had died before it had the request: another call's fault, and safe to ask another worker."""
 
@@ -138,11 +142,17 @@ class Worker:
         return self._process.pid
 
     def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
-        """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError` or `WorkerDied`."""
+        """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError`, `WorkerGone`, or
+        `CallKilled`."""
         with self._lock:
             self._count += 1
             request = {"id": self._count, "function": function, "arguments": list(arguments)}
-            return self._exchange(request, self.limits.call_seconds)
+            try:
+                return self._exchange(request, self.limits.call_seconds)
+            except WorkerGone:
+                raise
+            except WorkerDied as died:
+                raise CallKilled(str(died)) from died
 
     def kill(self) -> None:
         """End the process now; safe to call again."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from environments.contract import (
     Action,
@@ -28,7 +28,7 @@ from environments.contract import (
     TargetTask,
     content_hash,
 )
-from environments.sandbox.workers import WorkerDied
+from environments.sandbox.workers import CallKilled, ModuleError, WorkerDied
 from environments.synthesized.composed import NEAREST, DenseEnvironment
 from environments.synthesized.drawing import AT_ONCE, first_made
 from environments.synthesized.hints import solved
@@ -36,6 +36,7 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
 from errors import EnvironmentFault, TargetError
 
+T = TypeVar("T")
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
 SEEDS = 500_000
 TRIES = 3
@@ -139,7 +140,13 @@ class WrittenEnvironment:
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""
-        return solved(self.module.environment(), self._written(count(SHOWN))) if self.own(task) else ()
+        if not self.own(task):
+            return ()
+        shown = self._written(count(SHOWN))
+        try:
+            return insisted(lambda: solved(self.module.environment(), shown))
+        except ModuleError:  # what is no solution is not shown, here as in `solved`
+            return ()
 
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
@@ -150,16 +157,32 @@ class WrittenEnvironment:
         self.module.close()
 
     def _written(self, seeds: Iterable[int]) -> TargetTask:
-        """The module's scenario of the first of `seeds` that it has one for."""
-        return first_made(self._tried, seeds)
+        """The module's scenario of the first of `seeds` that it has one for. Raises `ModuleError` where it has none for
+        any of those that are tried: no training can go on with it."""
+        try:
+            return first_made(self._tried, seeds)
+        except AT_ONCE:
+            raise
+        except EnvironmentFault as fault:
+            raise ModuleError(f"the module of {self.spec.capability!r}: {fault}") from fault
 
     def _tried(self, seed: int) -> TargetTask:
-        for _ in range(TRIES - 1):
-            try:
-                return self.module.scenario(seed, self.level)
-            except WorkerDied:
-                continue  # a worker that was killed on a busy machine is replaced at the next call
-        return self.module.scenario(seed, self.level)
+        return insisted(partial(self.module.scenario, seed, self.level))
+
+
+def insisted(call: Callable[[], T]) -> T:
+    """What `call` of a module gives, asked of a fresh worker where the last one was killed: on a busy machine any call
+    may pass its deadline. One that has killed `TRIES` of them is the module's doing, whatever the machine: raises
+    `ModuleError` then."""
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except WorkerDied:
+            continue
+    try:
+        return call()
+    except CallKilled as killed:
+        raise ModuleError(f"one call has killed {TRIES} workers, the last: {killed}") from killed
 
 
 class TargetLike:

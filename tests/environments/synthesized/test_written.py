@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Environment, Generators, Observation, Target, TargetTask, ToolCall
+from environments.sandbox.workers import ModuleError, SandboxLimits, WorkerDied
 from environments.synthesized.module_files import tool_faults
 from environments.synthesized.modules import SandboxedModule
-from environments.synthesized.written import WrittenEnvironment, WrittenSpec, prompt_of
+from environments.synthesized.written import TRIES, WrittenEnvironment, WrittenSpec, prompt_of
 from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
@@ -104,6 +105,49 @@ def test_a_module_that_fails_for_all_seeds_is_told_of() -> None:
     try:
         with pytest.raises(EnvironmentFault, match=r"no scenario came of 20 random numbers: .* KeyError"):
             written(shop(), opened, retention_share=0.0).scenario(0)
+    finally:
+        opened.close()
+
+
+HANGING = "    rng = random.Random(seed)\n    while seed % 4 == 1:\n        pass\n"
+SHORT = SandboxLimits(call_seconds=0.2)
+
+
+def test_a_seed_for_which_a_module_hangs_is_passed_over_as_one_for_which_it_raises() -> None:
+    opened = SandboxedModule(SOURCE.replace("    rng = random.Random(seed)\n", HANGING, 1), limits=SHORT)
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        assert [source._written(seeds).seed for seeds in ((1, 3), (2, 1))] == [3, 2]
+        assert opened.restarts == TRIES
+        with pytest.raises(ModuleError, match="one call has killed 3 workers, the last: the call passed its deadline"):
+            source._tried(1)
+    finally:
+        opened.close()
+
+
+def test_a_worker_that_does_not_start_says_nothing_of_the_seed(
+    module: SandboxedModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def busy(seed: int, level: int = 0) -> TargetTask:
+        asked.append(seed)
+        raise WorkerDied("the call passed its deadline")
+
+    source = written(shop(), module, retention_share=0.0)
+    monkeypatch.setattr(module, "scenario", busy)
+    with pytest.raises(WorkerDied):
+        source.scenario(0)
+    assert len(asked) == TRIES
+    assert len(set(asked)) == 1
+
+
+def test_where_the_shown_solution_hangs_nothing_is_shown() -> None:
+    hanging = SOURCE.replace("def oracle(scenario, state, log):\n", "def oracle(scenario, state, log):\n    HANG\n", 1)
+    opened = SandboxedModule(hanging.replace("HANG", "while not log:\n        pass"), limits=SHORT)
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        assert source.advice(source.scenario(0)) == ()
     finally:
         opened.close()
 
