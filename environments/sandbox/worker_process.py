@@ -102,6 +102,7 @@ def main():
     _send({"id": 0, "value": "ready"}, limit)
     request = _receive()
     module = types.ModuleType("module")
+    sys.modules["module"] = module  # where dataclasses look up annotations that are texts
     try:
         exec(compile(request["source"], "<module>", "exec"), module.__dict__)
     except BaseException as error:

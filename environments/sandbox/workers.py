@@ -38,8 +38,10 @@ MODULE_IMPORTS = (
     "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",
     "typing",
 )  # fmt: skip
-# Imported by the above at first use only, when it would be too late.
-_LATE_IMPORTS = ("_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale")
+# Imported by the above, or by what compiles a module, at first use only, when it would be too late.
+_LATE_IMPORTS = (
+    "__future__", "_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale", "unicodedata",
+)  # fmt: skip
 _HEADER = 4
 # How often a call that never reached a worker is given to the next one. Of those that wait for a worker, several may
 # be what kills it, one after another.

@@ -164,6 +164,26 @@ def test_a_worker_outlives_the_thread_that_asked_for_it():
     workers[0].kill()
 
 
+FUTURE = """\
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class _Order:
+    id: str
+    lines: list[str] | None = None
+
+def euros():
+    return _Order("\\N{EURO SIGN}").id
+"""
+
+
+def test_what_models_often_write_at_the_top_of_a_module_loads():
+    worker = Worker(FUTURE)
+    assert worker.call("euros") == "\u20ac"
+    worker.kill()
+
+
 def test_a_worker_that_misbehaves_is_replaced():
     pool = WorkerPool(ECHO, limits=LIMITS)
     assert pool.call("remember", [1]) == 1
