@@ -34,9 +34,12 @@ from environments.synthesized.drawing import AT_ONCE, first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
-from errors import EnvironmentFault, TargetError
+from environments.targets.catalogue import with_scripted_user
+from errors import CallOverdue, EnvironmentFault, TargetError
 
 T = TypeVar("T")
+# Makes an environment of somebody's own, which may hang, or leave the process: with limits on its calls.
+Guard = Callable[[Callable[[], Environment]], Environment]
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
 SEEDS = 500_000
 TRIES = 3
@@ -64,42 +67,55 @@ class WrittenSpec:
         return content_hash(asdict(self))
 
 
-def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
-    """The prompt of the first diagnosis task that offers all tools in `names` (targets may differ by task).
+def unguarded(make: Callable[[], Environment]) -> Environment:
+    """What `make` gives, with no limit on its calls."""
+    return make()
+
+
+def prompt_of(target: Target, names: Sequence[str], guard: Guard = unguarded) -> Prompt:
+    """The prompt of the first diagnosis task that opens and offers all tools in `names` (targets may differ by task);
+    with the scripted user, as a model would be paid for it.
 
     Raises `TargetError` where no task does: then nothing learnt with those tools could be used.
     """
-    environment = target.environment()
-    try:
-        for task in target.tasks("diagnosis"):
+    fault: Exception | None = None
+    target = with_scripted_user(target)
+    for task in target.tasks("diagnosis"):
+        try:
+            environment = guard(target.environment)
             try:
                 environment.reset(task)
-            except AT_ONCE:
+                prompt = Prompt.of(environment)
+            finally:
+                environment.close()
+        except Exception as problem:  # a user's task may raise anything; the rollout has said so of its episodes
+            if isinstance(problem, AT_ONCE) and not isinstance(problem, CallOverdue):
                 raise
-            except Exception:  # a user's task may raise anything; the rollout has said so of its episodes
-                continue
-            offered = {str(tool["function"]["name"]) for tool in environment.tools}
-            if offered.issuperset(names):
-                return Prompt.of(environment)
-    finally:
-        environment.close()
-    raise TargetError(f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task")
+            fault = fault or problem
+            continue
+        if {str(tool["function"]["name"]) for tool in prompt.tools}.issuperset(names):
+            return prompt
+    problem_of_all = f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task"
+    raise TargetError(problem_of_all) from fault
 
 
 class WrittenEnvironment:
     """Scenarios by seed, and environments to play them in. `close` ends the module's worker.
 
     `level` of `levels` says how hard the module's own scenarios are (0: the easiest). It is no part of the identity:
-    scenarios of two levels have ids of their own.
+    scenarios of two levels have ids of their own. `guard` makes the environment of the target in which its prompt is
+    read.
     """
 
-    def __init__(self, target: Target, spec: WrittenSpec, module: SandboxedModule, level: int = 0) -> None:
+    def __init__(
+        self, target: Target, spec: WrittenSpec, module: SandboxedModule, level: int = 0, guard: Guard = unguarded
+    ) -> None:
         if module.code_hash != spec.code_hash:
             raise EnvironmentFault(
                 f"the module of {spec.capability!r} has hash {module.code_hash[:12]}, not {spec.code_hash[:12]}"
             )
         self.target, self.spec, self.module, self.level, self.levels = target, spec, module, level, module.levels
-        self.prompt = prompt_of(target, list(module.tool_schemas))
+        self.prompt = prompt_of(target, list(module.tool_schemas), guard)
         self.references = References(target)
         wanted = set(spec.retention_tasks)
         self._retention = [task for task in target.tasks("diagnosis") if task.id in wanted] if wanted else []

@@ -17,7 +17,8 @@ from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
 from environments.targets.shop.episode import ShopEnvironment
-from errors import EnvironmentFault, TargetError
+from errors import CallOverdue, EnvironmentFault, ProviderError, TargetError
+from models.episodes import Guarded
 from tasks.round.target_prompt import target_prompt
 from tests.integration.targets.small_shop import target as small_shop
 
@@ -202,6 +203,35 @@ def test_a_task_that_raises_does_not_hide_the_prompt_of_the_others(monkeypatch: 
 
     monkeypatch.setattr(ShopEnvironment, "reset", reset_or_raise)
     assert prompt_of(shop(), ["move"]) == expected
+
+
+@pytest.mark.parametrize("problem", [SystemExit(2), CallOverdue("the environment's reset did not return in time")])
+def test_the_prompt_is_read_with_the_guard_that_is_given(
+    module: SandboxedModule, monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    """The one that the stages give has limits: a task that leaves the process, or hangs, is no task that opens."""
+    expected, first = prompt_of(shop(), ["move"]), next(iter(shop().tasks("diagnosis"))).id
+    reset = ShopEnvironment.reset
+
+    def reset_or_leave(environment: ShopEnvironment, task: TargetTask) -> Observation:
+        if task.id == first:
+            raise problem
+        return reset(environment, task)
+
+    monkeypatch.setattr(ShopEnvironment, "reset", reset_or_leave)
+    spec = WrittenSpec("shop", "data", module.capability, module.code_hash, ("move_pending",))
+    assert WrittenEnvironment(shop(), spec, module, guard=Guarded.made).prompt == expected
+
+
+def test_no_model_is_paid_for_playing_the_user_of_a_prompt() -> None:
+    if missing := tau2.describe()[0].missing:
+        pytest.skip(missing)
+
+    def paid(messages: Any, tools: Any) -> Any:
+        raise ProviderError("402 no credit")
+
+    target = load_target("tau2:retail", user="litellm:some/model", user_model=paid)
+    assert prompt_of(target, ["get_order_details"]).tools
 
 
 def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:
