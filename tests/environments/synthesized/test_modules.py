@@ -4,10 +4,12 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from environments.contract import Action, Environment, ToolCall
+from environments.synthesized import module_files
 from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import static_faults
@@ -291,6 +293,26 @@ def test_a_module_that_hangs_is_given_up_on_quickly():
     assert time.monotonic() - started < 30
     assert not verdict.accepted
     assert "deadline" in "".join(verdict.reasons)
+
+
+@pytest.mark.parametrize(("seconds", "checks"), [(70, []), (400, ["scenarios", "determinism"]), (9_999_999, None)])
+def test_all_checks_of_a_module_have_one_limit_of_time(monkeypatch, seconds, checks):
+    """Every look at the clock is a second here: in the levels, in the policies, and with enough of them accepted."""
+    now = [0.0]
+    monkeypatch.setattr(module_files, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def moved():
+        now[0] += 1
+
+    verdict = validate_module(EXAMPLE.read_text(), FEW, seconds=seconds, moved=moved)
+    assert verdict.accepted == (checks is None)
+    if checks is None:
+        assert now[0] > 1000
+        return
+    (reason,) = verdict.reasons
+    assert f"time: the module is too slow: its checks were not done after {seconds} s; do less in" in reason
+    assert now[0] == seconds + 1
+    assert [name for name in ("scenarios", "determinism", "policies") if name in verdict.figures] == checks
 
 
 def test_a_target_without_tools_has_modules_without_tools_that_are_judged_like_others():
