@@ -295,6 +295,35 @@ def test_a_module_that_hangs_is_given_up_on_quickly():
     assert "deadline" in "".join(verdict.reasons)
 
 
+NOTE = """TOOLS = [
+    {"type": "function", "function": {"name": "add_note", "description": "Keep a note.", "parameters": {
+        "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}},
+"""
+KEPT = """    arguments = call["arguments"]
+    if call["name"] == "add_note":
+        note = {"id": 1, "text": arguments["text"]}
+        return {"state": {**state, "notes": [note]}, "result": note}
+"""
+
+
+def test_a_tool_that_keeps_a_text_and_answers_with_it_is_no_fault_whatever_it_is_told():
+    """The red team tells it 100,000 characters, which state and result would hold twice."""
+    source = EXAMPLE.read_text().replace("TOOLS = [\n", NOTE, 1)
+    source = source.replace('    arguments = call["arguments"]\n', KEPT, 1)
+    verdict = validate_module(source, FEW)
+    assert verdict.accepted, verdict.reasons
+    module = SandboxedModule(source)
+    environment = module.environment()
+    environment.reset(module.scenario(0))
+    answers = [
+        environment.step(Action(tool_calls=(ToolCall("add_note", {"text": letter * count}, "c"),))).messages[0].content
+        for letter, count in (("A", 9_000), ("B", 10_000))
+    ]
+    module.close()
+    assert "A" * 9_000 in answers[0]
+    assert answers[1] == '{"error":"the arguments have 10011 characters, more than 10000"}'
+
+
 @pytest.mark.parametrize(("seconds", "checks"), [(70, []), (400, ["scenarios", "determinism"]), (9_999_999, None)])
 def test_all_checks_of_a_module_have_one_limit_of_time(monkeypatch, seconds, checks):
     """Every look at the clock is a second here: in the levels, in the policies, and with enough of them accepted."""
