@@ -172,6 +172,8 @@ class Worker:
         first = {
             "id": 0,
             "imports": [*MODULE_IMPORTS, *_LATE_IMPORTS],
+            # Bubblewrap and a container's runtime see to it themselves.
+            "dies_with_parent": self.level is SandboxLevel.PROCESS,
             "filter": base64.b64encode(inner_filter()).decode(),
             **asdict(self.limits),
         }
