@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
+from environments.sandbox.workers import ModuleError
 from environments.synthesized.hints import is_advised
 from errors import Untrainable
 from models.adapters.files import adapter_digest, export_adapter
@@ -89,8 +90,8 @@ def training_settings(s: Settings, number: int = 1) -> TrainingSettings:
 def train(context: Context, capability: str) -> TrainResult:
     """GRPO on the capability's environment, from the weights of its champion or from zero; with `train.carry` from
     whichever weights do best there, the generalist's among them where that came first. Goes on from the last whole
-    checkpoint. The generalist learns from what has succeeded instead. One that cannot be trained ends with its own
-    adapter, not with the round."""
+    checkpoint. The generalist learns from what has succeeded instead. One that cannot be trained, or whose written
+    module gives no scenarios any more, ends with its own adapter, not with the round."""
     version = 1 if capability == GENERALIST else context.result(SynthesizeResult, capability).versions
     identity = adapter_id(context.round.id, capability, version)
     row = context.store.row(AdapterRow, id=identity)
@@ -105,9 +106,9 @@ def train(context: Context, capability: str) -> TrainResult:
         if result.goes_on:
             check_alive(context, capability, identity)
         return result
-    except Untrainable as problem:
-        row = context.store.row(AdapterRow, id=identity)
-        assert row is not None, "it is stored before its first step"
+    except (Untrainable, ModuleError) as problem:
+        # A module may fail when the first scenario is drawn, before anything of its adapter is stored.
+        row = context.store.row(AdapterRow, id=identity) or _stored(context, capability, identity, wanted)
         logger.warning("%s is not trained any further: %s", capability, problem)
         config = {**row.config, FAILED: str(problem)}
         context.store.set_state(AdapterRow, identity, AdapterState.FAILED, config=config)
@@ -118,6 +119,22 @@ def _failed(context: Context, capability: str, version: int, row: AdapterRow, wh
     run = context.part_run(f"{context.round.id}-{_folder_name(capability, version)}", capability)
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
     return TrainResult(adapter=row.id, sha256="", steps=done, run=run, ending="failed", chosen=0, verdict=verdict)
+
+
+def _stored(context: Context, capability: str, identity: str, wanted: TrainingSettings) -> AdapterRow:
+    """The row of an adapter whose training has not begun."""
+    row = AdapterRow(
+        id=identity,
+        round_id=context.round.id,
+        capability_id=row_id(context.round.id, capability),
+        environment_id=context.result(SynthesizeResult, capability).environment,
+        base=context.base.identity.base,
+        base_revision=context.base.identity.revision,
+        state=AdapterState.TRAINING,
+        config=asdict(wanted),
+    )
+    context.store.put([row])
+    return row
 
 
 def _folder_name(capability: str, version: int) -> str:

@@ -38,8 +38,10 @@ MODULE_IMPORTS = (
     "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "textwrap",
     "typing",
 )  # fmt: skip
-# Imported by the above at first use only, when it would be too late.
-_LATE_IMPORTS = ("_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale")
+# Imported by the above, or by what compiles a module, at first use only, when it would be too late.
+_LATE_IMPORTS = (
+    "__future__", "_strptime", "_pydecimal", "collections.abc", "encodings.latin_1", "locale", "unicodedata",
+)  # fmt: skip
 _HEADER = 4
 # How often a call that never reached a worker is given to the next one. Of those that wait for a worker, several may
 # be what kills it, one after another.
@@ -70,6 +72,10 @@ class ModuleError(SandboxError):
 
 class WorkerDied(SandboxError):
     """The worker was killed: by the filter, for passing its deadline, or for breaking the pipe's protocol."""
+
+
+class CallKilled(WorkerDied):
+    """The worker was well until this call, and was killed for it."""
 
 
 class WorkerGone(WorkerDied):
@@ -138,11 +144,17 @@ class Worker:
         return self._process.pid
 
     def call(self, function: str, arguments: Sequence[Any] = ()) -> Any:
-        """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError` or `WorkerDied`."""
+        """The JSON value that `function(*arguments)` of the module gives. Raises `ModuleError`, `WorkerGone`, or
+        `CallKilled`."""
         with self._lock:
             self._count += 1
             request = {"id": self._count, "function": function, "arguments": list(arguments)}
-            return self._exchange(request, self.limits.call_seconds)
+            try:
+                return self._exchange(request, self.limits.call_seconds)
+            except WorkerGone:
+                raise
+            except WorkerDied as died:
+                raise CallKilled(str(died)) from died
 
     def kill(self) -> None:
         """End the process now; safe to call again."""
@@ -160,6 +172,8 @@ class Worker:
         first = {
             "id": 0,
             "imports": [*MODULE_IMPORTS, *_LATE_IMPORTS],
+            # Bubblewrap and a container's runtime see to it themselves.
+            "dies_with_parent": self.level is SandboxLevel.PROCESS,
             "filter": base64.b64encode(inner_filter()).decode(),
             **asdict(self.limits),
         }

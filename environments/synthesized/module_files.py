@@ -7,12 +7,13 @@ the sandbox level it was judged in, and the hash that the source must still have
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from environments.contract import Action, Environment, Message, Observation, TargetTask, ToolCall, canonical_json
 from environments.playing import take_turns
@@ -22,13 +23,17 @@ from environments.synthesized.static_checks import static_faults
 from environments.validation.checks import DEFAULT_LIMITS, Limits, ValidationVerdict, raised, validate_environment
 from environments.validation.levels import level_faults
 from environments.validation.need import Materials, NeedLimits, check_need
-from environments.validation.playing import FAULTS, SimplePolicy
+from environments.validation.playing import FAULTS, SimplePolicy, TooSlow
 from environments.validation.step import step_fault
 from errors import EnvironmentFault, SandboxError, TargetError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # Other processes that give a level's scenarios again. In each a set has another order, but one of two elements has the
 # same order in half of them.
 TWINS = 2
+# Seconds that all checks of a module may take together. A module that is slower would hold up its training as well.
+SECONDS = 600.0
 
 
 def validate_module(
@@ -38,11 +43,15 @@ def validate_module(
     target_tools: Sequence[Mapping[str, Any]] | None = None,
     level: SandboxLevel | None = None,
     materials: Materials | None = None,
+    seconds: float = SECONDS,
+    moved: Callable[[], None] = lambda: None,
 ) -> ValidationVerdict:
     """Checks 1 to 3 on a module: its text, its tools against the target's, whether its levels are one dial, then, at
     every level, everything `validate_environment` does, and whether it needs its capability (`check_need`; `materials`
     are the texts that it must not repeat).
 
+    After `seconds` of playing it is refused as too slow, whatever is left to check; `moved` is called at every step of
+    the way, so that whoever watches this process for a hang sees that it works.
     Determinism is judged across worker processes, of which `TWINS` are new at every level. The verdict's figures hold
     the code hash and the sandbox level.
     Raises `SandboxError` only when no sandbox works here; what is wrong with the module is in the verdict, also what no
@@ -72,12 +81,15 @@ def validate_module(
         if faults:
             return ValidationVerdict(False, tuple(f"tools: {fault}" for fault in faults), figures)
         check = "scenario"
-        faults = level_faults(module.scenario, module.levels)
+        clock = _Clock(seconds, moved)
+        faults = level_faults(clock.timed(module.scenario), module.levels)
         if faults:
             return ValidationVerdict(False, tuple(f"levels: {fault}" for fault in faults), figures)
         check = "play"
-        verdict = _at_every_level(module, limits, materials)
+        verdict = _at_every_level(module, limits, materials, clock)
         figures["sandbox"]["restarts"] = module.restarts
+    except TooSlow as slow:
+        return ValidationVerdict(False, (str(slow),), figures)
     except FAULTS as error:
         return ValidationVerdict(False, (raised(check, error),), figures)
     finally:
@@ -85,10 +97,54 @@ def validate_module(
     return ValidationVerdict(verdict.accepted, verdict.reasons, figures | dict(verdict.figures))
 
 
-def _at_every_level(module: SandboxedModule, limits: Limits, materials: Materials | None) -> ValidationVerdict:
+class _Clock:
+    """The time that the checks of a module have together, from now on."""
+
+    def __init__(self, seconds: float, moved: Callable[[], None]) -> None:
+        self._seconds, self._moved = seconds, moved
+        self._ends = time.monotonic() + seconds
+
+    def look(self) -> None:
+        """Raise `TooSlow` when the time is over; else say that work has moved."""
+        if time.monotonic() > self._ends:
+            raise TooSlow(
+                f"time: the module is too slow: its checks were not done after {self._seconds:g} s; do less in "
+                "scenario, transition, reply, reward and oracle"
+            )
+        self._moved()
+
+    def timed(self, call: Callable[P, T]) -> Callable[P, T]:
+        """`call`, looking at the clock before."""
+
+        def looked(*args: P.args, **kwargs: P.kwargs) -> T:
+            self.look()
+            return call(*args, **kwargs)
+
+        return looked
+
+
+class _Timed(SandboxedEnvironment):
+    """A module's environment that looks at the clock before every turn."""
+
+    def __init__(self, module: SandboxedModule, clock: _Clock) -> None:
+        super().__init__(module)
+        self._clock = clock
+
+    def reset(self, task: TargetTask) -> Observation:
+        self._clock.look()
+        return super().reset(task)
+
+    def step(self, action: Action) -> Observation:
+        self._clock.look()
+        return super().step(action)
+
+
+def _at_every_level(
+    module: SandboxedModule, limits: Limits, materials: Materials | None, clock: _Clock
+) -> ValidationVerdict:
     """Everything that is played, at each level from the easiest on, until one is refused: where a task is weakened, it
     is there. The figures are those of level 0, further levels' under `levels`. The tests of need have one limit of
-    time together."""
+    time together, and so have all checks."""
     figures: dict[str, Any] = {}
     left = NeedLimits().seconds
     for level in range(module.levels):
@@ -96,12 +152,12 @@ def _at_every_level(module: SandboxedModule, limits: Limits, materials: Material
         with ExitStack() as ends:
             twins = [ends.enter_context(closing(SandboxedModule(module.source, module.level))) for _ in range(TWINS)]
             verdict = validate_environment(
-                module.environment,
-                partial(module.scenario, level=level),
+                partial(_Timed, module, clock),
+                clock.timed(partial(module.scenario, level=level)),
                 limits,
                 wrong={name: suggested_policy(f"WRONG.{name}") for name in module.wrong},
-                twins=[partial(twin.scenario, level=level) for twin in twins],
-                make_twin=twins[0].environment,
+                twins=[clock.timed(partial(twin.scenario, level=level)) for twin in twins],
+                make_twin=partial(_Timed, twins[0], clock),
                 need=partial(check_need, step=module.step, materials=materials, limits=need_limits),
             )
         found = dict(verdict.figures)

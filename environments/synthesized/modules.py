@@ -19,6 +19,9 @@ from errors import EnvironmentFault, SandboxError, TargetError
 
 SPLIT = "synthesized"
 MAX_CALLS_PER_TURN = 16
+# Characters of a call's arguments, as JSON. A tool that keeps what it is told and answers with it stays far below what
+# an answer may have (`goals.MAX_CHARACTERS`), whatever it is told.
+MAX_ARGUMENTS = 10_000
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "array": (list, tuple),
     "object": (Mapping,), "null": (type(None),),
@@ -221,6 +224,9 @@ class SandboxedEnvironment:
             plain_json(call.arguments, "arguments")
         except ValueError as error:
             return str(error)
+        length = len(canonical_json(dict(call.arguments)))
+        if length > MAX_ARGUMENTS:
+            return f"the arguments have {length} characters, more than {MAX_ARGUMENTS}"
         return argument_fault(schema, call.arguments)
 
     def _say(self, text: str) -> Observation:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from environments.contract import (
     Action,
@@ -28,14 +28,18 @@ from environments.contract import (
     TargetTask,
     content_hash,
 )
-from environments.sandbox.workers import WorkerDied
+from environments.sandbox.workers import CallKilled, ModuleError, WorkerDied
 from environments.synthesized.composed import NEAREST, DenseEnvironment
 from environments.synthesized.drawing import AT_ONCE, first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.references import References
-from errors import EnvironmentFault, TargetError
+from environments.targets.catalogue import with_scripted_user
+from errors import CallOverdue, EnvironmentFault, TargetError
 
+T = TypeVar("T")
+# Makes an environment of somebody's own, which may hang, or leave the process: with limits on its calls.
+Guard = Callable[[Callable[[], Environment]], Environment]
 # Seeds of a module stay this small: they are near those that it was validated on, and dates do not overflow.
 SEEDS = 500_000
 TRIES = 3
@@ -63,42 +67,55 @@ class WrittenSpec:
         return content_hash(asdict(self))
 
 
-def prompt_of(target: Target, names: Sequence[str]) -> Prompt:
-    """The prompt of the first diagnosis task that offers all tools in `names` (targets may differ by task).
+def unguarded(make: Callable[[], Environment]) -> Environment:
+    """What `make` gives, with no limit on its calls."""
+    return make()
+
+
+def prompt_of(target: Target, names: Sequence[str], guard: Guard = unguarded) -> Prompt:
+    """The prompt of the first diagnosis task that opens and offers all tools in `names` (targets may differ by task);
+    with the scripted user, as a model would be paid for it.
 
     Raises `TargetError` where no task does: then nothing learnt with those tools could be used.
     """
-    environment = target.environment()
-    try:
-        for task in target.tasks("diagnosis"):
+    fault: Exception | None = None
+    target = with_scripted_user(target)
+    for task in target.tasks("diagnosis"):
+        try:
+            environment = guard(target.environment)
             try:
                 environment.reset(task)
-            except AT_ONCE:
+                prompt = Prompt.of(environment)
+            finally:
+                environment.close()
+        except Exception as problem:  # a user's task may raise anything; the rollout has said so of its episodes
+            if isinstance(problem, AT_ONCE) and not isinstance(problem, CallOverdue):
                 raise
-            except Exception:  # a user's task may raise anything; the rollout has said so of its episodes
-                continue
-            offered = {str(tool["function"]["name"]) for tool in environment.tools}
-            if offered.issuperset(names):
-                return Prompt.of(environment)
-    finally:
-        environment.close()
-    raise TargetError(f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task")
+            fault = fault or problem
+            continue
+        if {str(tool["function"]["name"]) for tool in prompt.tools}.issuperset(names):
+            return prompt
+    problem_of_all = f"no diagnosis task of {target.name!r} offers all of {', '.join(names)}; use tools of one task"
+    raise TargetError(problem_of_all) from fault
 
 
 class WrittenEnvironment:
     """Scenarios by seed, and environments to play them in. `close` ends the module's worker.
 
     `level` of `levels` says how hard the module's own scenarios are (0: the easiest). It is no part of the identity:
-    scenarios of two levels have ids of their own.
+    scenarios of two levels have ids of their own. `guard` makes the environment of the target in which its prompt is
+    read.
     """
 
-    def __init__(self, target: Target, spec: WrittenSpec, module: SandboxedModule, level: int = 0) -> None:
+    def __init__(
+        self, target: Target, spec: WrittenSpec, module: SandboxedModule, level: int = 0, guard: Guard = unguarded
+    ) -> None:
         if module.code_hash != spec.code_hash:
             raise EnvironmentFault(
                 f"the module of {spec.capability!r} has hash {module.code_hash[:12]}, not {spec.code_hash[:12]}"
             )
         self.target, self.spec, self.module, self.level, self.levels = target, spec, module, level, module.levels
-        self.prompt = prompt_of(target, list(module.tool_schemas))
+        self.prompt = prompt_of(target, list(module.tool_schemas), guard)
         self.references = References(target)
         wanted = set(spec.retention_tasks)
         self._retention = [task for task in target.tasks("diagnosis") if task.id in wanted] if wanted else []
@@ -139,7 +156,13 @@ class WrittenEnvironment:
 
     def advice(self, task: TargetTask) -> Sequence[Message]:
         """How the module's own reference solves another scenario of the same level; nothing on retention scenarios."""
-        return solved(self.module.environment(), self._written(count(SHOWN))) if self.own(task) else ()
+        if not self.own(task):
+            return ()
+        shown = self._written(count(SHOWN))
+        try:
+            return insisted(lambda: solved(self.module.environment(), shown))
+        except ModuleError:  # what is no solution is not shown, here as in `solved`
+            return ()
 
     def environment(self) -> Environment:
         """An environment that plays both kinds of scenario; any number may be in use at once."""
@@ -150,16 +173,32 @@ class WrittenEnvironment:
         self.module.close()
 
     def _written(self, seeds: Iterable[int]) -> TargetTask:
-        """The module's scenario of the first of `seeds` that it has one for."""
-        return first_made(self._tried, seeds)
+        """The module's scenario of the first of `seeds` that it has one for. Raises `ModuleError` where it has none for
+        any of those that are tried: no training can go on with it."""
+        try:
+            return first_made(self._tried, seeds)
+        except AT_ONCE:
+            raise
+        except EnvironmentFault as fault:
+            raise ModuleError(f"the module of {self.spec.capability!r}: {fault}") from fault
 
     def _tried(self, seed: int) -> TargetTask:
-        for _ in range(TRIES - 1):
-            try:
-                return self.module.scenario(seed, self.level)
-            except WorkerDied:
-                continue  # a worker that was killed on a busy machine is replaced at the next call
-        return self.module.scenario(seed, self.level)
+        return insisted(partial(self.module.scenario, seed, self.level))
+
+
+def insisted(call: Callable[[], T]) -> T:
+    """What `call` of a module gives, asked of a fresh worker where the last one was killed: on a busy machine any call
+    may pass its deadline. One that has killed `TRIES` of them is the module's doing, whatever the machine: raises
+    `ModuleError` then."""
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except WorkerDied:
+            continue
+    try:
+        return call()
+    except CallKilled as killed:
+        raise ModuleError(f"one call has killed {TRIES} workers, the last: {killed}") from killed
 
 
 class TargetLike:

@@ -27,6 +27,7 @@ from environments.validation.playing import (
     OUTSIDE,
     Played,
     SimplePolicy,
+    TooSlow,
     oracle_policy,
     play_all,
     recorded,
@@ -129,13 +130,16 @@ def validate_environment(
     `make_twin` builds the environment again from nothing (another process, where there is one), so that what a process
     remembers shows as a difference; default: `make_environment` once more. `twins` give the scenarios as other
     processes do: sets have another order there. What the environment raises, whatever it is, is a reason and not
-    raised here, but for `ProviderError` and `BudgetExceeded` of the model that plays its user.
+    raised here, but for `ProviderError` and `BudgetExceeded` of the model that plays its user. `TooSlow`, which
+    whoever sets a limit of time raises in scenario, reset or step, ends the checks with its text as a reason.
     Checks go on after a failure where they can, so that one version's verdict names everything that is wrong.
     """
     started = time.monotonic()
     try:
         with closing(Distinct(make_environment, content)) as met:
             tasks, figures, reasons = _scenarios(scenario, twins, limits, met)
+    except TooSlow as slow:
+        return ValidationVerdict(False, (str(slow),), {"limits": asdict(limits)})
     except OUTSIDE:
         raise
     except FAULTS as error:
@@ -163,6 +167,8 @@ def validate_environment(
             finally:
                 environment.close()
             figures["need"], reasons, exhibits = found.figures, [*reasons, *found.reasons], [*found.exhibits, *exhibits]
+    except TooSlow as slow:
+        reasons.append(str(slow))
     except OUTSIDE:
         raise
     except FAULTS as error:  # what plays is kept with its episode; this comes of making and closing

@@ -8,6 +8,7 @@ an agent sees (tools, examples, messages) and never the environment's oracle; th
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -163,10 +164,30 @@ def _value(schema: Mapping[str, Any], named: Any, pool: list[str], rng: random.R
             if re.fullmatch(r"#?-?\d{1,15}", text) or (kind == "number" and re.fullmatch(r"-?\d{1,12}\.\d+", text)):
                 pool.remove(text)
                 return float(text) if "." in text else int(text.removeprefix("#"))
-        return rng.randint(int(schema.get("minimum", 1)), int(schema.get("maximum", 99)))
+        return _number(schema, rng)
     if isinstance(named, str):
         return named
     return pool.pop(0) if pool else str(rng.randint(1, 99))
+
+
+def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
+    """A number within the limits of a schema. Where one is not given, or is no number, it is 1 or 99, or 98 away from
+    the other where that is beyond it."""
+    low, high = _limit(schema.get("minimum")), _limit(schema.get("maximum"))
+    if low is None:
+        low = 1 if high is None or high >= 1 else high - 98
+    if high is None:
+        high = 99 if low <= 99 else low + 98
+    drawn = rng.randint(int(low), max(int(low), int(high)))
+    inside = max(low, min(drawn, high))  # another number only where a limit is no integer, or the two contradict
+    return math.ceil(inside) if schema.get("type") == "integer" else inside
+
+
+def _limit(value: Any) -> float | None:
+    """A schema's limit; None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _newest(seat: Seat) -> tuple[list[str], dict[str, Any]]:

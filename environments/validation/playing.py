@@ -14,8 +14,16 @@ from errors import BudgetExceeded, ProviderError
 # What code from outside this project may raise, on purpose or by mistake: a list of classes would always lack one
 # (`re.error` is a plain Exception). A fault is a finding here and is kept.
 FAULTS = (Exception,)
-# A model from outside that plays the user and fails, or may cost no more: it says nothing of the environment.
-OUTSIDE = (ProviderError, BudgetExceeded)
+
+
+class TooSlow(Exception):
+    """The checks of an environment have taken all the time that they may take together. It ends them, not an episode
+    alone; its text is the reason against the environment."""
+
+
+# A model from outside that plays the user and fails, or may cost no more: it says nothing of the environment. No time
+# is left: there is nothing more to find.
+OUTSIDE = (ProviderError, BudgetExceeded, TooSlow)
 # A reward this high counts as a win whatever `success` says: training follows the reward.
 FULL_REWARD = 0.95
 

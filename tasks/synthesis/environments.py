@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 from db import GENERALIST, EnvironmentRow, Round, Store, row_id
 from environments.contract import Environment, Generators, Message, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from environments.synthesized.drawing import first_made
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.contrast import PROBED, SHARE, Contrast, one_answer
 from tasks.synthesis.llm_synthesizer import accepted_environment
@@ -86,11 +89,14 @@ def composed_of(
 
 
 def _one_answer_families(target: Target, families: Sequence[str]) -> set[str]:
-    """Those of `families` in which one answer solves every scenario."""
+    """Those of `families` in which one answer solves every scenario. A seed for which a generator raises is passed over
+    for one that no other scenario has, here as in `drawing.py`."""
     assert isinstance(target, Generators)
+    seeds = range(PROBED + 1)
     environment = target.environment()
     try:
-        return {f for f in families if one_answer(environment, [target.generate(f, s) for s in range(PROBED + 1)])}
+        made = {f: [first_made(partial(target.generate, f), count(s, len(seeds))) for s in seeds] for f in families}
+        return {family for family, tasks in made.items() if one_answer(environment, tasks)}
     finally:
         environment.close()
 

@@ -32,6 +32,7 @@ from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.written import WrittenEnvironment, WrittenSpec
 from environments.validation.checks import Limits, ValidationVerdict
 from errors import StoreError
+from models.episodes import Guarded
 from models.objects import files_of
 from settings import Settings
 from tasks.mining.llm_analyst import transcripts_of
@@ -80,7 +81,7 @@ class EnvironmentWriter:
 
         def calibrate(module: SandboxedModule) -> ValidationVerdict:
             spec = self._spec(capability, module.code_hash, module.capability)
-            measured = self.measure(WrittenEnvironment(self.target, spec, module))
+            measured = self.measure(WrittenEnvironment(self.target, spec, module, guard=Guarded.made))
             calibrations[module.code_hash] = measured
             reasons = () if measured.accepted else (measured.reason,)
             numbers = {name: measured.figures[name] for name in FIGURES}
@@ -287,7 +288,10 @@ def accepted_environment(
     level = int(calibrated.detail.get("level", 0)) if calibrated else 0
     # In the level of sandbox that works and is allowed here and now, not in the one that it was judged in: a user who
     # allowed `process` once may have taken that back.
-    return keep(f"environment {spec.id}", lambda: WrittenEnvironment(target, spec, SandboxedModule(code), level))
+    return keep(
+        f"environment {spec.id}",
+        lambda: WrittenEnvironment(target, spec, SandboxedModule(code), level, guard=Guarded.made),
+    )
 
 
 def _rows(store: Store, round_id: str, capability: str) -> list[EnvironmentRow]:

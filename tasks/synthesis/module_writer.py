@@ -27,6 +27,7 @@ from environments.validation.repeats import Source
 from errors import EnvironmentFault, ProviderError, TargetError, TraceError
 from models.providers.analyst import Answer, Question
 from tasks.synthesis.author_request import Brief, Synthesis, Version, author_messages
+from tasks.unattended.stalls import pulse
 
 STAGE = "synthesize"
 VERSIONS = 5
@@ -121,7 +122,7 @@ def judge_module(
     public = brief.policy + json.dumps(list(brief.tools))
     answers = [Source(f"an answer of {name} that you were shown", a.lines(), True) for name, a in brief.answers.items()]
     materials = Materials(brief.evidence, [*brief.held_out, *answers], public, brief.examples)
-    verdict = validate_module(source, limits, target_tools=brief.tools, materials=materials)
+    verdict = validate_module(source, limits, target_tools=brief.tools, materials=materials, moved=pulse)
     verdicts: dict[str, Any] = {"validation": verdict.as_dict()}
     reasons = list(verdict.reasons)
     found = verdict.figures.get("capability", brief.capability)

@@ -20,8 +20,10 @@ from environments.picking import spread
 from environments.targets.catalogue import with_scripted_user
 from environments.validation.checks import constant_policy
 from environments.validation.lazy import values_told
-from environments.validation.playing import SimplePolicy, oracle_policy, play
+from environments.validation.playing import ENOUGH_FAULTS, SimplePolicy, oracle_policy, play
 from environments.validation.repeats import Source
+from errors import CallOverdue
+from models.episodes import Guarded
 from tasks.mining.transcripts import reports_error
 
 # Characters of a call and of an answer that are shown.
@@ -74,12 +76,12 @@ def tool_answers(
     """A good and a failing answer of every tool in `tools`, where the target gives one.
 
     `conversations` are the round's own episodes of the diagnosis tasks. Episodes that the target cannot play to their
-    end are used as far as they went.
+    end are used as far as they went; where it hangs in several of a kind, no more of them are tried.
     """
     found = answers_in(conversations)
     names = [str(tool["function"]["name"]) for tool in tools]
     target = with_scripted_user(target)
-    environment = target.environment()
+    environment = Guarded.made(target.environment)
     # Whose calls show which side of an answer; each plays until every tool has that side.
     ways: list[tuple[str, Callable[[Sequence[str]], SimplePolicy]]] = [
         ("good", lambda wanted: oracle_policy),
@@ -88,11 +90,14 @@ def tool_answers(
     ]
     try:
         for side, policy in ways:
+            overdue = 0
             for task in spread(target.tasks("diagnosis"), _TASKS):
                 wanted = [name for name in names if not getattr(found.get(name, ToolAnswers()), side)]
-                if not wanted:
+                if not wanted or overdue >= ENOUGH_FAULTS:
                     break
-                _add(found, play(environment, task, policy(wanted)).messages)
+                played = play(environment, task, policy(wanted))
+                overdue += played.error.startswith(CallOverdue.__name__)
+                _add(found, played.messages)
     finally:
         environment.close()
     return {name: found.get(name, ToolAnswers()) for name in names}
@@ -106,7 +111,7 @@ def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, T
     for row in rows:
         _judge(found, row.messages, row.checks)
     target = with_scripted_user(target)
-    environment = target.environment()
+    environment = Guarded.made(target.environment)
     try:
         for policy in (oracle_policy, constant_policy("I do not know.")):
             for task in spread(target.tasks("diagnosis"), _TASKS):
@@ -120,7 +125,7 @@ def judged_answers(target: Target, rows: Sequence[TrajectoryRow]) -> dict[str, T
 
 def held_out_sources(target: Target, tasks: Sequence[TargetTask]) -> tuple[Source, ...]:
     """What each held-out task is about: what its user says and what the reference solution fills in."""
-    environment = with_scripted_user(target).environment()
+    environment = Guarded.made(with_scripted_user(target).environment)
     sources = []
     try:
         for task in tasks:

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from db import GENERALIST, AdapterRow, AdapterState
-from errors import Untrainable
+from environments.contract import TargetTask
+from environments.sandbox.workers import ModuleError, WorkerDied
+from errors import EnvironmentFault, Untrainable
 from models.adapters.files import WEIGHTS
 from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
@@ -20,7 +22,7 @@ from tasks.round.context import Context
 from tasks.round.results import SynthesizeResult
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
-from tests.tasks.test_train import CAPABILITY, opened, trained
+from tests.tasks.test_train import CAPABILITY, Made, opened, trained
 
 
 @pytest.fixture
@@ -116,3 +118,39 @@ def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
     assert row is not None
     assert row.state == AdapterState.FAILED
     assert context.policy.adapters == ()
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_a_module_that_gives_no_scenarios_any_more_ends_its_own_adapter(
+    context: Context, monkeypatch: pytest.MonkeyPatch, carry: bool
+) -> None:
+    """Amid a training, and when what it may begin from is compared, where nothing of the adapter is stored yet."""
+
+    class Spoilt(Made):
+        def scenario(self, seed: int) -> TargetTask:
+            raise ModuleError("no scenario came of 20 random numbers")
+
+    def compared(*given: Any) -> Any:
+        return Spoilt().scenario(0)
+
+    train = context.settings.train.model_copy(update={"carry": carry})
+    monkeypatch.setattr(context, "settings", context.settings.model_copy(update={"train": train}))
+    monkeypatch.setattr(stage_file, "stored_environment", lambda *given: Spoilt())
+    monkeypatch.setattr(stage_file, "starts_of", compared)
+    result = stage_file.train.do(context, CAPABILITY)
+    assert result.verdict == "training-failed: no scenario came of 20 random numbers"
+    row = context.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    assert (row.state, row.environment_id, row.config["rank"]) == (AdapterState.FAILED, "made", 4)
+
+
+@pytest.mark.parametrize("problem", [WorkerDied("no worker starts"), EnvironmentFault("all episodes were lost")])
+def test_what_may_not_be_the_modules_doing_is_raised(
+    context: Context, monkeypatch: pytest.MonkeyPatch, problem: EnvironmentFault
+) -> None:
+    def choosing(*given: Any, **named: Any) -> Choice:
+        raise problem
+
+    monkeypatch.setattr(stage_file, "choose", choosing)
+    with pytest.raises(type(problem), match=str(problem)):
+        stage_file.train.do(context, CAPABILITY)

@@ -164,6 +164,26 @@ def test_a_worker_outlives_the_thread_that_asked_for_it():
     workers[0].kill()
 
 
+FUTURE = """\
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class _Order:
+    id: str
+    lines: list[str] | None = None
+
+def euros():
+    return _Order("\\N{EURO SIGN}").id
+"""
+
+
+def test_what_models_often_write_at_the_top_of_a_module_loads():
+    worker = Worker(FUTURE)
+    assert worker.call("euros") == "\u20ac"
+    worker.kill()
+
+
 def test_a_worker_that_misbehaves_is_replaced():
     pool = WorkerPool(ECHO, limits=LIMITS)
     assert pool.call("remember", [1]) == 1
@@ -216,10 +236,14 @@ def test_requests_that_cannot_be_sent_are_refused_and_leave_the_worker_well(argu
         worker.call("echo", [1])
 
 
-def test_a_worker_ends_with_the_process_that_started_it():
+@pytest.mark.parametrize("level", [SandboxLevel.PROCESS, SandboxLevel.BUBBLEWRAP])
+@pytest.mark.parametrize("body", ["return 1", "while True: pass"])
+def test_a_worker_ends_with_the_process_that_started_it(level, body):
+    """Also amid a call that loops, where it reads no pipe."""
     code = (
-        "import os, signal, sys\nfrom environments.sandbox.workers import Worker\n"
-        "w = Worker('def f(): return 1')\nprint(w.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys, threading, time\nfrom environments.sandbox.workers import SandboxLevel, Worker\n"
+        f"w = Worker('def f():\\n    {body}', SandboxLevel({str(level)!r}))\nprint(w.pid, flush=True)\n"
+        "threading.Thread(target=w.call, args=['f']).start()\ntime.sleep(0.2)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
     deadline = time.monotonic() + 3

@@ -4,10 +4,12 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from environments.contract import Action, Environment, ToolCall
+from environments.synthesized import module_files
 from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import static_faults
@@ -291,6 +293,55 @@ def test_a_module_that_hangs_is_given_up_on_quickly():
     assert time.monotonic() - started < 30
     assert not verdict.accepted
     assert "deadline" in "".join(verdict.reasons)
+
+
+NOTE = """TOOLS = [
+    {"type": "function", "function": {"name": "add_note", "description": "Keep a note.", "parameters": {
+        "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}},
+"""
+KEPT = """    arguments = call["arguments"]
+    if call["name"] == "add_note":
+        note = {"id": 1, "text": arguments["text"]}
+        return {"state": {**state, "notes": [note]}, "result": note}
+"""
+
+
+def test_a_tool_that_keeps_a_text_and_answers_with_it_is_no_fault_whatever_it_is_told():
+    """The red team tells it 100,000 characters, which state and result would hold twice."""
+    source = EXAMPLE.read_text().replace("TOOLS = [\n", NOTE, 1)
+    source = source.replace('    arguments = call["arguments"]\n', KEPT, 1)
+    verdict = validate_module(source, FEW)
+    assert verdict.accepted, verdict.reasons
+    module = SandboxedModule(source)
+    environment = module.environment()
+    environment.reset(module.scenario(0))
+    answers = [
+        environment.step(Action(tool_calls=(ToolCall("add_note", {"text": letter * count}, "c"),))).messages[0].content
+        for letter, count in (("A", 9_000), ("B", 10_000))
+    ]
+    module.close()
+    assert "A" * 9_000 in answers[0]
+    assert answers[1] == '{"error":"the arguments have 10011 characters, more than 10000"}'
+
+
+@pytest.mark.parametrize(("seconds", "checks"), [(70, []), (400, ["scenarios", "determinism"]), (9_999_999, None)])
+def test_all_checks_of_a_module_have_one_limit_of_time(monkeypatch, seconds, checks):
+    """Every look at the clock is a second here: in the levels, in the policies, and with enough of them accepted."""
+    now = [0.0]
+    monkeypatch.setattr(module_files, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def moved():
+        now[0] += 1
+
+    verdict = validate_module(EXAMPLE.read_text(), FEW, seconds=seconds, moved=moved)
+    assert verdict.accepted == (checks is None)
+    if checks is None:
+        assert now[0] > 1000
+        return
+    (reason,) = verdict.reasons
+    assert f"time: the module is too slow: its checks were not done after {seconds} s; do less in" in reason
+    assert now[0] == seconds + 1
+    assert [name for name in ("scenarios", "determinism", "policies") if name in verdict.figures] == checks
 
 
 def test_a_target_without_tools_has_modules_without_tools_that_are_judged_like_others():

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Environment, Generators, Observation, Target, TargetTask, ToolCall
+from environments.sandbox.workers import ModuleError, SandboxLimits, WorkerDied
 from environments.synthesized.module_files import tool_faults
 from environments.synthesized.modules import SandboxedModule
-from environments.synthesized.written import WrittenEnvironment, WrittenSpec, prompt_of
+from environments.synthesized.written import TRIES, WrittenEnvironment, WrittenSpec, prompt_of
 from environments.targets import tau2
 from environments.targets.catalogue import load_target
 from environments.targets.shop import target as shop
 from environments.targets.shop.episode import ShopEnvironment
-from errors import EnvironmentFault, TargetError
+from errors import CallOverdue, EnvironmentFault, ProviderError, TargetError
+from models.episodes import Guarded
 from tasks.round.target_prompt import target_prompt
 from tests.integration.targets.small_shop import target as small_shop
 
@@ -108,6 +110,49 @@ def test_a_module_that_fails_for_all_seeds_is_told_of() -> None:
         opened.close()
 
 
+HANGING = "    rng = random.Random(seed)\n    while seed % 4 == 1:\n        pass\n"
+SHORT = SandboxLimits(call_seconds=0.2)
+
+
+def test_a_seed_for_which_a_module_hangs_is_passed_over_as_one_for_which_it_raises() -> None:
+    opened = SandboxedModule(SOURCE.replace("    rng = random.Random(seed)\n", HANGING, 1), limits=SHORT)
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        assert [source._written(seeds).seed for seeds in ((1, 3), (2, 1))] == [3, 2]
+        assert opened.restarts == TRIES
+        with pytest.raises(ModuleError, match="one call has killed 3 workers, the last: the call passed its deadline"):
+            source._tried(1)
+    finally:
+        opened.close()
+
+
+def test_a_worker_that_does_not_start_says_nothing_of_the_seed(
+    module: SandboxedModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def busy(seed: int, level: int = 0) -> TargetTask:
+        asked.append(seed)
+        raise WorkerDied("the call passed its deadline")
+
+    source = written(shop(), module, retention_share=0.0)
+    monkeypatch.setattr(module, "scenario", busy)
+    with pytest.raises(WorkerDied):
+        source.scenario(0)
+    assert len(asked) == TRIES
+    assert len(set(asked)) == 1
+
+
+def test_where_the_shown_solution_hangs_nothing_is_shown() -> None:
+    hanging = SOURCE.replace("def oracle(scenario, state, log):\n", "def oracle(scenario, state, log):\n    HANG\n", 1)
+    opened = SandboxedModule(hanging.replace("HANG", "while not log:\n        pass"), limits=SHORT)
+    try:
+        source = written(shop(), opened, retention_share=0.0)
+        assert source.advice(source.scenario(0)) == ()
+    finally:
+        opened.close()
+
+
 def test_retention_comes_from_generators_where_there_are_some(module: SandboxedModule) -> None:
     source = written(shop(), module, retention_families=("cancel_pending", "item_price"), retention_share=1 / 3)
     families = [source.scenario(seed).family for seed in range(120)]
@@ -158,6 +203,35 @@ def test_a_task_that_raises_does_not_hide_the_prompt_of_the_others(monkeypatch: 
 
     monkeypatch.setattr(ShopEnvironment, "reset", reset_or_raise)
     assert prompt_of(shop(), ["move"]) == expected
+
+
+@pytest.mark.parametrize("problem", [SystemExit(2), CallOverdue("the environment's reset did not return in time")])
+def test_the_prompt_is_read_with_the_guard_that_is_given(
+    module: SandboxedModule, monkeypatch: pytest.MonkeyPatch, problem: BaseException
+) -> None:
+    """The one that the stages give has limits: a task that leaves the process, or hangs, is no task that opens."""
+    expected, first = prompt_of(shop(), ["move"]), next(iter(shop().tasks("diagnosis"))).id
+    reset = ShopEnvironment.reset
+
+    def reset_or_leave(environment: ShopEnvironment, task: TargetTask) -> Observation:
+        if task.id == first:
+            raise problem
+        return reset(environment, task)
+
+    monkeypatch.setattr(ShopEnvironment, "reset", reset_or_leave)
+    spec = WrittenSpec("shop", "data", module.capability, module.code_hash, ("move_pending",))
+    assert WrittenEnvironment(shop(), spec, module, guard=Guarded.made).prompt == expected
+
+
+def test_no_model_is_paid_for_playing_the_user_of_a_prompt() -> None:
+    if missing := tau2.describe()[0].missing:
+        pytest.skip(missing)
+
+    def paid(messages: Any, tools: Any) -> Any:
+        raise ProviderError("402 no credit")
+
+    target = load_target("tau2:retail", user="litellm:some/model", user_model=paid)
+    assert prompt_of(target, ["get_order_details"]).tools
 
 
 def test_the_identity_covers_module_and_retention(module: SandboxedModule) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from environments.contract import Action, Message, ToolCall
-from environments.validation.lazy import LAZY_POLICIES, policy_of, unbound_reason, values_told
+from environments.validation.lazy import LAZY_POLICIES, _value, policy_of, unbound_reason, values_told
 from environments.validation.need import plans_of
 from environments.validation.repeats import Source, entities, repeated
 from environments.validation.step import Deed, step_fault, without_step
@@ -181,3 +181,32 @@ def test_a_request_of_several_lines_is_known_by_the_one_that_asks(request_, foun
 
 def test_what_everybody_sees_is_no_repetition():
     assert repeated(["Ticket 7001234."], [Source("held out", "Ticket 7001234.x")], "Say 7001234.") == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "low", "high"),
+    [
+        ({}, 1, 99),
+        ({"minimum": 0, "maximum": 9}, 0, 9),
+        ({"minimum": 1000}, 1000, 1098),
+        ({"maximum": 0}, -98, 0),
+        ({"minimum": 0.5, "maximum": 5}, 1, 5),
+        ({"minimum": "1000", "maximum": None}, 1, 99),
+        ({"minimum": True, "maximum": float("inf")}, 1, 99),
+        ({"minimum": 9, "maximum": 3}, 9, 9),
+    ],
+)
+def test_a_number_is_guessed_within_what_the_schema_gives(limits: dict[str, Any], low: int, high: int) -> None:
+    schema = {"type": "integer"} | limits
+    drawn = {_value(schema, None, [], random.Random(seed)) for seed in range(600)}
+    assert (min(drawn), max(drawn)) == (low, high)
+    assert {type(number) for number in drawn} == {int}
+
+
+def test_a_guess_by_usual_limits_is_the_one_it_always_was() -> None:
+    for limits in ({}, {"minimum": 0}, {"maximum": 20}, {"minimum": 3, "maximum": 8}, {"minimum": 0.01}):
+        given = {"type": "number"} | limits
+        low, high = int(limits.get("minimum", 1)), int(limits.get("maximum", 99))
+        for seed in range(50):
+            was = max(random.Random(seed).randint(low, high), limits.get("minimum", 1))
+            assert _value(given, None, [], random.Random(seed)) == was

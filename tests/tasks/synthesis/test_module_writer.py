@@ -18,6 +18,7 @@ from models.providers.spending import OF_ROUND, SpendingCap
 from tasks.synthesis.author_request import EPISODE_TOKENS, Brief, Version
 from tasks.synthesis.module_writer import SynthesisRules, dropped_wrong, judge_module, synthesize
 from tasks.synthesis.target_material import ToolAnswers
+from tasks.unattended.stalls import watched
 from tests.environments.synthesized.weakenings import WEAKENINGS
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, in_turn, refused, slow, truncated
 
@@ -166,6 +167,16 @@ def test_a_module_that_breaks_down_in_calibration_is_a_refused_version(run):
 
     synthesis, _, _ = run(in_turn(module(SOUND)), calibrate)
     assert "broke down: killed by SIGKILL" in synthesis.versions[0].reasons[0]
+
+
+def test_a_module_that_is_being_judged_is_seen_to_move(monkeypatch, tmp_path):
+    """A slow one would else look like a process that hangs, which ends itself."""
+    looked = []
+    monkeypatch.setattr("tasks.unattended.stalls._arm", lambda: looked.append(1))
+    monkeypatch.setattr("tasks.unattended.stalls.MOST_OFTEN", 0.0)
+    with watched(0.001, tmp_path):
+        judge_module(SOUND, "r", BRIEF, lambda opened: ValidationVerdict(True, (), {}), LIMITS, ())
+    assert len(looked) > 100
 
 
 def test_what_a_module_breaks_in_calibration_is_a_reason_and_a_limit_of_the_round_is_none(monkeypatch):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from environments.targets.catalogue import load_target, with_scripted_user
+from environments.targets.shop.episode import ShopEnvironment
 from environments.targets.shop.target import ShopTarget
 from environments.targets.tau2 import describe
+from environments.validation.playing import ENOUGH_FAULTS
 from environments.validation.repeats import repeated
+from environments.wrapping import WrappedEnvironment
+from errors import CallOverdue
 from tasks.round.target_prompt import target_prompt
 from tasks.synthesis.author_request import Brief, author_messages
-from tasks.synthesis.target_material import answers_in, held_out_sources, tool_answers
+from tasks.synthesis.target_material import answers_in, held_out_sources, judged_answers, tool_answers
 
 _missing = [line.missing for line in describe() if line.missing]
 
@@ -51,6 +57,47 @@ def test_what_the_base_met_is_preferred_to_what_is_played(shop):
     answers = tool_answers(shop, [conversation("MET-1")], target_prompt(shop).tools)
     assert answers["find"].good == 'find {"order":0} -> MET-1'
     assert answers["account"].good
+
+
+class Leaving(WrappedEnvironment):
+    """Leaves the process on nonsense, as a command line tool does, and when it is asked how it would go on."""
+
+    def step(self, action):
+        if any("no_such_value" in map(str, call.arguments.values()) for call in action.tool_calls):
+            sys.exit("usage: account EMAIL")
+        return super().step(action)
+
+
+class Left(ShopTarget):
+    def environment(self):
+        return Leaving(super().environment())
+
+
+def test_a_target_that_leaves_the_process_on_nonsense_is_told_of_as_far_as_it_went():
+    target = Left()
+    tools = target_prompt(target).tools
+    answers = tool_answers(target, [], tools)
+    assert set(answers) == {str(tool["function"]["name"]) for tool in tools}
+    assert answers["account"].good
+    assert not answers["account"].failing
+
+
+def test_a_target_that_leaves_the_process_ends_no_judging_and_no_reading(monkeypatch):
+    monkeypatch.setattr(ShopEnvironment, "oracle", lambda self: sys.exit("no reference"))
+    assert judged_answers(ShopTarget(), [])
+    assert len(held_out_sources(ShopTarget(), ShopTarget().tasks("validation")[:2])) == 2
+
+
+def test_a_target_that_hangs_on_nonsense_is_asked_a_few_times_and_no_more(shop, monkeypatch):
+    asked = []
+
+    def step(self, action):
+        asked.append(action)
+        raise CallOverdue("the environment's step did not return")
+
+    monkeypatch.setattr(ShopEnvironment, "step", step)
+    tool_answers(shop, [], target_prompt(shop).tools)
+    assert len(asked) == 3 * ENOUGH_FAULTS
 
 
 def test_a_scenario_like_a_held_out_task_is_found_and_diagnosis_tasks_are_not_read(shop):

@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from db import GENERALIST
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
-from environments.targets.shop.target import target
+from environments.targets.shop.target import ShopTarget, target
 from environments.validation.checks import Limits, validate_environment
 from tasks.synthesis.environments import compose, contrasted
+from tasks.synthesize import GuardedTarget
 
 LIMITS = Limits(distinct=60, searched=120, episodes=60, attack_seeds=3, replayed=4)
 SOLVED = {"cancel_pending": 0.4, "item_price": 0.3, "wants_person": 0.1}
@@ -86,3 +88,20 @@ def test_a_family_that_one_answer_solves_is_nobodys_retention() -> None:
     assert verdict.accepted, verdict.reasons
     alone = composed("cancel_order", {"wants_person": 0.1})
     assert (alone.spec.retention_families, alone.spec.retention_share) == ((), 0.0)
+
+
+def test_a_seed_for_which_a_generator_raises_is_passed_over() -> None:
+    """It stands for a slip in a user's generator, which no other scenario shows."""
+    asked: list[tuple[str, int]] = []
+
+    class Slipping(ShopTarget):
+        def generate(self, family: str, seed: int) -> TargetTask:
+            if (family, seed) == ("item_price", 7):
+                raise ValueError("empty range for randrange()")
+            asked.append((family, seed))
+            return super().generate(family, seed)
+
+    at: Any = SimpleNamespace(target="shop", data_hash=target().data_hash, seed=0)
+    environment = compose(GuardedTarget(Slipping()), at, "cancel_order", SOLVED, 1 / 3)
+    assert environment.spec == composed("cancel_order", SOLVED).spec
+    assert sorted(seed for family, seed in asked if family == "item_price") == [*range(7), *range(8, 21), 7 + 21]
