@@ -16,6 +16,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from scipy import special
 
+from errors import Untrainable
+
 # Nats a token, and distance of the mean ratio from 1: beyond these the trainer learns from what another model did.
 GAP_ALARM, RATIO_ALARM = 0.1, 0.1
 # Records from which reward and success are compared: in one step a reward may well rise before success follows.
@@ -218,6 +220,14 @@ def over(records: Sequence[StepRecord], settings: TrainingSettings, levels: int)
     if solved(records, settings.solved, levels - 1):
         return "solved"
     return "steps" if len(records) >= settings.steps else ""
+
+
+def come_apart(step: int) -> Untrainable:
+    """What ends a training whose adapter is no number any more."""
+    return Untrainable(
+        f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
+        "this adapter again"
+    )
 
 
 @runtime_checkable

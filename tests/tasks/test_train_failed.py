@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from db import GENERALIST, AdapterRow, AdapterState
-from errors import Untrainable
+from errors import AdapterError, Untrainable
 from models.adapters.files import WEIGHTS
 from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
@@ -108,6 +108,8 @@ def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
         spoil(result.weights[result.last])
         return Choice(result.last, ())
 
+    if spoil is torn:  # vLLM probes what it loads
+        monkeypatch.setattr(context.policy, "load_adapter", lambda *_: pytest.fail("a server would be blamed for it"))
     monkeypatch.setattr(stage_file, "choose", choosing)
     result = stage_file.train.do(context, CAPABILITY)
     assert result.verdict.startswith("training-failed: ")
@@ -116,3 +118,17 @@ def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
     assert row is not None
     assert row.state == AdapterState.FAILED
     assert context.policy.adapters == ()
+
+
+def test_a_server_that_does_not_take_an_adapter_ends_the_round(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that have come apart are found before it is asked, so what it says then is about itself."""
+
+    def load(*_: Any) -> None:
+        raise AdapterError("http://one:8000 dropped adapter 'a'")
+
+    monkeypatch.setattr(stage_file, "choose", lambda *given, **_: Choice(given[3].last, ()))
+    monkeypatch.setattr(context.policy, "load_adapter", load)
+    with pytest.raises(AdapterError, match="dropped"):
+        stage_file.train.do(context, CAPABILITY)

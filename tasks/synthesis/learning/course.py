@@ -15,8 +15,8 @@ from environments.contract import TargetTask
 from errors import AdapterError, NotFinite, Untrainable
 from models.adapters.loading import fingerprint_on
 from models.training.grpo import TrainingResult
-from models.training.records import Dialled
-from models.training.rollouts import PlayedBefore, come_apart
+from models.training.records import Dialled, come_apart
+from models.training.rollouts import PlayedBefore
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import StartFigures, TransferFigures
@@ -133,9 +133,17 @@ def check_alive(context: Context, capability: str, identity: str) -> None:
     registered, and that would end the round."""
     row = context.store.row(AdapterRow, id=identity)
     assert row is not None, "it was trained"
-    with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
-        assert name is not None
-        try:
-            fingerprint_on(context.policy, context.probe, name)
-        except (AdapterError, NotFinite) as problem:
-            raise Untrainable(str(problem)) from problem
+    try:
+        with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
+            assert name is not None
+            _check_moves(context, name)
+    except NotFinite as problem:
+        raise Untrainable(str(problem)) from problem
+
+
+def _check_moves(context: Context, name: str) -> None:
+    """Apart from loading, whose own `AdapterError` says that a server is broken."""
+    try:
+        fingerprint_on(context.policy, context.probe, name)
+    except AdapterError as problem:
+        raise Untrainable(str(problem)) from problem
