@@ -199,7 +199,8 @@ def _trained(
     if not steps:
         return replace(before, notes=(f"the budget leaves no group to train on, so {whose} answers",))
     folder = context.folder / "training" / name
-    course = Course(name, environment, identity, folder, steps, patience=PATIENCE, solved=SOLVED)
+    # Not judged: there is no environment to be made anew, and near misses that come before success would cost it all.
+    course = Course(name, environment, identity, folder, steps, patience=PATIENCE, solved=SOLVED, judged=False)
     try:
         trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:

@@ -32,9 +32,10 @@ logger = logging.getLogger("trace")
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
-    they are not given; `hinted`: with advice; `patience` as in `TrainingSettings`. What is trained for no capability (a
-    mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are families that
-    the environment has for the sake of what was chosen, `ready` is what was played of its first step already."""
+    they are not given; `hinted`: with advice; `patience`, `judged` as in `TrainingSettings`. What is trained for no
+    capability (a mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are
+    families that the environment has for the sake of what was chosen, `ready` is what was played of its first step
+    already."""
 
     name: str
     environment: TrainingEnvironment
@@ -46,6 +47,7 @@ class Course:
     solved: float | None = None
     capability_id: str | None = None
     environment_id: str | None = None
+    judged: bool = True
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
     ready: PlayedBefore = field(default_factory=PlayedBefore)

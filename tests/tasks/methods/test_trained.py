@@ -8,13 +8,16 @@ from typing import Any, NoReturn
 
 import pytest
 
+from db import AdapterRow
 from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
 from errors import TrainingError, TrainingMemoryError
+from models.training.records import TrainingSettings
 from tasks.methods import iterated as iterated_file
 from tasks.methods.seed.seed_run import close_round, pay
 from tasks.methods.trained import TargetPractice, grpo_target
+from tasks.round.adapters import adapter_id
 from tasks.synthesis.calibration import CHOOSING_SEED
 from tasks.synthesis.choosing import fresh_scenarios
 from tests.tasks.methods.letters_target import made, target
@@ -75,6 +78,27 @@ def test_an_outage_and_a_small_gpu_are_no_result_of_a_method(
         assert grpo_target(run, run.context, account).notes == (
             "nothing was learnt, so the bare base answers: the loss of step 3 is not finite",
         )
+    finally:
+        close_round(run.context)
+
+
+def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_prefect(monkeypatch)
+    run, given = seed_run(settings_folder, tiny_model), list[Any]()
+
+    def train_adapter(*args: Any) -> NoReturn:
+        given.extend(args)
+        raise TrainingError("enough")
+
+    monkeypatch.setattr("tasks.train.train_adapter", train_adapter)
+    try:
+        grpo_target(run, run.context, pay(run.context, "grpo-target", run.episodes, ()))
+        (settings,) = (x for x in given if isinstance(x, TrainingSettings))
+        row = run.context.store.row(AdapterRow, id=adapter_id(run.context.round.id, "grpo-target"))
+        assert row is not None
+        assert (settings.judged, row.config["judged"]) == (False, False)
     finally:
         close_round(run.context)
 
