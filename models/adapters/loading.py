@@ -34,12 +34,13 @@ def load_folder(policy: TrainablePolicy, folder: Path, capability: str, origin: 
         )
     name = policy.adapter_name(capability, origin, digest)
     if name not in policy.adapters or policy.identity(name).adapter != digest:
-        _check_finite(folder, capability)
+        check_finite(folder, capability)
         policy.load_adapter(name, digest, folder)
     return name
 
 
-def _check_finite(folder: Path, capability: str) -> None:
+def check_finite(folder: Path, capability: str) -> None:
+    """Raise `NotFinite` for an adapter's folder with a weight that is no number any more."""
     from safetensors import safe_open
 
     with safe_open(str(folder / WEIGHTS), framework="pt") as file:
