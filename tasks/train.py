@@ -117,7 +117,9 @@ def train(context: Context, capability: str) -> TrainResult:
 def _failed(context: Context, capability: str, version: int, row: AdapterRow, why: str) -> TrainResult:
     run = context.part_run(f"{context.round.id}-{_folder_name(capability, version)}", capability)
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
-    return TrainResult(adapter=row.id, sha256="", steps=done, run=run, ending="failed", chosen=0, verdict=verdict)
+    began = {name: row.config[name] for name in ("start", "starts", "keeps") if name in row.config}
+    given = {"adapter": row.id, "sha256": "", "steps": done, "run": run, "ending": "failed", "chosen": 0}
+    return TrainResult(**given, verdict=verdict, **began)
 
 
 def _folder_name(capability: str, version: int) -> str:

@@ -17,9 +17,10 @@ from models.adapters.files import WEIGHTS
 from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
-from tasks.round.results import SynthesizeResult
+from tasks.round.results import StartFigures, SynthesizeResult
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.starting import start_config
 from tests.tasks.test_train import CAPABILITY, opened, trained
 
 
@@ -90,6 +91,23 @@ def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkey
     result = stage_file.train.do(context, GENERALIST)
     assert (result.unused, result.ending) == ("training-failed: the loss is nan at step 0", "failed")
     assert result.run == f"{context.round.id}-{GENERALIST}", "the run that its learning has begun"
+
+
+def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
+    none: dict[str, Any] = {"retention": None, "reward": 0.5, "success": 0.5, "own": 0.5}
+    compared = [StartFigures(capability="", adapter="", chosen=False, **none)]
+    compared.append(StartFigures(capability="ask_it", adapter="first", chosen=True, **none))
+    identity = adapter_id(context.round.id, CAPABILITY)
+    row = AdapterRow(
+        id=identity, round_id=context.round.id, base="b", base_revision="", state=AdapterState.TRAINING,
+        config={"rank": 4} | start_config("abc", compared, ["low"]),
+    )  # fmt: skip
+    context.store.put([row])
+    stored = context.store.row(AdapterRow, id=identity)
+    assert stored is not None
+    result = stage_file._failed(context, CAPABILITY, 1, stored, "the loss is nan")
+    assert (result.start, result.starts, result.keeps) == ("abc", compared, ["low"])
+    assert result.began_from(CAPABILITY) == "the adapter for ask_it"
 
 
 def silent(folder: Path) -> None:
