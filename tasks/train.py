@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from db import GENERALIST, AdapterRow, AdapterState, TrainingStepRow, row_id
@@ -118,7 +118,9 @@ def train(context: Context, capability: str) -> TrainResult:
 def _failed(context: Context, capability: str, version: int, row: AdapterRow, why: str) -> TrainResult:
     run = context.part_run(f"{context.round.id}-{_folder_name(capability, version)}", capability)
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
-    return TrainResult(adapter=row.id, sha256="", steps=done, run=run, ending="failed", chosen=0, verdict=verdict)
+    began = {name: row.config[name] for name in ("start", "starts", "keeps") if name in row.config}
+    given = {"adapter": row.id, "sha256": "", "steps": done, "run": run, "ending": "failed", "chosen": 0}
+    return TrainResult(**given, verdict=verdict, **began)
 
 
 def _stored(context: Context, capability: str, identity: str, wanted: TrainingSettings) -> AdapterRow:
@@ -192,7 +194,8 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     checkpoints. Whatever was done before the process died is not done again."""
     round_id, environment, identity = context.round.id, course.environment, course.adapter
     settings = training_settings(context.settings, context.round.number)
-    settings = replace(settings, patience=course.patience, solved=course.solved or settings.solved)
+    solved = course.solved or settings.solved
+    settings = replace(settings, patience=course.patience, solved=solved, judged=course.judged)
     if start:  # what an adapter has learnt, the rate that teaches from zero would undo
         settings = replace(settings, learning_rate=context.settings.train.carry_rate or settings.learning_rate)
     if not course.hinted:
@@ -212,7 +215,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=asdict(settings) | start_config(digest_of_start, course.starts, course.keeps),
+                config=settings.told() | start_config(digest_of_start, course.starts, course.keeps),
             )
         ],
     )
@@ -227,7 +230,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
     )
     run = context.part_run(f"{round_id}-{output.name}", course.name, capability=course.name, kind="training")
     log = RunLog(context.registry, run)
-    log.params({k: v for k, v in asdict(settings).items() if v is not None})
+    log.params({k: v for k, v in settings.told().items() if v is not None})
     if course.starts:
         log.params(start_params(course.starts))
         log.metrics(start_metrics(course.starts))

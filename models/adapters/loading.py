@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from errors import AdapterError
-from models.adapters.files import adapter_digest
+from errors import AdapterError, NotFinite
+from models.adapters.files import WEIGHTS, adapter_digest
 from models.adapters.fingerprint import Fingerprint, take_fingerprint
 from models.policy import Request, Sampling, TrainablePolicy
 from models.renderer import Conversation
@@ -23,7 +23,8 @@ def load_folder(policy: TrainablePolicy, folder: Path, capability: str, origin: 
     """Make an adapter's folder usable; returns the name to sample with, which is the policy's to choose.
 
     `digest` is the SHA-256 that was stored when the adapter was made (`adapter_digest`), `origin` tells its name from
-    those of other rounds. Nothing is loaded twice. Raises `AdapterError` for a folder that holds other bytes.
+    those of other rounds. Nothing is loaded twice. Raises `AdapterError` for a folder that holds other bytes, and
+    `NotFinite` for weights that have come apart: of a server's answers alone they look like a server that is broken.
     """
     found = adapter_digest(folder)
     if found != digest:
@@ -33,8 +34,22 @@ def load_folder(policy: TrainablePolicy, folder: Path, capability: str, origin: 
         )
     name = policy.adapter_name(capability, origin, digest)
     if name not in policy.adapters or policy.identity(name).adapter != digest:
+        check_finite(folder, capability)
         policy.load_adapter(name, digest, folder)
     return name
+
+
+def check_finite(folder: Path, capability: str) -> None:
+    """Raise `NotFinite` for an adapter's folder with a weight that is no number any more."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / WEIGHTS), framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            if not file.get_tensor(key).isfinite().all():
+                raise NotFinite(
+                    f"the adapter for {capability!r} in {folder} has weights that are not finite ({key}); train it "
+                    "again with a lower learning rate"
+                )
 
 
 def fingerprint_on(policy: TrainablePolicy, probe: Conversation, adapter: str) -> Fingerprint:

@@ -162,6 +162,8 @@ def load_base(
     )
     identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
     policy = LocalPolicy(model, identity, renderer.stop_ids, rows)
+    if policy.context < (whole := model.config.max_position_embeddings):
+        logger.warning("%s is used up to %d of its %d tokens: LongRoPE is another beyond", name, policy.context, whole)
     if isinstance(policy.decoder, PlainDecoder):
         _prove_pass(policy, name)
     return BaseModel(policy, renderer, identity)

@@ -14,6 +14,7 @@ import torch
 
 from models.local.attention import Extras, PrefixWeights, attend_decoding, attend_padded, attend_with_extras
 from models.local.blocks import Own, attend_seen
+from models.local.shapes import context_of
 from models.policy import Generation, Request
 
 # New tokens of the longest row from which a CPU attends row by row, in blocks; fewer make too many small products.
@@ -43,7 +44,7 @@ class KeyValueCache:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # type: ignore[attr-defined]
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads  # type: ignore[attr-defined]
         self.layers, self.slots, self.heads, self.dim = config.num_hidden_layers, slots, heads, dim  # type: ignore[attr-defined]
-        self.most: int = config.max_position_embeddings if most is None else most  # type: ignore[attr-defined]
+        self.most = context_of(config) if most is None else most
         self.like = like
         self.room = self.held = 0
         self.store: list[torch.Tensor] = []

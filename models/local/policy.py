@@ -55,7 +55,6 @@ class LocalPolicy:
         check_supported(config)
         self.model: Any = model  # transformers' models carry more than nn.Module declares
         self.stop_ids, self.rows = stop_ids, rows
-        self.context = int(config.max_position_embeddings)
         self.decoder = make_decoder(model)
         self._identity = identity
         self._adapters: dict[str, tuple[str, dict[str, Delta]]] = {}
@@ -63,6 +62,7 @@ class LocalPolicy:
         self._merged: set[str] = set()
         like = next(model.parameters())
         self._cache = KeyValueCache(config, rows, torch.empty(0, dtype=like.dtype, device=like.device))
+        self.context = self._cache.most
         self._prefixes: OrderedDict[tuple[str | None, tuple[int, ...]], PrefixPass] = OrderedDict()
         self._slots: list[Row | None] = []  # slot i of the cache; a row keeps its slot until its session is forgotten
         self._queue: deque[Request] = deque()

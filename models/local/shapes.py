@@ -34,6 +34,23 @@ def why_not_played(config: Any) -> str:
     return ""
 
 
+def longrope_mark(config: Any) -> int | None:
+    """The tokens that a base with LongRoPE had at first (`original_max_position_embeddings`); None for another base. Of
+    a pass that goes beyond them transformers turns every position by the long factors, else by the short ones."""
+    given = getattr(config, "rope_parameters", None) or {}
+    found = [given, *(part for part in given.values() if isinstance(part, Mapping))]  # for all layers, or by their kind
+    marks = [part["original_max_position_embeddings"] for part in found if part.get("rope_type") == "longrope"]
+    return min(map(int, marks), default=None)
+
+
+def context_of(config: Any) -> int:
+    """How many tokens a row of this base may have: where it has LongRoPE, none crosses its mark. Else keys and values
+    that are kept would be turned otherwise than what is asked of them, and a row's figures would follow from the
+    longest row that happens to be in its batch."""
+    most, mark = int(config.max_position_embeddings), longrope_mark(config)
+    return most if mark is None else min(most, mark)
+
+
 def experts_of(said: Mapping[str, Any]) -> tuple[int, int]:
     """How many experts a layer has by what `config.json` says, and how many of them a token goes through; (1, 1) for a
     model without any. Experts that every token goes through beside those are not counted."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from errors import TraceError
+from errors import NotFinite, TraceError
 from models.adapters.deltas import lora_deltas
 from models.adapters.files import export_adapter, order_config
 from models.adapters.fingerprint import BASE_APART, LONGEST, moves, prove
@@ -106,7 +106,10 @@ class VllmActor:
         self._served: dict[str, Path] = {}
 
     def publish(self, step: int, peft: Any) -> str:
-        """Raises `AdapterError` when a server does not answer as the trainer's model does."""
+        """Raises `AdapterError` when a server does not answer as the trainer's model does, and `NotFinite` for an
+        adapter that has come apart: no server can be blamed for that, and none is asked."""
+        if any(not weight.isfinite().all() for key, weight in peft.named_parameters() if "lora_" in key):
+            raise NotFinite(f"the adapter of {self.name} after step {step} has weights that are not finite")
         self._wake()
         name = f"{self.name}.step{step}-{uuid.uuid4().hex[:8]}"
         written, folder = self.folder / f".{name}", self.folder / name

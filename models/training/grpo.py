@@ -257,7 +257,7 @@ def _ended(reached: NothingToLearn, rollouts: Rollouts | Recall, records: Sequen
     # The step that could not be made has figures too: near misses that all earn the same are where reward parts.
     level = {"level": float(rollouts.level)}
     unmade = StepRecord(len(records) + 1, 0.0, 0.0, 0.0, 0.0, 0.0, tuple(rollouts.collected), level)
-    verdict = misspecified([*records, unmade], 2)
+    verdict = misspecified([*records, unmade], 2) if rollouts.settings.judged else ""
     return Ended("misspecified" if verdict else f"nothing more to learn: {reached}", verdict)
 
 

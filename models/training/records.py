@@ -11,10 +11,12 @@ import logging
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 from scipy import special
+
+from errors import Untrainable
 
 # Nats a token, and distance of the mean ratio from 1: beyond these the trainer learns from what another model did.
 GAP_ALARM, RATIO_ALARM = 0.1, 0.1
@@ -36,8 +38,10 @@ class TrainingSettings:
     standard deviation, or not; `delta` bounds the ratio of a token whose advantage is negative (0: no bound).
     `hints` is the share of a group's rollouts that get advice while the policy hardly succeeds without. `patience` is
     how many further collections a step may make as long as no group was informative: a training on tasks that are
-    mostly solved would end there while its budget is hardly used. A backward pass has `micro_batch` rows, or with
-    `micro_batch_tokens` as many as have so many tokens; with `recompute` it computes again what it would have kept."""
+    mostly solved would end there while its budget is hardly used. A training that is `judged` ends where reward parts
+    from success, which sends its environment back to be made anew; one that has none to send back is not. A backward
+    pass has `micro_batch` rows, or with `micro_batch_tokens` as many as have so many tokens; with `recompute` it
+    computes again what it would have kept."""
 
     steps: int = 8
     groups: int = 6
@@ -63,6 +67,11 @@ class TrainingSettings:
     patience: int = 0
     micro_batch_tokens: int | None = None
     recompute: bool = False
+    judged: bool = True
+
+    def told(self) -> dict[str, Any]:
+        """As they are stored with an adapter, where a training that is `judged` says nothing of it."""
+        return {name: value for name, value in asdict(self).items() if name != "judged" or not value}
 
 
 @dataclass(frozen=True)
@@ -207,8 +216,8 @@ def _rise_at_least(early: Sequence[float], late: Sequence[float]) -> float:
 
 
 def verdict_on(records: Sequence[StepRecord], settings: TrainingSettings) -> str:
-    """What is wrong with the environment; a training of two steps is judged after two."""
-    return misspecified(records, min(LEAST_RECORDS, settings.steps))
+    """What is wrong with the environment; a training of two steps is judged after two. "" where it is not `judged`."""
+    return misspecified(records, min(LEAST_RECORDS, settings.steps)) if settings.judged else ""
 
 
 def over(records: Sequence[StepRecord], settings: TrainingSettings, levels: int) -> str:
@@ -218,6 +227,14 @@ def over(records: Sequence[StepRecord], settings: TrainingSettings, levels: int)
     if solved(records, settings.solved, levels - 1):
         return "solved"
     return "steps" if len(records) >= settings.steps else ""
+
+
+def come_apart(step: int) -> Untrainable:
+    """What ends a training whose adapter is no number any more."""
+    return Untrainable(
+        f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
+        "this adapter again"
+    )
 
 
 @runtime_checkable

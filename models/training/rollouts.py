@@ -16,13 +16,13 @@ import torch
 
 from environments.contract import Environment, Message, Prompt, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
-from errors import NotFinite, TrainingError, Untrainable
+from errors import NotFinite, TrainingError
 from models.episodes import Episode, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
 from models.training.forward import common_prefix
-from models.training.records import Dialled, GroupFigures, TrainingSettings, levels_of
+from models.training.records import Dialled, GroupFigures, TrainingSettings, come_apart, levels_of
 from models.training.trl_trainer import EpisodeGRPO, trl_rows
 
 logger = logging.getLogger("trace.models")
@@ -363,7 +363,10 @@ class Rollouts:
     def rollout(self, prompts: list[Any], trainer: EpisodeGRPO) -> dict[str, Any]:
         """TRL's rollout function. The prompts only say how many rows are wanted; the scenarios are ours."""
         step = trainer.state.global_step
-        self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
+        try:
+            self.adapter = self.actor.publish(step, trainer.accelerator.unwrap_model(trainer.model))
+        except NotFinite as problem:
+            raise come_apart(step) from problem
         self.worst_ratio = 1.0
         rows = self.settings.groups * self.settings.group_size
         if len(prompts) != rows:
@@ -388,11 +391,3 @@ class Rollouts:
         # Retention scenarios may come with other instructions than the capability's own.
         self.shared = common_prefix([c.ids[: min(c.shared for c in conversations)] for c in conversations])
         return trl_rows(conversations, rewards_R, rows)
-
-
-def come_apart(step: int) -> Untrainable:
-    """What ends a training whose adapter is no number any more."""
-    return Untrainable(
-        f"the adapter after step {step} gives log-probabilities that are not finite; lower the learning rate and start "
-        "this adapter again"
-    )

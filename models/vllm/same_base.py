@@ -14,6 +14,7 @@ import numpy as np
 from environments.contract import Message, Prompt
 from errors import ConfigurationError
 from models.adapters.fingerprint import COUNT
+from models.local.shapes import longrope_mark
 
 if TYPE_CHECKING:
     from models.local.base import BaseModel
@@ -39,6 +40,12 @@ def probe_ids(policy: VllmPolicy, base: BaseModel) -> list[int]:
 def prove_same_base(policy: VllmPolicy, base: BaseModel) -> None:
     """Raises `ConfigurationError` when the servers' base is not the trainer's. That all servers have one and the same
     is proven before (`models/vllm/equality.py`), so one of them speaks for all."""
+    mark = longrope_mark(base.policy.model.config)
+    if mark is not None and policy.context > mark:  # then vLLM uses the long factors for every text, the short ones too
+        raise ConfigurationError(
+            f"{policy.servers[0].url} takes {policy.context} tokens, and {base.identity.base!r} has LongRoPE, which is "
+            f"trained up to {mark} here and is another beyond; start the servers with --max-model-len {mark} or less"
+        )
     ids = probe_ids(policy, base)
     count = min(COUNT, len(ids) - 1)
     mine, theirs = np.asarray(base.policy.score(ids, count)), np.asarray(policy.score(ids, count))

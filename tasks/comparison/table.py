@@ -109,7 +109,7 @@ def table_of(results: Sequence[SeedResult]) -> Table:
     rows = []
     for name in names:
         there = [r.methods[name] for r in results if name in r.methods]
-        known, d = _share_of(results, rates[name]), found.get(name)
+        known, d = _share_of(results, rates[name], not first.drawn), found.get(name)
         rows.append(
             MethodRow(
                 name=name,
@@ -148,10 +148,15 @@ def table_of(results: Sequence[SeedResult]) -> Table:
 def _others(results: Sequence[SeedResult], name: str) -> OtherTests:
     there = [r for r in results if name in r.methods]
     beyond = [_by_task(r.methods[name].shift, sorted(r.shift)) for r in there if r.shift]
-    untouched = [_rates(r, name, free) for r in there if (free := untouched_families(r))]
+    free = [(r, families) for r in there if (families := untouched_families(r))]
+    untouched = [_rates(r, name, families) for r, families in free]
+    # Other capabilities with each seed may leave other families, which may well be of one size.
+    fixed = not results[0].drawn
+    same = fixed and len({frozenset(families) for _, families in free}) == 1
     k = results[0].trials
     repeated = [_pass_k(r.methods[name].outcomes, sorted(r.families), k) for r in there] if k > 1 else []
-    return OtherTests(name, *(_share_of(results, rates) for rates in (beyond, untouched, repeated)))
+    parts = ((beyond, fixed), (untouched, same), (repeated, fixed))
+    return OtherTests(name, *(_share_of(results, rates, same_tasks) for rates, same_tasks in parts))
 
 
 def untouched_families(result: SeedResult) -> set[str]:
@@ -170,19 +175,15 @@ def _pass_k(outcomes: Outcomes, tasks: Sequence[str], k: int) -> Floats:
     return pass_k_of(np.array([sum(x) for x in known]), np.array([len(x) for x in known]), k)
 
 
-def _share_of(results: Sequence[SeedResult], rates: Sequence[Floats]) -> Share | None:
-    """The share over seeds of `rates` by task; None without an outcome."""
-    known = share_over(rates, same_tasks=_same_tasks(results, rates))
+def _share_of(results: Sequence[SeedResult], rates: Sequence[Floats], same_tasks: bool) -> Share | None:
+    """The share over seeds of `rates` by task; None without an outcome. With `same_tasks` place i of each seed's is the
+    same task."""
+    known = share_over(rates, same_tasks=same_tasks)
     if math.isnan(known.mean):
         return None
     if _of_one_seed(results, rates):
         return Share(known.mean, math.nan, math.nan)
     return Share(known.mean, known.low, known.high)
-
-
-def _same_tasks(results: Sequence[SeedResult], rates: Sequence[Floats]) -> bool:
-    """Whether place i of each seed's `rates` is the same task: untouched families may be others with each seed."""
-    return not results[0].drawn and len({len(values) for values in rates}) == 1
 
 
 def _of_one_seed(results: Sequence[SeedResult], rates: Sequence[Floats]) -> bool:
@@ -233,7 +234,7 @@ def _difference(
 ) -> Difference | None:
     """The paired difference on the seeds that have both, p before Holm; None where no seed has."""
     values = [one - other for one, other in zip(rates, reference, strict=True)]
-    known = difference_over(values, same_tasks=_same_tasks(results, values))
+    known = difference_over(values, same_tasks=not results[0].drawn)
     if math.isnan(known.mean):
         return None
     if _of_one_seed(results, values):

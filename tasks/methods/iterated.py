@@ -21,6 +21,7 @@ from dataclasses import replace
 from db import AdapterRow
 from environments.contract import Generators
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
+from errors import TrainingError
 from models.episodes import Episode
 from tasks.measuring.lineup import held, load_member
 from tasks.methods.seed.answers import Answer, one_adapter, success_of
@@ -87,7 +88,10 @@ def context_distillation(run: SeedRun, context: Context, account: Account) -> An
 
 def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
     """The adapter that has learnt reference solutions; the bare base where there are none."""
-    cloned = cloned_adapter(context)
+    try:
+        cloned = cloned_adapter(context)
+    except TrainingError as problem:
+        return Answer(context, notes=(told_unlearnt(problem),))
     if cloned is None:
         return Answer(context, notes=(NO_SOLUTIONS,))
     return replace(one_adapter(context, DEMONSTRATIONS, cloned.id), notes=(told_cloned(cloned),))
@@ -96,7 +100,7 @@ def cloning(run: SeedRun, context: Context, account: Account) -> Answer:
 def cloned_adapter(context: Context) -> AdapterRow | None:
     """An adapter that has learnt reference solutions, of every family `train.demonstrations` or else FAMILY, in as many
     passes as TRACE's generalist or else PASSES; None where the target has none of new scenarios. It is made once for
-    all methods of a seed."""
+    all methods of a seed. Raises `TrainingError` where it cannot be made."""
     target, count = context.target, context.settings.train.demonstrations or FAMILY
     if not isinstance(target, Generators):
         return None
@@ -118,10 +122,19 @@ def told_cloned(cloned: AdapterRow) -> str:
     return f"learnt {cloned.config['demonstrations']} reference solutions"
 
 
+def told_unlearnt(problem: TrainingError, whose: str = "the bare base") -> str:
+    """For a method's notes: why a training has no adapter, and who answers for it. An outage is no figure of a method
+    and is raised: the same command goes on where it was."""
+    if problem.transient:
+        raise problem
+    return f"nothing was learnt, so {whose} answers: {problem}"
+
+
 def _iterated(
     context: Context, name: str, samples: Sequence[int], play: Callable[[int, int, AdapterRow | None], list[str]]
 ) -> Answer:
-    """Play and learn in turn, from the diagnosis' own successes on, with so many samples in each iteration."""
+    """Play and learn in turn, from the diagnosis' own successes on, with so many samples in each iteration. Where one
+    cannot be learnt from, what the one before has made answers."""
     found, notes, latest = list(context.result(RolloutResult).trajectories), list[str](), None
     settings = training_settings(context.settings)
     for number, count in enumerate(samples, 1):
@@ -131,7 +144,13 @@ def _iterated(
         rows = picked(context.store, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
         if not rows:
             break
-        learnt = learn(context, f"{name}-{number}", rows, settings, PASSES)
+        try:
+            learnt = learn(context, f"{name}-{number}", rows, settings, PASSES)
+        except TrainingError as problem:
+            if latest is None:
+                return Answer(context, notes=(*notes, told_unlearnt(problem)))
+            notes.append(told_unlearnt(problem, f"the adapter of iteration {number - 1}"))
+            break
         context.registry.end_run(learnt.run)
         latest = learnt.adapter
     if latest is None:

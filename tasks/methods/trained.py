@@ -20,7 +20,7 @@ from environments.wrapping import WrappedEnvironment
 from errors import TrainingError
 from models.training.checkpoints import weights_by_step
 from tasks.measuring.lineup import tried_on_diagnosis
-from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned
+from tasks.methods.iterated import NO_SOLUTIONS, cloned_adapter, told_cloned, told_unlearnt
 from tasks.methods.seed.answers import Answer, Checkpoint, one_adapter
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.seed_run import SeedRun
@@ -142,7 +142,10 @@ def grpo_target_own(run: SeedRun, context: Context, account: Account) -> Answer:
 
 def grpo_cloned(run: SeedRun, context: Context, account: Account) -> Answer:
     """GRPO on the target itself, with the dense reward, that begins from the adapter of `demonstrations`."""
-    cloned = cloned_adapter(context)
+    try:
+        cloned = cloned_adapter(context)
+    except TrainingError as problem:
+        return Answer(context, notes=(told_unlearnt(problem),))
     if cloned is None:
         return Answer(context, notes=(NO_SOLUTIONS,))
     answer = _practised(run, context, account, DEMONSTRATIONS_GRPO, dense=True, start=cloned)
@@ -199,13 +202,12 @@ def _trained(
     if not steps:
         return replace(before, notes=(f"the budget leaves no group to train on, so {whose} answers",))
     folder = context.folder / "training" / name
-    course = Course(name, environment, identity, folder, steps, patience=PATIENCE, solved=SOLVED)
+    # Not judged: there is no environment to be made anew, and near misses that come before success would cost it all.
+    course = Course(name, environment, identity, folder, steps, patience=PATIENCE, solved=SOLVED, judged=False)
     try:
         trained = train_on(context, course, None if start is None else context.settings.folder / str(start.path))
     except TrainingError as problem:
-        if problem.transient:
-            raise  # an outage is no figure of a method: the same command goes on where it was
-        return replace(before, notes=(f"nothing was learnt, so {whose} answers: {problem}",))
+        return replace(before, notes=(told_unlearnt(problem, whose),))
     context.registry.end_run(trained.run)
     notes, checkpoints = _notes(trained), _checkpoints(context, account, course, trained.steps)
     kept = checkpoints if len(checkpoints) <= run.points else _at_equal_distances(checkpoints, run.points)

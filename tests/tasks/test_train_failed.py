@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from db import GENERALIST, AdapterRow, AdapterState
 from environments.contract import TargetTask
 from environments.sandbox.workers import ModuleError, WorkerDied
-from errors import EnvironmentFault, Untrainable
+from errors import AdapterError, EnvironmentFault, Untrainable
 from models.adapters.files import WEIGHTS
 from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
-from tasks.round.results import SynthesizeResult
+from tasks.round.results import StartFigures, SynthesizeResult
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.starting import start_config
 from tests.tasks.test_train import CAPABILITY, Made, opened, trained
 
 
@@ -94,6 +95,23 @@ def test_a_generalist_that_cannot_be_trained_ends_alone(context: Context, monkey
     assert result.run == f"{context.round.id}-{GENERALIST}", "the run that its learning has begun"
 
 
+def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
+    none: dict[str, Any] = {"retention": None, "reward": 0.5, "success": 0.5, "own": 0.5}
+    compared = [StartFigures(capability="", adapter="", chosen=False, **none)]
+    compared.append(StartFigures(capability="ask_it", adapter="first", chosen=True, **none))
+    identity = adapter_id(context.round.id, CAPABILITY)
+    row = AdapterRow(
+        id=identity, round_id=context.round.id, base="b", base_revision="", state=AdapterState.TRAINING,
+        config={"rank": 4} | start_config("abc", compared, ["low"]),
+    )  # fmt: skip
+    context.store.put([row])
+    stored = context.store.row(AdapterRow, id=identity)
+    assert stored is not None
+    result = stage_file._failed(context, CAPABILITY, 1, stored, "the loss is nan")
+    assert (result.start, result.starts, result.keeps) == ("abc", compared, ["low"])
+    assert result.began_from(CAPABILITY) == "the adapter for ask_it"
+
+
 def silent(folder: Path) -> None:
     """Weights that add nothing."""
     found = load_file(folder / WEIGHTS)
@@ -110,6 +128,8 @@ def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
         spoil(result.weights[result.last])
         return Choice(result.last, ())
 
+    if spoil is torn:  # vLLM probes what it loads
+        monkeypatch.setattr(context.policy, "load_adapter", lambda *_: pytest.fail("a server would be blamed for it"))
     monkeypatch.setattr(stage_file, "choose", choosing)
     result = stage_file.train.do(context, CAPABILITY)
     assert result.verdict.startswith("training-failed: ")
@@ -153,4 +173,18 @@ def test_what_may_not_be_the_modules_doing_is_raised(
 
     monkeypatch.setattr(stage_file, "choose", choosing)
     with pytest.raises(type(problem), match=str(problem)):
+        stage_file.train.do(context, CAPABILITY)
+
+
+def test_a_server_that_does_not_take_an_adapter_ends_the_round(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that have come apart are found before it is asked, so what it says then is about itself."""
+
+    def load(*_: Any) -> None:
+        raise AdapterError("http://one:8000 dropped adapter 'a'")
+
+    monkeypatch.setattr(stage_file, "choose", lambda *given, **_: Choice(given[3].last, ()))
+    monkeypatch.setattr(context.policy, "load_adapter", load)
+    with pytest.raises(AdapterError, match="dropped"):
         stage_file.train.do(context, CAPABILITY)

@@ -15,8 +15,8 @@ from environments.contract import TargetTask
 from errors import AdapterError, NotFinite, Untrainable
 from models.adapters.loading import fingerprint_on
 from models.training.grpo import TrainingResult
-from models.training.records import Dialled
-from models.training.rollouts import PlayedBefore, come_apart
+from models.training.records import Dialled, come_apart
+from models.training.rollouts import PlayedBefore
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import StartFigures, TransferFigures
@@ -32,9 +32,10 @@ logger = logging.getLogger("trace")
 class Course:
     """What an adapter is trained on, and as what it is stored. `name` is the capability, or another name that is unique
     in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
-    they are not given; `hinted`: with advice; `patience` as in `TrainingSettings`. What is trained for no capability (a
-    mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are families that
-    the environment has for the sake of what was chosen, `ready` is what was played of its first step already."""
+    they are not given; `hinted`: with advice; `patience`, `judged` as in `TrainingSettings`. What is trained for no
+    capability (a mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are
+    families that the environment has for the sake of what was chosen, `ready` is what was played of its first step
+    already."""
 
     name: str
     environment: TrainingEnvironment
@@ -46,6 +47,7 @@ class Course:
     solved: float | None = None
     capability_id: str | None = None
     environment_id: str | None = None
+    judged: bool = True
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
     ready: PlayedBefore = field(default_factory=PlayedBefore)
@@ -133,9 +135,17 @@ def check_alive(context: Context, capability: str, identity: str) -> None:
     registered, and that would end the round."""
     row = context.store.row(AdapterRow, id=identity)
     assert row is not None, "it was trained"
-    with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
-        assert name is not None
-        try:
-            fingerprint_on(context.policy, context.probe, name)
-        except (AdapterError, NotFinite) as problem:
-            raise Untrainable(str(problem)) from problem
+    try:
+        with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
+            assert name is not None
+            _check_moves(context, name)
+    except NotFinite as problem:
+        raise Untrainable(str(problem)) from problem
+
+
+def _check_moves(context: Context, name: str) -> None:
+    """Apart from loading, whose own `AdapterError` says that a server is broken."""
+    try:
+        fingerprint_on(context.policy, context.probe, name)
+    except AdapterError as problem:
+        raise Untrainable(str(problem)) from problem

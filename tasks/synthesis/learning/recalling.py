@@ -20,12 +20,14 @@ import pandas as pd
 from db import AdapterRow, AdapterState, Store, TrajectoryRow, row_id
 from environments.contract import Message, Prompt
 from environments.picking import in_turn
+from errors import NotFinite
 from models.adapters.files import adapter_digest, export_adapter
+from models.adapters.loading import check_finite
 from models.adapters.runs import RunLog
 from models.renderer import Conversation, Renderer
 from models.training.grpo import recall_adapter
 from models.training.recall import recall_steps
-from models.training.records import StepRecord, TrainingSettings
+from models.training.records import StepRecord, TrainingSettings, come_apart
 from tasks.measuring.lineup import TRIED
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -160,7 +162,7 @@ def _make(
     context: Context, name: str, found: Sequence[TrajectoryRow], shown: Sequence[Conversation],
     settings: TrainingSettings, run: str,
 ) -> None:  # fmt: skip
-    """Put the adapter into the folder `final` of its training's."""
+    """Put the adapter into the folder `final` of its training's. Raises `Untrainable` where it has come apart."""
     renderer, prompt, output = (
         context.base.renderer,
         first_opening(context.target)[0],
@@ -177,6 +179,10 @@ def _make(
         actor = context.backend.actor(context.probe.ids, f"{name}@{context.round.id}")
         learnt = recall_adapter(conversations, actor, renderer, settings, output, on_step)
     context.model.seconds += learning.seconds
+    try:  # no step's figures say what its own update has done
+        check_finite(learnt.folder, name)
+    except NotFinite as problem:
+        raise come_apart(learnt.last) from problem
     context.still_ours()
     shutil.rmtree(output / "final", ignore_errors=True)  # left by a process that died between export and store
     export_adapter(learnt.folder, output / "final")

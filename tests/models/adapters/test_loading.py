@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from environments.contract import Message, Prompt
-from errors import AdapterError
-from models.adapters.files import adapter_digest
+from errors import AdapterError, NotFinite
+from models.adapters.files import WEIGHTS, adapter_digest
 from models.adapters.fingerprint import LONGEST, prove
 from models.adapters.loading import ANSWER_TOKENS, fingerprint_on, load_folder
 from models.policy import Request, Sampling
@@ -30,6 +31,20 @@ def test_a_folder_with_other_bytes_is_not_loaded(tiny_model: Any, tmp_path: Path
     name = load_folder(policy, one, "pay", "round1", digest)
     assert name == f"pay@{digest[:8]}"
     assert policy.identity(name).adapter == digest
+
+
+def test_weights_that_are_not_finite_are_found_before_the_policy_sees_them(
+    tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, _ = tiny_model
+    folder, _ = made(policy, tmp_path / "one")
+    weights = load_file(folder / WEIGHTS)
+    last = sorted(weights)[-1]
+    weights[last][-1, -1] = float("inf")
+    save_file(weights, folder / WEIGHTS)
+    monkeypatch.setattr(policy, "load_adapter", lambda *_: pytest.fail("a server would be blamed for it"))
+    with pytest.raises(NotFinite, match=rf"for 'pay' in .*one has weights that are not finite \({last}\)"):
+        load_folder(policy, folder, "pay", "round1", adapter_digest(folder))
 
 
 def test_it_is_loaded_once_and_again_when_it_is_another(tiny_model: Any, tmp_path: Path) -> None:

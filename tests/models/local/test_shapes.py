@@ -5,26 +5,36 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import get_peft_model
+from transformers import AutoModelForCausalLM
 
-from errors import ConfigurationError
+from errors import ConfigurationError, ContextOverflow
 from models.local.attention import NAME
 from models.local.base import load_base
 from models.local.decoder import make_decoder
 from models.local.model_files import check_base_config
 from models.local.policy import LocalPolicy
-from models.local.shapes import has_experts
+from models.local.shapes import context_of, has_experts
 from models.policy import PolicyIdentity, Request, Sampling
 from models.training.forward import token_logprobs
 from models.training.lora import lora_config
 from models.training.records import TrainingSettings
+from models.vllm.same_base import prove_same_base
 from tests.shapes_made import SHAPES, tiny_config, tiny_model
 from tests.tokenizers_trained import random_ids
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0 + 1.5 * i for i in range(16)],
+    "original_max_position_embeddings": 64,
+}
 LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2}
 
 
@@ -134,3 +144,45 @@ def test_experts_are_left_alone_and_fused_projections_are_found(kind: str, names
     model = tiny_model(kind)
     assert sorted(lora_config(TrainingSettings(), model).target_modules) == names.split()
     assert has_experts(model.config) == ("gate" not in names)
+
+
+def longrope_model(attention: str = NAME) -> Any:
+    """A tiny Phi-3 whose positions are turned otherwise from 64 tokens on."""
+    config = tiny_config("phi3")
+    config.update({"original_max_position_embeddings": 64, "rope_parameters": dict(LONGROPE), "sliding_window": None})
+    torch.manual_seed(7)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval().requires_grad_(False)
+
+
+def test_no_row_of_a_base_with_longrope_crosses_the_mark_beyond_which_positions_are_turned_otherwise() -> None:
+    """Beside a row of 65 tokens, one of 40 had other figures than alone."""
+    policy = LocalPolicy(longrope_model(), PolicyIdentity("tiny", "1", "float32", "", ""), frozenset(), 4)
+    eager, prefix = longrope_model("eager"), random_ids(1, 9)
+    assert policy.context == 64
+    longest = Request("longest", prefix + random_ids(3, 50), Sampling(1.0, 5, seed=2), shared=9)
+    requests = [Request("short", prefix + random_ids(2, 26), Sampling(1.0, 5, seed=1), shared=9), longest]
+    for request, answer in zip(requests, policy.generate(requests), strict=True):
+        whole = [*request.prompt, *answer.ids]
+        with torch.no_grad():
+            expected = logprobs_of(eager, whole)[-5:]
+        assert torch.tensor(answer.logprobs) == pytest.approx(expected, abs=1e-4)
+        (trained, _), *_ = token_logprobs(longrope_model(), [whole], 9, [range(len(whole) - 5, len(whole))], 1.0)
+        assert trained == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ContextOverflow):
+        policy.submit(Request("over", prefix + random_ids(3, 51), Sampling(1.0, 5), shared=9))
+
+
+def test_the_mark_counts_for_longrope_alone_and_by_kind_of_layer() -> None:
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 64}
+    for given, context in ((LONGROPE, 64), ({"full_attention": LONGROPE}, 64), (yarn, 512), ({}, 512), (None, 512)):
+        assert context_of(SimpleNamespace(max_position_embeddings=512, rope_parameters=given)) == context
+
+
+def test_servers_of_a_base_with_longrope_that_take_more_tokens_than_its_mark_are_refused() -> None:
+    policy: Any = SimpleNamespace(context=65, servers=[SimpleNamespace(url="http://one:8000", model="base")])
+    base: Any = SimpleNamespace(
+        policy=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(rope_parameters=LONGROPE))),
+        identity=SimpleNamespace(base="phi"),
+    )
+    with pytest.raises(ConfigurationError, match=r"one:8000 takes 65 tokens.*LongRoPE.*--max-model-len 64"):
+        prove_same_base(policy, base)

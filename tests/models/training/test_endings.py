@@ -120,6 +120,12 @@ def test_a_base_that_masters_the_environment_is_a_good_end(tiny_model: Any, tmp_
     assert changed == []  # the starting weights: an adapter that changes nothing
 
 
+def test_a_training_that_is_not_judged_says_that_nothing_is_left_to_learn(tiny_model: Any, tmp_path: Path) -> None:
+    """Its reward has parted from success, as the unmade step says."""
+    result = trained(tiny_model, Source(Misled), tmp_path, replace(SMALL, steps=4, judged=False))
+    assert (result.ending.partition(":")[0], result.verdict) == ("nothing more to learn", "")
+
+
 @pytest.mark.parametrize(
     ("kind", "ending", "verdict"),
     [

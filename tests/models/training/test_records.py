@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,7 +16,9 @@ from models.training.records import (
     TrainingSettings,
     figures_apart,
     misspecified,
+    over,
     solved,
+    verdict_on,
 )
 from settings_parts import CLIPPED
 
@@ -45,6 +47,16 @@ def test_own_and_retention_scenarios_are_counted_apart_by_episodes() -> None:
     nothing = record(1, group(0.9, 0.75, own=False))
     assert (nothing.reward, nothing.success) == (None, None)  # never 0: nothing was seen
     assert "own_success" not in figures_apart(nothing.groups)
+
+
+def test_a_training_that_is_not_judged_goes_on_where_reward_parts_from_success() -> None:
+    """A baseline has no environment to send back: it would forfeit its budget."""
+    misled, settings = [apart(i, r, 0.125) for i, r in enumerate([0.2, 0.3, 0.48])], TrainingSettings(steps=40)
+    assert over(misled, settings, 1) == "misspecified"
+    alone = replace(settings, judged=False)
+    assert (over(misled, alone, 1), verdict_on(misled, alone)) == ("", "")
+    assert settings.told() | {"judged": True} == asdict(settings), "stored as it was before there was a choice"
+    assert alone.told() == asdict(alone)
 
 
 def test_a_record_is_read_back_as_it_was() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from errors import ConfigurationError, PolicyError, TrainingMemoryError
+from errors import ConfigurationError, PolicyError, TrainingMemoryError, Untrainable
 from models.policy import PolicyIdentity
 from models.training import actors
 from models.training.actors import VllmActor
@@ -172,3 +172,16 @@ def test_servers_that_a_killed_round_left_asleep_are_woken_before_they_are_asked
     policy = {"backend": "vllm", "url": stub.url}
     check_policy(load_settings(home=settings_folder, policy=policy, devices={"sleep": True}))
     assert [c for c in stub.calls if c in SLEEPING] == ["/wake_up"]
+
+
+def test_weights_that_have_come_apart_are_no_fault_of_a_server(stub: Stub, tiny_model: Any, tmp_path: Path) -> None:
+    """An `AdapterError` of what the server answers would end the round, and not this training alone."""
+    local, renderer = tiny_model
+    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), renderer.stop_ids, 8)
+    actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy", True)
+    settings = replace(SMALL, learning_rate=float("inf"))
+    with pytest.raises(Untrainable, match="the adapter after step 1 gives log-probabilities that are not finite"):
+        train_adapter(Source(), actor, renderer, settings, tmp_path / "training", lambda _: None)
+    policy.close()
+    assert sum(path == "/v1/load_lora_adapter" for path in stub.calls) == 1
+    assert not stub.asleep

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from errors import ConfigurationError
+from tasks.comparison.over_seeds import share_over
 from tasks.comparison.page import lines, render
 from tasks.comparison.results import Point, SeedResult
-from tasks.comparison.table import MethodRow, Table, table_of, untouched_families
+from tasks.comparison.table import MethodRow, Share, Table, table_of, untouched_families
 from tasks.reporting.charts import lettered
 from tests.tasks.comparison.seed_files import TASKS, figures, nested, outcomes, seed_result
 
@@ -198,6 +200,27 @@ def test_more_methods_than_letters_are_drawn() -> None:
     many = replace(few, rows=few.rows * 31)
     assert "AE trace" in "\n".join(lines(many))
     assert "AE: trace" in render(many, results)
+
+
+def test_other_families_of_one_size_are_not_the_same_tasks() -> None:
+    """Which families TRACE leaves untouched follows from the seed: only the same ones are crossed with the seeds."""
+    needs = {"cancel": ["stop"], "refund": ["pay"], "move": ["send", "pay"]}
+
+    def untouched(*trained: tuple[str, ...]) -> Share:
+        results = [
+            seed_result(7 + i, {"trace": figures(solved, trained=names)}, needs=needs)
+            for i, (names, solved) in enumerate(zip(trained, (10, 14, 12), strict=True))
+        ]
+        (one,) = table_of(results).others
+        assert one.untouched is not None
+        return one.untouched
+
+    cancel, refund = ("pay",), ("stop", "send")
+    rates = [np.repeat([1.0, 0.0], [n, 8 - n]) for n in (4, 5, 4)]
+    for trained, same in (((cancel, refund, cancel), False), ((cancel, cancel, cancel), True)):
+        found, wanted = untouched(*trained), share_over(rates, same_tasks=same)
+        assert (found.value, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
+    assert share_over(rates, same_tasks=True).low < share_over(rates).low
 
 
 def test_the_shift_test_untouched_families_and_repeated_success() -> None:

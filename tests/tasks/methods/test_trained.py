@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
+from db import AdapterRow
 from environments.contract import Action, TargetTask
 from environments.targets.shop.target import target as shop
 from environments.wrapping import WrappedEnvironment
-from errors import TrainingError, TrainingMemoryError
+from errors import TrainingError, TrainingMemoryError, Untrainable
+from models.training.records import TrainingSettings
 from tasks.methods import iterated as iterated_file
+from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.seed_run import close_round, pay
-from tasks.methods.trained import TargetPractice, grpo_target
+from tasks.methods.trained import TargetPractice, grpo_cloned, grpo_target
+from tasks.round.adapters import adapter_id
 from tasks.synthesis.calibration import CHOOSING_SEED
 from tasks.synthesis.choosing import fresh_scenarios
 from tests.tasks.methods.letters_target import made, target
@@ -79,6 +84,27 @@ def test_an_outage_and_a_small_gpu_are_no_result_of_a_method(
         close_round(run.context)
 
 
+def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
+    settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_prefect(monkeypatch)
+    run, given = seed_run(settings_folder, tiny_model), list[Any]()
+
+    def train_adapter(*args: Any) -> NoReturn:
+        given.extend(args)
+        raise TrainingError("enough")
+
+    monkeypatch.setattr("tasks.train.train_adapter", train_adapter)
+    try:
+        grpo_target(run, run.context, pay(run.context, "grpo-target", run.episodes, ()))
+        (settings,) = (x for x in given if isinstance(x, TrainingSettings))
+        row = run.context.store.row(AdapterRow, id=adapter_id(run.context.round.id, "grpo-target"))
+        assert row is not None
+        assert (settings.judged, row.config["judged"]) == (False, False)
+    finally:
+        close_round(run.context)
+
+
 def test_expert_iteration_draws_anew_in_every_iteration(
     settings_folder: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +132,60 @@ def test_expert_iteration_draws_anew_in_every_iteration(
     finally:
         monkeypatch.undo()
         close_round(run.context)
+
+
+TORN = Untrainable("the loss is nan at step 3")
+
+
+@pytest.mark.parametrize("method", [iterated_file.cloning, grpo_cloned])
+def test_reference_solutions_that_cannot_be_learnt_leave_the_base(
+    monkeypatch: pytest.MonkeyPatch, method: Callable[..., Answer]
+) -> None:
+    outage = Untrainable("a server is gone")
+    outage.transient = True
+    context: Any = SimpleNamespace()
+    for problem in (TORN, outage):
+
+        def cloned(context: Any, problem: TrainingError = problem) -> NoReturn:
+            raise problem
+
+        monkeypatch.setattr("tasks.methods.iterated.cloned_adapter", cloned)
+        monkeypatch.setattr("tasks.methods.trained.cloned_adapter", cloned)
+        if problem is outage:
+            with pytest.raises(Untrainable, match="gone"):
+                method(None, context, None)
+        else:
+            answer = method(None, context, None)
+            assert answer == Answer(
+                context, notes=("nothing was learnt, so the bare base answers: the loss is nan at step 3",)
+            )
+
+
+@pytest.mark.parametrize(("fails", "whose"), [(1, "the bare base"), (2, "the adapter of iteration 1")])
+def test_an_iteration_that_cannot_be_learnt_from_leaves_what_the_one_before_has_made(
+    monkeypatch: pytest.MonkeyPatch, fails: int, whose: str
+) -> None:
+    def learn(context: Any, name: str, *given: Any) -> Any:
+        if name.endswith(str(fails)):
+            raise TORN
+        return SimpleNamespace(adapter=SimpleNamespace(id=name), run="")
+
+    monkeypatch.setattr(iterated_file, "learn", learn)
+    monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
+    monkeypatch.setattr(iterated_file, "picked", lambda *given: ["a success"])
+    monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.1)
+    monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
+    context: Any = SimpleNamespace(
+        settings=None,
+        store=SimpleNamespace(trajectory_frame=lambda *given, **more: None),
+        registry=SimpleNamespace(end_run=lambda run: None),
+        result=lambda kind: SimpleNamespace(trajectories=[]),
+    )
+    played: list[int] = []
+    answer = iterated_file._iterated(context, "it", [8, 8, 8], lambda n, count, latest: [str(played.append(n))])
+    assert played == [*range(1, fails + 1)]
+    assert answer.notes[-1] == f"nothing was learnt, so {whose} answers: the loss is nan at step 3"
+    assert answer.lineup == (Answer(context).lineup if fails == 1 else "it-1")
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:

@@ -15,6 +15,7 @@ import pytest
 from db import AdapterRow, AdapterState, CapabilityRow, TrajectoryRow, row_id
 from environments.contract import Message, Prompt, ToolCall
 from environments.synthesized.hints import advised, is_advised
+from errors import Untrainable
 from models.episodes import Episode
 from models.training import recall
 from tasks.measuring.lineup import TRIED
@@ -149,6 +150,16 @@ def test_an_adapter_learns_once_and_keeps_no_step_but_the_last(
     assert "nll" in context.registry.client.get_run(made.run).data.metrics
     monkeypatch.setattr(recalling, "recall_adapter", lambda *given: pytest.fail("it was learnt already"))
     assert learn(context, "learner", rows, training_settings(context.settings), 2).adapter.sha256 == row.sha256
+
+
+def test_an_adapter_whose_last_update_tore_it_apart_is_not_made(context: Context) -> None:
+    rows = [row for row in context.store.trajectories(None, with_blobs=True) if row.sampled_mask is not None][:5]
+    wanted = replace(training_settings(context.settings), learning_rate=1e39)
+    with pytest.raises(Untrainable, match=r"the adapter after step 1 .* not finite"):
+        learn(context, "torn", rows, wanted, 1)
+    row = context.store.row(AdapterRow, id=adapter_id(context.round.id, "torn"))
+    assert row is not None
+    assert (row.state, row.path) == (AdapterState.TRAINING, "")
 
 
 def test_demonstrations_are_learnt_beside_successes(context: Context) -> None:
