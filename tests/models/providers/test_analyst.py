@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from db import ReplyRow, Round, open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
-from models.providers.analyst import Analyst, AnalystSettings, Question
+from models.providers.analyst import Analyst, AnalystSettings, Question, Refused, unanswered
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from models.providers.litellm_client import bad_release
@@ -171,11 +171,38 @@ def test_a_slow_server_meets_the_deadline(ask, step):
     assert store.spent(analyst.client.log.round_id)["calls"] >= 1
 
 
-def test_a_refusal_is_an_error_at_once(ask):
-    analyst, server, _ = ask(in_turn(refused("I will not.")))
-    with pytest.raises(ProviderError, match="refused to answer: I will not"):
+def filtered(kind):
+    step = failed(400, "The prompt was stopped by the content filter.")
+    step["body"]["error"] |= {"type": "invalid_request_error", "code": kind}
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (refused("I will not."), "refused to answer: I will not"),
+        (filtered("content_policy_violation"), "content filter"),
+        (failed(400, "This model's maximum context length is 100 tokens"), "maximum context"),
+    ],
+)
+def test_a_refusal_is_an_error_at_once(ask, step, said):
+    analyst, server, _ = ask(in_turn(step))
+    with pytest.raises(Refused, match=said) as found:
         analyst.ask(question())
+    assert not unanswered(found.value)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [402, 413, 422, 500])
+def test_a_call_that_fails_is_no_answer_of_the_model(ask, status):
+    analyst, _, _ = ask(in_turn(failed(status)), attempts=1)
+    with pytest.raises(ProviderError, match=str(status)) as found:
+        analyst.ask(question())
+    assert unanswered(found.value)
+    assert found.value.transient is (status == 500)
+    with pytest.raises(ProviderError, match="no usable answer") as found:
+        ask(in_turn(good("no json")), path="other.db")[0].ask(question())
+    assert not unanswered(found.value)
 
 
 def test_a_model_without_structured_output_is_told_how_to_go_on(ask):
