@@ -274,11 +274,24 @@ def _response_format(structured: str, schema: type[BaseModel]) -> dict[str, Any]
     return {"response_format": {"type": "json_object"}} if structured == "object" else {}
 
 
+# What strict modes of providers refuse in a schema; pydantic holds the reply to it all the same.
+_NOT_STRICT = {
+    "default", "format", "pattern", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minProperties", "maxProperties",
+}  # fmt: skip
+# Keys under which names of our own stand, which may be any word.
+_NAMED = ("properties", "$defs")
+
+
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema as strict servers want it: no further properties, and every property required."""
+    """The schema as strict servers want it: no further properties, every property required, and no bounds."""
     if schema.get("type") == "object" and "properties" in schema:
         schema = schema | {"additionalProperties": False, "required": list(schema["properties"])}
-    return {key: _strict_part(value) for key, value in schema.items()}
+    return {
+        key: {name: _strict_part(part) for name, part in value.items()} if key in _NAMED else _strict_part(value)
+        for key, value in schema.items()
+        if key not in _NOT_STRICT
+    }
 
 
 def _strict_part(value: Any) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from db import ReplyRow, Round, open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
@@ -71,6 +71,27 @@ def test_a_good_reply_is_parsed_paid_for_and_never_paid_for_again(ask):
     assert (spent["calls"], spent["prompt_tokens"], spent["sampled_tokens"]) == (1, 10, 5)
     assert spent["dollars"] == pytest.approx((10 * 1.0 + 5 * 2.0) / 1e6)
     assert store.row(ReplyRow, request_hash=first.request_hash).completion_tokens == 5
+
+
+class Bounded(BaseModel):
+    pattern: str = Field(min_length=3, max_length=9, pattern="[a-z]+", description="letters")
+    minimum: list[Word] = Field(min_length=1, max_length=4)
+    share: float = Field(0.5, ge=0, lt=1)
+
+
+def test_bounds_that_strict_servers_refuse_are_checked_here_alone(ask):
+    """Names of fields are no bounds, whatever they are called."""
+    words, few = [{"answer": "yes"}], {"pattern": "ab", "minimum": [], "share": 2}
+    analyst, server, _ = ask(in_turn(good(few), good({"pattern": "abc", "minimum": words, "share": 0})))
+    asked = Question("contrast", [{"role": "user", "content": "Say."}], Bounded)
+    assert analyst.ask(asked).value.share == 0
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
+    assert list(schema["properties"]) == schema["required"] == ["pattern", "minimum", "share"]
+    said = {name: set(part) - {"title"} for name, part in schema["properties"].items()}
+    assert said == {"pattern": {"type", "description"}, "minimum": {"type", "items"}, "share": {"type"}}
+    assert schema["$defs"]["Word"]["additionalProperties"] is False
+    told = server.requests[1]["messages"][-1]["content"]
+    assert all(f"{name}: " in told for name in ("pattern", "minimum", "share"))
 
 
 def test_a_model_that_takes_no_temperature_is_sent_none(ask):
