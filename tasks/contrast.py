@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from db import GENERALIST
 from errors import TargetError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.labels import store_candidates, store_labels
@@ -20,6 +21,8 @@ from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
 
 _KIND = re.compile(r"[a-z0-9_]+")
+# The adapter of all successes, and the gate's verdict on a release as a whole, stand beside capabilities by name.
+_TAKEN = (GENERALIST, "release")
 
 
 @stage("contrast", title="contrast successes with failures")
@@ -52,8 +55,16 @@ def _contrast_by_checks(context: Context, frame: pd.DataFrame) -> ContrastResult
 def _check_kinds(target: str, kinds: Sequence[str]) -> None:
     """Raise `TargetError` where a kind of checks cannot be a capability's name: adapters, folders and what Prefect
     shows are named by it. What is only looked at (`traffic`) trains none."""
+    if target == TRAFFIC:
+        return
+    taken = [kind for kind in kinds if kind in _TAKEN]
+    if taken:
+        raise TargetError(
+            f"target {target!r} has checks of the kind {', '.join(map(repr, taken))}, which names something else in a "
+            "round; give Check.kind another name, then start again with --fresh"
+        )
     wrong = [kind for kind in kinds if not _KIND.fullmatch(kind)]
-    if wrong and target != TRAFFIC:
+    if wrong:
         raise TargetError(
             f"target {target!r} has checks of the kind {', '.join(map(repr, wrong))}, which cannot name a capability; "
             "give Check.kind in snake_case (a-z, 0-9 and _, such as 'ask_missing_fact'), then start again with --fresh"

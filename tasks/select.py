@@ -23,11 +23,13 @@ def select(context: Context) -> SelectResult:
     environment could train."""
     round_id = context.round.id
     rule = context.settings.selection
+    stored = pd.DataFrame(context.store.rows(LabelRow, round_id=round_id))
+    labelled = set() if stored.empty else set(stored["capability_id"])
     rows = context.store.rows(CapabilityRow, round_id=round_id)
-    names = {r.id: r.name for r in rows if r.name != generalist.GENERALIST}
+    # The round's own generalist is no candidate; users' conversations that one answered have it as one.
+    names = {r.id: r.name for r in rows if r.name != generalist.GENERALIST or r.id in labelled}
     if not names:
         return SelectResult(selected=generalist.with_generalist(context, [], rank=0))
-    stored = pd.DataFrame(context.store.rows(LabelRow, round_id=round_id))
     frame = outcomes(context.store, context.stored.diagnosis().trajectories).set_index("id")["success"]
     stored["capability"] = stored["capability_id"].map(names)
     stored["passed"] = stored["trajectory_id"].map(frame).astype(bool)

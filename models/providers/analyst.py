@@ -60,6 +60,17 @@ class AnalystSettings:
         return Limits(self.max_calls or None, self.max_total_tokens or None, self.max_dollars or None)
 
 
+class Refused(ProviderError):
+    """This request is refused for good: by the model, by a filter of its provider, or as longer than its context. It
+    says nothing of others, which may be answered."""
+
+
+def unanswered(problem: ProviderError) -> bool:
+    """Whether the call failed (an outage, a limit, a bill that is not paid), so that the same question may be answered
+    later. Else the model has answered: with a refusal (`Refused`), or with what cannot be used."""
+    return problem.transient or isinstance(problem, CallFailed)
+
+
 class ReplyCache(Protocol):
     """Replies by request hash."""
 
@@ -111,9 +122,9 @@ class Analyst:
     def ask(self, question: Question[Reply]) -> Answer[Reply]:
         """The checked answer.
 
-        Raises `BudgetExceeded` before a call that may pass a cap, `ProviderError` when the model fails, refuses, or is
-        still wrong after one repair (`transient` when asking later may help), `ConfigurationError` when the server
-        does not know structured output.
+        Raises `BudgetExceeded` before a call that may pass a cap, `ProviderError` when the model fails, refuses
+        (`Refused`), or is still wrong after one repair (`unanswered` tells when asking later may help, `transient` when
+        soon), `ConfigurationError` when the server does not know structured output.
         """
         request_hash = self.request_hash(question)
         with self._slots:
@@ -205,7 +216,8 @@ class Analyst:
     ) -> Completion:
         s = self.settings
         if self._stop.is_set():
-            raise ProviderError(f"{s.model}: stopped before the call; run again")
+            text = "stopped before the call; run again"
+            raise CallFailed(f"{s.model}: {text}", text, transient=False)
         warmth = question.temperature if s.send_temperature else None
         call = ModelCall(
             question.stage, s.model, messages, (), s.max_tokens, warmth, seconds, s.api_base, s.api_key_variable,
@@ -214,13 +226,15 @@ class Analyst:
         try:
             reply = self.client.complete(call)
         except CallFailed as problem:
+            if problem.too_long or problem.filtered:
+                raise Refused(str(problem)) from problem.__cause__
             raise explained(problem, s.model, s.structured != "text") from problem.__cause__
         cost.add(Spent(1, reply.prompt_tokens, reply.sampled_tokens, reply.dollars))
         if not reply.finish:
             raise ProviderError(f"{s.model} answered without a choice", transient=True)
         refusal = reply.refusal or ("the provider's filter stopped it" if reply.finish == "content_filter" else "")
         if refusal:
-            raise ProviderError(f"{s.model} refused to answer: {refusal[:300]}")
+            raise Refused(f"{s.model} refused to answer: {refusal[:300]}")
         return reply
 
     def _with_schema(self, question: Question[Any]) -> list[dict[str, str]]:
@@ -260,11 +274,24 @@ def _response_format(structured: str, schema: type[BaseModel]) -> dict[str, Any]
     return {"response_format": {"type": "json_object"}} if structured == "object" else {}
 
 
+# What strict modes of providers refuse in a schema; pydantic holds the reply to it all the same.
+_NOT_STRICT = {
+    "default", "format", "pattern", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minProperties", "maxProperties",
+}  # fmt: skip
+# Keys under which names of our own stand, which may be any word.
+_NAMED = ("properties", "$defs")
+
+
 def _strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema as strict servers want it: no further properties, and every property required."""
+    """The schema as strict servers want it: no further properties, every property required, and no bounds."""
     if schema.get("type") == "object" and "properties" in schema:
         schema = schema | {"additionalProperties": False, "required": list(schema["properties"])}
-    return {key: _strict_part(value) for key, value in schema.items()}
+    return {
+        key: {name: _strict_part(part) for name, part in value.items()} if key in _NAMED else _strict_part(value)
+        for key, value in schema.items()
+        if key not in _NOT_STRICT
+    }
 
 
 def _strict_part(value: Any) -> Any:

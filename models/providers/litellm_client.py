@@ -86,12 +86,13 @@ class Completion:
 
 class CallFailed(ProviderError):
     """A call without a reply. `text` is what the provider said, `status` its HTTP status (None without an answer),
-    `retry_after` the seconds that it asks to wait; `too_long` is set when the prompt exceeds the model's context."""
+    `retry_after` the seconds that it asks to wait; `too_long` is set when the prompt exceeds the model's context,
+    `filtered` when the provider's filter of content took the prompt."""
 
     def __init__(self, message: str, text: str, status: int | None = None, *, transient: bool) -> None:
         super().__init__(message, transient=transient)
         self.text, self.status = text, status
-        self.retry_after, self.too_long = 0.0, False
+        self.retry_after, self.too_long, self.filtered = 0.0, False, False
 
 
 async def send(call: ModelCall) -> Completion:
@@ -175,6 +176,7 @@ def _failure(call: ModelCall, error: Any) -> CallFailed:
     problem = CallFailed(f"{model} failed ({status or 'no answer'}): {text}", text, status, transient=transient)
     about_context = status == 400 and any(words in str(error).lower() for words in _ABOUT_CONTEXT)
     problem.too_long = about_context or isinstance(error, litellm.ContextWindowExceededError)
+    problem.filtered = isinstance(error, litellm.ContentPolicyViolationError)
     return problem
 
 

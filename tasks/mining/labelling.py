@@ -1,5 +1,4 @@
-"""Stage 2 of the method with a language model as the analyst: discover candidates, label every pair N times, and judge
-whether an environment could train what was selected.
+"""Stage 2 of the method with a language model as the analyst: discover candidates, and label every pair N times.
 
 The analyst is passed in; nothing here knows a provider, and nothing here reads a database. Raters see a trajectory's
 conversation and never its outcome, reward or checks, unless `show_outcome` is set: raters who know the outcome explain
@@ -12,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ import pandas as pd
 from pydantic import BaseModel, Field
 
 from errors import LabelError, ProviderError
-from models.providers.analyst import Answer, Question
+from models.providers.analyst import Answer, Question, Refused, unanswered
 from tasks.mining.labels import LABELS
 from tasks.mining.transcripts import compact
 
@@ -83,13 +82,6 @@ class GivenLabels(BaseModel):
     labels: list[GivenLabel]
 
 
-class FitJudgement(BaseModel):
-    """The reason stands first, so that the verdict follows from it."""
-
-    reason: str = Field(description="what the agent did, and what it would have had to do, from the trajectories")
-    cause: Literal["agent", "ambiguous_task", "broken_tool"]
-
-
 @dataclass(frozen=True)
 class MinedCapability:
     """A candidate with the ids of its example trajectories and the request that named it."""
@@ -104,21 +96,13 @@ class MinedCapability:
 @dataclass(frozen=True)
 class Labelling:
     """All labels of the complete runs [run, trajectory_id, capability, label, weight, passed, request_hash], the runs
-    that were refused, with what was wrong, and those of them that may be complete when asked again later."""
+    that were refused, with what was wrong, and those of them that may be complete when asked again later. `filtered`
+    are trajectories that the provider or the model refuses also alone, and that no run labels."""
 
     labels: pd.DataFrame
     refused: tuple[tuple[int, str], ...]
     waiting: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Whether an environment could train a capability, by majority of judges."""
-
-    trainable: bool
-    cause: str
-    reason: str
-    request_hashes: tuple[str, ...]
+    filtered: tuple[str, ...] = ()
 
 
 def discover(
@@ -166,12 +150,15 @@ def label(
     candidates: Sequence[MinedCapability],
     context: str,
     settings: MiningSettings,
+    required: int = 1,
 ) -> Labelling:
     """N independent runs over every (trajectory, capability) pair, each in fresh contexts and in an order of its own.
 
-    A run in which a request stayed without a usable answer is refused as a whole and named. When none is complete this
-    raises a transient `ProviderError` if the model may answer later, else `LabelError`; a run of which no request was
-    answered for such a reason is the last that is tried. Every label carries the hash of the request that gave it.
+    The trajectories of a request that is refused for good are asked about singly, and those refused again are left out
+    of all runs. A run in which a request stayed without a usable answer for another reason is refused as a whole and
+    named; one of which no request was answered, as the calls failed, is the last that is tried. As soon as fewer than
+    `required` can be complete this raises a `ProviderError` (`transient` where asking soon may help) if the model may
+    answer later, else `LabelError`. Every label carries the hash of the request that gave it.
     """
     by_id = {t.id: t for t in transcripts}
     if len(by_id) != len(transcripts):
@@ -181,90 +168,62 @@ def label(
     complete: list[tuple[int, list[tuple[str, dict[str, dict[str, str]]]]]] = []
     refused: list[tuple[int, str]] = []
     waiting: list[int] = []
+    filtered: dict[str, str] = {}
+    transient = False
     for run in range(settings.runs):
-        batches = _batches(list(by_id), settings, run)
-        questions = [_label_question(batch, by_id, texts, candidates, context, settings, run) for batch in batches]
-        answers = analyst.ask_many(questions)
-        failures = [answer for answer in answers if isinstance(answer, ProviderError)]
-        if failures:
-            refused.append(
-                (run, f"{len(failures)} of {len(answers)} requests stayed without labels, first: {failures[0]}")
-            )
-            if any(failure.transient for failure in failures):
-                waiting.append(run)
-            if all(isinstance(answer, ProviderError) and answer.transient for answer in answers):
-                waiting += range(run + 1, settings.runs)
-                break
+        # Left out of the batches as they are without a refusal: the other batches are those that were answered before.
+        batches = [[t for t in batch if t not in filtered] for batch in _batches(list(by_id), settings, run)]
+        shown: dict[str, Any] = {"by_id": by_id, "texts": texts, "candidates": candidates, "context": context}
+        ask = partial(_label_question, settings=settings, run=run, **shown)
+        rows, failures, alone = _asked(analyst, [batch for batch in batches if batch], ask)
+        filtered |= alone
+        if len(filtered) == len(by_id):
+            raise LabelError(f"every one of {len(by_id)} trajectories is refused: {next(iter(filtered.values()))}")
+        if not failures:
+            complete.append((run, rows))
             continue
-        rows = []
-        for batch, answer in zip(batches, answers, strict=True):
-            assert isinstance(answer, Answer)
-            rows.append((answer.request_hash, _by_trajectory(batch, answer.value)))
-        complete.append((run, rows))
-    if not complete and waiting:
-        raise ProviderError(
-            f"none of {settings.runs} labelling runs is complete, and the model may answer later: {refused[0][1]}",
-            transient=True,
+        count = len(rows) + len(failures)
+        refused.append((run, f"{len(failures)} of {count} requests stayed without labels, first: {failures[0]}"))
+        transient |= any(failure.transient for failure in failures)
+        if any(map(unanswered, failures)):
+            waiting.append(run)
+        if not rows and all(map(unanswered, failures)):
+            waiting += range(run + 1, settings.runs)
+            break
+        if settings.runs - len(refused) < required:
+            break
+    if len(complete) < required:
+        raise _too_few(len(complete), required, settings.runs, refused, bool(waiting), transient)
+    labelled = {t: by_id[t] for t in by_id if t not in filtered}
+    return Labelling(_frame(complete, labelled, names), tuple(refused), tuple(waiting), tuple(filtered))
+
+
+def _asked(
+    analyst: Asker, batches: Sequence[list[str]], ask: Callable[[list[str]], Question[GivenLabels]]
+) -> tuple[list[tuple[str, dict[str, dict[str, str]]]], list[ProviderError], dict[str, str]]:
+    """A run's labels by request, the requests that stayed without any, and the trajectories that are refused also
+    alone, with what was said of each."""
+    heard = list(zip(batches, analyst.ask_many([ask(batch) for batch in batches]), strict=True))
+    singly = [[t] for batch, answer in heard if isinstance(answer, Refused) and len(batch) > 1 for t in batch]
+    heard = [(batch, answer) for batch, answer in heard if not isinstance(answer, Refused) or len(batch) == 1]
+    if singly:
+        heard += zip(singly, analyst.ask_many([ask(batch) for batch in singly]), strict=True)
+    rows = [(a.request_hash, _by_trajectory(batch, a.value)) for batch, a in heard if isinstance(a, Answer)]
+    failures = [a for _, a in heard if isinstance(a, ProviderError) and not isinstance(a, Refused)]
+    return rows, failures, {batch[0]: str(a) for batch, a in heard if isinstance(a, Refused)}
+
+
+def _too_few(
+    complete: int, required: int, runs: int, refused: Sequence[tuple[int, str]], later: bool, transient: bool
+) -> ProviderError | LabelError:
+    """Why the labels are too few for any capability to be selected; `later`: the model may answer then."""
+    run, why = refused[0]
+    few = f"{complete or 'none'} of {runs} labelling runs {'is' if complete < 2 else 'are'} complete, {required} needed"
+    if later:
+        return ProviderError(
+            f"{few}, and the model may answer later: {why}; run again: what was answered is kept", transient=transient
         )
-    if not complete:
-        raise LabelError(f"none of {settings.runs} labelling runs is complete; run 0: {refused[0][1]}")
-    return Labelling(_frame(complete, by_id, names), tuple(refused), tuple(waiting))
-
-
-def judge_fit(
-    analyst: Asker,
-    capability: MinedCapability,
-    evidence: Sequence[str],
-    transcripts: Sequence[Transcript],
-    context: str,
-    settings: MiningSettings,
-) -> Fit:
-    """Whether practice could teach the capability, or the failures lie in an ambiguous task or a broken tool. The
-    majority of `judges` decides; a tie or no usable answer leaves it trainable, and the reason says so."""
-    by_id = {t.id: t for t in transcripts}
-    blocks = [
-        f"### E{i + 1}\n{compact(by_id[e].messages, settings.trajectory_tokens, e)}" for i, e in enumerate(evidence[:5])
-    ]
-    task = (
-        "These failed trajectories are of tasks in which the capability below may matter. First write the reason: what "
-        "the agent did, and what would have made it succeed. Then name the cause: agent when acting otherwise would "
-        "have made it succeed, so that practice in a training environment can help; ambiguous_task when nothing that "
-        "the agent can see, look up or ask for says what is wanted; broken_tool when a tool does not do what its "
-        "description says. " + user_answers(transcripts)
-    )
-    asked = f"{context}\n\n## Capability {capability.name}\n{capability.definition}\n\n" + "\n\n".join(blocks)
-    messages = [{"role": "system", "content": task}, {"role": "user", "content": asked}]
-    questions = [
-        Question(STAGE, messages, FitJudgement, temperature=settings.temperature, sample=n)
-        for n in range(settings.judges)
-    ]
-    answers = [answer for answer in analyst.ask_many(questions) if isinstance(answer, Answer)]
-    against = [answer.value for answer in answers if answer.value.cause != "agent"]
-    hashes = tuple(answer.request_hash for answer in answers)
-    if 2 * len(against) > len(answers):
-        cause = max((a.cause for a in against), key=[a.cause for a in against].count)
-        return Fit(False, cause, next(a.reason for a in against if a.cause == cause), hashes)
-    supporting = next((a.value.reason for a in answers if a.value not in against), "no judge gave a usable answer")
-    return Fit(True, "agent", supporting, hashes)
-
-
-def user_answers(transcripts: Sequence[Transcript]) -> str:
-    """Whether the target's user answers what the agent says, as these conversations show it, in a sentence."""
-    spoken = answered = 0
-    for transcript in transcripts:
-        roles = [m["role"] for m in transcript.messages if m["role"] == "user" or _is_said(m)]
-        spoken += "assistant" in roles
-        answered += any(now == "assistant" and then == "user" for now, then in pairwise(roles))
-    if not spoken:
-        return "In none of these conversations did the agent say anything to the user."
-    if answered:
-        return f"The user answers the agent: in {answered} of the {spoken} conversations in which it said something."
-    return f"The user answers nothing: not in one of the {spoken} conversations in which the agent said something."
-
-
-def _is_said(message: Mapping[str, Any]) -> bool:
-    """Whether the agent says something in the message and calls nothing, so that what follows is an answer to it."""
-    return message["role"] == "assistant" and not message.get("tool_calls") and bool(message.get("content"))
+    return LabelError(f"{few}; run {run}: {why}")
 
 
 def _candidate_check(aliases: Mapping[str, Transcript], limit: int) -> Callable[[FoundCapabilities], None]:
@@ -357,6 +316,8 @@ def _frame(
     for run, rows in complete:
         for request_hash, found in rows:
             for trajectory, given in found.items():
+                if trajectory not in by_id:  # refused in a later run
+                    continue
                 runs += [run] * len(names)
                 ids += [trajectory] * len(names)
                 capabilities += names

@@ -13,11 +13,12 @@ import pandas as pd
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from db import CapabilityRow, Store
-from errors import LabelError, ProviderError
+from errors import LabelError
 from models.providers.analyst import Analyst
 from settings import Settings
 from tasks.mining.agreement import agreement
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label
+from tasks.mining.judging import judge_fit
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, label
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
@@ -71,20 +72,20 @@ class LlmAnalyst:
     def contrast(self, frame: pd.DataFrame, required: int) -> ContrastResult:
         """Discover and label, store all of it, and return the figures of the stage.
 
-        `frame` holds the outcomes [trajectory_id, passed]. Raises `LabelError` where there is nothing to contrast and a
-        transient `ProviderError` when fewer than `required` runs are complete and the model may answer later.
+        `frame` holds the outcomes [trajectory_id, passed]. Where there is nothing to contrast (one outcome alone, or
+        what the model refuses leaves one alone) nothing is found and stored. Raises what `label` raises where fewer
+        than `required` runs can be complete: nothing could be selected.
         """
         outcomes = {str(r.trajectory_id): bool(r.passed) for r in frame.itertuples()}
         transcripts, too_long = transcripts_of(self.stored.store, outcomes, self.settings.trajectory_tokens)
+        if len({t.passed for t in transcripts}) < 2:
+            return self._nothing(too_long, [])
         candidates = discover(self.client, transcripts, self.text, self.settings)
-        labelling = label(self.client, transcripts, candidates, self.text, self.settings)
+        labelling = label(self.client, transcripts, candidates, self.text, self.settings, required)
+        filtered = list(labelling.filtered)
+        if labelling.labels["passed"].nunique() < 2:
+            return self._nothing(too_long, filtered)
         complete = self.settings.runs - len({run for run, _ in labelling.refused} | set(labelling.waiting))
-        if complete < required and labelling.waiting:
-            raise ProviderError(
-                f"{complete} of {self.settings.runs} labelling runs are complete and {required} are needed "
-                f"({labelling.refused[0][1]}); run again: what was answered is kept",
-                transient=True,
-            )
         store, round_id = self.stored.store, self.stored.round.id
         store_candidates(store, round_id, NAME, candidates, {c.name: c.request_hash for c in candidates})
         store_labels(store, round_id, labelling.labels)
@@ -97,12 +98,25 @@ class LlmAnalyst:
             runs=complete,
             refused={str(run): why for run, why in labelling.refused},
             too_long=too_long,
+            filtered=filtered,
             kappa=kappa,
             kappa_by_capability=by_capability,
             spend=self.stored.spent(),
         )
         _show(candidates, result)
         return result
+
+    def _nothing(self, too_long: list[str], filtered: list[str]) -> ContrastResult:
+        """The result where failures and successes do not stand side by side."""
+        return ContrastResult(
+            analyst=NAME,
+            model=self.client.settings.model,
+            candidates=[],
+            labels=0,
+            too_long=too_long,
+            filtered=filtered,
+            spend=self.stored.spent(),
+        )
 
     def judge_fits(self, selections: Sequence[CapabilitySelection], passed: Mapping[str, bool]) -> dict[str, str]:
         """Ask the judges about every selected capability, and store what they say. The names that no environment could
@@ -143,6 +157,7 @@ def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None
         f"tokens, {spend['dollars']:.4f} dollars.",
         *(f"Run {run} was refused: {why}" for run, why in result.refused.items()),
         *([f"{len(result.too_long)} trajectories were too long to label."] if result.too_long else []),
+        *([f"{len(result.filtered)} trajectories were refused, also alone."] if result.filtered else []),
     ]
     create_markdown_artifact(key="labelling", markdown="\n\n".join(lines))
 

@@ -195,7 +195,7 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     since = _aware(live.live_at or live.created_at)
     parent = parent_of(store, live)
     began = datetime.min.replace(tzinfo=UTC) if parent is None or parent.live_at is None else _aware(parent.live_at)
-    said = [r for r in store.rows(ConversationRow, target=settings.target) if r.success is not None]
+    said = store.rows(ConversationRow, target=settings.target, success=[True, False])
     after = [bool(r.success) for r in said if _aware(r.created_at) >= since]
     before = [bool(r.success) for r in said if began <= _aware(r.created_at) < since]
     if not after or not before:

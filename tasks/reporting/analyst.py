@@ -36,6 +36,7 @@ def analyst_figures(
         runs=contrast.runs if contrast else None,
         refused=[f"run {run}: {why}" for run, why in contrast.refused.items()] if contrast else [],
         too_long=len(contrast.too_long) if contrast else 0,
+        filtered=len(contrast.filtered) if contrast else 0,
         judge=settings.judge,
         author=settings.author,
         **_each(store, round_id, [row for row in rows if row.stage == WRITING]),
@@ -87,6 +88,11 @@ def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: Contra
     if contrast and contrast.too_long:
         warnings.append(
             f"{len(contrast.too_long)} trajectories were too long to be labelled (analyst.trajectory_tokens); "
+            "coverage and contrast are without them."
+        )
+    if contrast and contrast.filtered:
+        warnings.append(
+            f"{len(contrast.filtered)} trajectories were refused by the model or its provider's filter, also alone; "
             "coverage and contrast are without them."
         )
     if any(v.sandbox == str(SandboxLevel.PROCESS) for c in capabilities for v in c.versions):

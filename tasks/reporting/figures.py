@@ -103,9 +103,10 @@ class SynthesisVersion(_Figures):
 
 class AnalystFigures(_Figures):
     """The language models that labelled, wrote and played users, and what they cost in all; `refused` says why
-    labelling runs were left out, `too_long` counts trajectories that could not be labelled. `judge` named and judged
-    the capabilities, `author` wrote environments ("": none did); `environments` were accepted, `banked` of them from
-    earlier rounds, and each cost so many dollars, calls and tokens of the author (None without any)."""
+    labelling runs were left out, `too_long` and `filtered` (refused also alone) count trajectories that could not be
+    labelled. `judge` named and judged the capabilities, `author` wrote environments ("": none did); `environments` were
+    accepted, `banked` of them from earlier rounds, and each cost so many dollars, calls and tokens of the author (None
+    without any)."""
 
     model: str
     calls: int = 0
@@ -117,6 +118,7 @@ class AnalystFigures(_Figures):
     runs: int | None = None
     refused: list[str] = []
     too_long: int = 0
+    filtered: int = 0
     judge: str = ""
     author: str = ""
     environments: int = 0

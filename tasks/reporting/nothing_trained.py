@@ -80,12 +80,13 @@ def _nothing_trained(stored: StoredRound, target: Target, asks_a_model: bool, so
             "lack a capability, and a trainer would find no reward to tell rollouts apart."
         )
     if not selected:
-        candidates = stored.result(ContrastResult).candidates
-        said.append(
-            f"None of {len(candidates)} candidates passed the selection."
-            if candidates
-            else "The checks of the failed episodes name no capability that they lack."
-        )
+        contrast = stored.result(ContrastResult)
+        if contrast.candidates:
+            said.append(f"None of {len(contrast.candidates)} candidates passed the selection.")
+        elif contrast.analyst == "checks":
+            said.append("The checks of the failed episodes name no capability that they lack.")
+        else:
+            said.append("No capability was named: a contrast needs failures and successes that can be labelled.")
         return " ".join(said)
     said.append(f"Selected: {_named(selected)}.")
     found: dict[str, list[str]] = {}

@@ -51,7 +51,8 @@ class RolloutResult(StageResult):
 
 class ContrastResult(StageResult):
     """Names of the candidate capabilities, and how many labels they got. The rest is a language model's: which, how
-    many of its runs were complete, why others were refused, which trajectories were too long, and Fleiss' kappa."""
+    many of its runs were complete, why others were refused, which trajectories were too long or refused by it, and
+    Fleiss' kappa."""
 
     stage: ClassVar[str] = "contrast"
     analyst: str
@@ -61,6 +62,7 @@ class ContrastResult(StageResult):
     runs: int | None = None
     refused: dict[str, str] = {}
     too_long: list[str] = []
+    filtered: list[str] = []
     kappa: float | None = None
     kappa_by_capability: dict[str, float | None] = {}
     spend: dict[str, float] = {}

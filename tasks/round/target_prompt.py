@@ -10,6 +10,7 @@ from environments.contract import SPLITS, Message, Prompt, Target, TargetTask
 from environments.targets.catalogue import with_scripted_user
 from errors import EnvironmentFault
 from models.episodes import Guarded
+from tasks.round.traffic import TrafficTarget
 
 # What a target without any task is asked, where something has to be asked.
 NEUTRAL = "Please help me with my request."
@@ -18,7 +19,9 @@ NEUTRAL = "Please help me with my request."
 def target_prompt(target: Target) -> Prompt:
     """The prompt of a target as its diagnosis tasks show it: instructions and examples of the first task that has some,
     and the union of all tasks' tools, for those that differ by task. A task that does not open shows nothing; raises
-    what the first one raised where none does."""
+    what the first one raised where none does. Conversations of users cannot be opened: theirs is what is stored."""
+    if isinstance(target, TrafficTarget):
+        return target.prompt
     target = with_scripted_user(target)
     shown = Prompt()
     tools: dict[str, Mapping[str, Any]] = {}

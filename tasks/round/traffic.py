@@ -11,11 +11,12 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from db import CheckRow, ConversationRow, Round, StepRow, Store, TrajectoryRow, open_store, row_id
-from environments.contract import Message, Target, TargetTask, Termination, content_hash
+from environments.contract import Message, Prompt, Target, TargetTask, Termination, content_hash
 from environments.targets.catalogue import load_target
 from environments.targets.third_party.adapter import TargetInfo
 from environments.targets.third_party.simulated_user import UserModel
@@ -39,9 +40,9 @@ class TrafficTarget:
     licence = "your users'"
 
     def __init__(self, store: Store) -> None:
-        # Those that say whether they were a success: only from them can be learnt.
+        # Those that say whether they were a success: only from them can be learnt, and few of all are.
         # 'trace-agent clean' may have left of one that alone.
-        said = [row for row in store.rows(ConversationRow) if row.success is not None and row.messages]
+        said = [row for row in store.rows(ConversationRow, success=[True, False]) if row.messages]
         self.conversations = [row for row in said if _readable(row)]
         # Changes with every conversation, turn and word of feedback.
         self.data_hash = content_hash([[r.id, r.turns, r.success, r.reward] for r in self.conversations])
@@ -50,6 +51,15 @@ class TrafficTarget:
         if split != "diagnosis":
             return []
         return [TargetTask(r.id, split, family(r), 0) for r in self.conversations]
+
+    @cached_property
+    def prompt(self) -> Prompt:
+        """What the agent had before it, as far as it is stored: the first system message that one of the conversations
+        begins with, and the names of all tools."""
+        first = [row.messages[0] for row in self.conversations]
+        said = (str(m.get("content") or "") for m in first if m["role"] == "system")
+        names = dict.fromkeys(name for row in self.conversations for name in row.tools)
+        return Prompt(next(said, ""), tuple({"type": "function", "function": {"name": name}} for name in names))
 
     def environment(self) -> Any:
         raise TargetError(

@@ -25,7 +25,7 @@ from environments.validation.need import Materials
 from environments.validation.playing import FAULTS
 from environments.validation.repeats import Source
 from errors import EnvironmentFault, ProviderError, TargetError, TraceError
-from models.providers.analyst import Answer, Question
+from models.providers.analyst import Answer, Question, unanswered
 from tasks.synthesis.author_request import Brief, Synthesis, Version, author_messages
 from tasks.unattended.stalls import pulse
 
@@ -69,8 +69,8 @@ def synthesize(
 
     `known` are versions that an earlier, stopped attempt judged; they are not judged again. `keep` gets each new one as
     soon as it is judged. A refusal or an unusable reply is a version without source. Raises `SandboxError` before
-    anything is asked when no sandbox works here, a transient `ProviderError`, and what the analyst raises about caps
-    and configuration.
+    anything is asked when no sandbox works here, the `ProviderError` of a call that failed, and what the analyst raises
+    about caps and configuration.
     """
     level = choose_level()
     rules = rules or SynthesisRules()
@@ -85,7 +85,7 @@ def synthesize(
         try:
             answer = analyst.ask(question)
         except ProviderError as error:
-            if error.transient:
+            if unanswered(error):  # it says nothing of the author, who would use up all versions at once
                 raise
             version = Version(number, "", "", False, (f"model: {error}",), {}, str(level), "")
         else:

@@ -13,10 +13,13 @@ from db import TrainingStepRow
 from environments.contract import TargetTask
 from models.adapters.files import adapter_digest
 from tasks import train as stage_file
+from tasks.measuring.lineup import TRIED
 from tasks.round.context import Context
 from tasks.round.results import TransferFigures
 from tasks.round.stage import forget
+from tasks.synthesis.choosing import loaded
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.transfer import target_episodes
 from tests.tasks.test_train import CAPABILITY, Died, World, dying, opened, played, trained
 
 TASKS = [TargetTask(f"failed-{i}", "diagnosis", "own", i) for i in range(4)]
@@ -56,6 +59,10 @@ def test_nothing_that_carries_over_ends_the_training(
     assert {r.adapter_id for r in rows} == {result.adapter}
     weights = context.folder / "training" / CAPABILITY / "weights" / "step-1"
     assert result.sha256 == adapter_digest(weights)
+    # It is the adapter: what the router asks it to play on the same tasks is not taken for played.
+    with loaded(context, weights, CAPABILITY) as name:
+        context.engine.play(context.ground(TRIED), target_episodes(TASKS, 24, context.seed, name), "try")
+    assert len(played(context, TRIED)) == len(played(context, "transfer")) == 24
     # The same once more: nothing is played, nothing is trained.
     before = {r.id for r in context.store.trajectories(context.round.id)}
     again = trained(context)

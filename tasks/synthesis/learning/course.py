@@ -73,7 +73,7 @@ def check_transfer(
     ground = context.training_ground(course.environment.spec.id, course.environment.environment, course.adapter)
     own, _ = fresh_scenarios(course.environment, settings.train.choosing, number)
     start = _played_with(context, ground, result.weights[0] if warm else None, own, name)
-    target = replace(context.ground("transfer"), adapter_id=course.adapter)
+    target = _apart(context.ground("transfer"), course.adapter)
     try:
         now = _played_with(context, ground, result.weights[step], own, name)
         with loaded(context, result.weights[step], name) as adapter:
@@ -86,6 +86,12 @@ def check_transfer(
         logger.warning("whether %s carries over is not known: all episodes of a side were lost to errors", name)
         return None
     return transfer_of(step, start, now, tried)
+
+
+def _apart(ground: Playground, adapter: str) -> Playground:
+    """The target's ground for this check alone. Weights that become the adapter play these tasks again for the router
+    (`tasks/routing/examples.py`): under the same ids they would count as played, and be missing there."""
+    return replace(ground, adapter_id=adapter, scope=f"{ground.where}|{ground.purpose}")
 
 
 def _played_with(

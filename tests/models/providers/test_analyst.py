@@ -4,11 +4,11 @@ import asyncio
 import time
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from db import ReplyRow, Round, open_store
 from errors import BudgetExceeded, ConfigurationError, ProviderError
-from models.providers.analyst import Analyst, AnalystSettings, Question
+from models.providers.analyst import Analyst, AnalystSettings, Question, Refused, unanswered
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
 from models.providers.litellm_client import bad_release
@@ -71,6 +71,27 @@ def test_a_good_reply_is_parsed_paid_for_and_never_paid_for_again(ask):
     assert (spent["calls"], spent["prompt_tokens"], spent["sampled_tokens"]) == (1, 10, 5)
     assert spent["dollars"] == pytest.approx((10 * 1.0 + 5 * 2.0) / 1e6)
     assert store.row(ReplyRow, request_hash=first.request_hash).completion_tokens == 5
+
+
+class Bounded(BaseModel):
+    pattern: str = Field(min_length=3, max_length=9, pattern="[a-z]+", description="letters")
+    minimum: list[Word] = Field(min_length=1, max_length=4)
+    share: float = Field(0.5, ge=0, lt=1)
+
+
+def test_bounds_that_strict_servers_refuse_are_checked_here_alone(ask):
+    """Names of fields are no bounds, whatever they are called."""
+    words, few = [{"answer": "yes"}], {"pattern": "ab", "minimum": [], "share": 2}
+    analyst, server, _ = ask(in_turn(good(few), good({"pattern": "abc", "minimum": words, "share": 0})))
+    asked = Question("contrast", [{"role": "user", "content": "Say."}], Bounded)
+    assert analyst.ask(asked).value.share == 0
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
+    assert list(schema["properties"]) == schema["required"] == ["pattern", "minimum", "share"]
+    said = {name: set(part) - {"title"} for name, part in schema["properties"].items()}
+    assert said == {"pattern": {"type", "description"}, "minimum": {"type", "items"}, "share": {"type"}}
+    assert schema["$defs"]["Word"]["additionalProperties"] is False
+    told = server.requests[1]["messages"][-1]["content"]
+    assert all(f"{name}: " in told for name in ("pattern", "minimum", "share"))
 
 
 def test_a_model_that_takes_no_temperature_is_sent_none(ask):
@@ -171,11 +192,38 @@ def test_a_slow_server_meets_the_deadline(ask, step):
     assert store.spent(analyst.client.log.round_id)["calls"] >= 1
 
 
-def test_a_refusal_is_an_error_at_once(ask):
-    analyst, server, _ = ask(in_turn(refused("I will not.")))
-    with pytest.raises(ProviderError, match="refused to answer: I will not"):
+def filtered(kind):
+    step = failed(400, "The prompt was stopped by the content filter.")
+    step["body"]["error"] |= {"type": "invalid_request_error", "code": kind}
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (refused("I will not."), "refused to answer: I will not"),
+        (filtered("content_policy_violation"), "content filter"),
+        (failed(400, "This model's maximum context length is 100 tokens"), "maximum context"),
+    ],
+)
+def test_a_refusal_is_an_error_at_once(ask, step, said):
+    analyst, server, _ = ask(in_turn(step))
+    with pytest.raises(Refused, match=said) as found:
         analyst.ask(question())
+    assert not unanswered(found.value)
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [402, 413, 422, 500])
+def test_a_call_that_fails_is_no_answer_of_the_model(ask, status):
+    analyst, _, _ = ask(in_turn(failed(status)), attempts=1)
+    with pytest.raises(ProviderError, match=str(status)) as found:
+        analyst.ask(question())
+    assert unanswered(found.value)
+    assert found.value.transient is (status == 500)
+    with pytest.raises(ProviderError, match="no usable answer") as found:
+        ask(in_turn(good("no json")), path="other.db")[0].ask(question())
+    assert not unanswered(found.value)
 
 
 def test_a_model_without_structured_output_is_told_how_to_go_on(ask):

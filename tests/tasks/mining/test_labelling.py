@@ -11,11 +11,13 @@ import pytest
 
 from db import open_store
 from errors import LabelError, ProviderError
-from models.providers.analyst import Analyst, AnalystSettings, Answer
+from models.providers.analyst import Analyst, AnalystSettings, Answer, Refused
 from models.providers.analyst_store import StoredReplies, StoredSpend
 from models.providers.client import ModelClient
+from models.providers.litellm_client import CallFailed
 from tasks.mining.agreement import agreement
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, judge_fit, label, user_answers
+from tasks.mining.judging import judge_fit, user_answers
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, label
 from tasks.mining.selection import select
 from tests.models.providers.scripted_analyst import ScriptedAnalyst, failed, good, refused, truncated
 
@@ -217,6 +219,54 @@ def test_a_model_that_does_not_answer_now_leaves_runs_that_wait():
     assert raised.value.transient
 
 
+@pytest.mark.parametrize(("status", "transient"), [(402, False), (503, True)])
+def test_as_soon_as_too_few_runs_can_be_complete_nothing_more_is_asked(status, transient):
+    asker = ScriptedAsker()
+
+    def cannot_be_paid(request):
+        if len(asker.questions) % 3 == 0 and len(asker.questions) > 3:  # one of each run's three, from run 1 on
+            raise CallFailed(f"m failed ({status})", "Insufficient credits", status, transient=transient)
+        return answer_to(request)
+
+    asker.rule = cannot_be_paid
+    with pytest.raises(ProviderError, match=r"1 of 10 .* 8 needed, and the model may answer later") as raised:
+        label(asker, TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(), 8)
+    assert raised.value.transient is transient, "a bill is not paid by asking again at once"
+    assert len(asker.questions) == 4 * 3
+    asker = ScriptedAsker(lambda request: (_ for _ in ()).throw(ProviderError("no usable answer")))
+    with pytest.raises(LabelError, match="none of 10 labelling runs is complete, 8 needed"):
+        label(asker, TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(), 8)
+    assert len(asker.questions) == 3 * 3
+
+
+def test_a_trajectory_that_is_refused_also_alone_is_in_no_run_and_costs_none():
+    asker = ScriptedAsker()
+    asked = asker.questions
+
+    def filtering(request):
+        content = request["messages"][1]["content"]
+        if "order W3." in content or ("order W5." in content and len(asked) > 8):
+            raise Refused("the provider's filter stopped it")
+        return answer_to(request)
+
+    asker.rule = filtering
+    found = label(asker, TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=10), 8)
+    gone = {TRANSCRIPTS[3].id, TRANSCRIPTS[5].id}
+    assert set(found.filtered) == gone
+    assert (found.refused, found.waiting) == ((), ())
+    per_run = found.labels.groupby("run")["trajectory_id"].apply(set)
+    assert all(ids == {t.id for t in TRANSCRIPTS} - gone for ids in per_run), "also those that were labelled before"
+    assert len(per_run) == 10
+    assert len(asked) == 10 * 3 + 2 * 4, "the others of a refused request are asked about once more"
+    assert select(found.labels, k=8, n=10)[0].selected
+
+    def refusing(request):
+        raise Refused("I will not")
+
+    with pytest.raises(LabelError, match="every one of 12 trajectories is refused: I will not"):
+        label(ScriptedAsker(refusing), TRANSCRIPTS, CANDIDATES, CONTEXT, MiningSettings(runs=10), 8)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -258,6 +308,32 @@ def test_judges_mark_what_no_environment_could_train():
     assert list(question.schema.model_fields) == ["reason", "cause"]
     assert "lack" not in question.messages[0]["content"]
     assert user_answers(TRANSCRIPTS) in question.messages[0]["content"]
+
+
+@pytest.mark.parametrize("votes", [("broken_tool", "", ""), ("broken_tool", "agent", ""), ("", "", "")])
+def test_judges_that_say_nothing_do_not_let_one_decide(votes):
+    votes = iter(votes)
+
+    def rule(request):
+        if not (cause := next(votes)):
+            raise Refused("I will not")
+        return {"cause": cause, "reason": f"because of {cause}"}
+
+    fit = judge_fit(ScriptedAsker(rule), CANDIDATES[0], [], TRANSCRIPTS, CONTEXT, MiningSettings())
+    assert (fit.trainable, fit.cause) == (True, "agent")
+
+
+@pytest.mark.parametrize("status", [402, 503])
+def test_a_judge_that_could_not_be_asked_is_asked_again_with_the_stage(status):
+    failures = iter([None, CallFailed(f"failed ({status})", "", status, transient=status == 503), None])
+
+    def rule(request):
+        if problem := next(failures):
+            raise problem
+        return {"cause": "broken_tool", "reason": "a tool is odd"}
+
+    with pytest.raises(CallFailed, match=str(status)):
+        judge_fit(ScriptedAsker(rule), CANDIDATES[0], [], TRANSCRIPTS, CONTEXT, MiningSettings())
 
 
 def test_judges_are_told_whether_the_user_answers():

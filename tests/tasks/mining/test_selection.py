@@ -218,9 +218,14 @@ def test_a_kind_that_cannot_name_a_capability_is_refused_before_anything_is_labe
     with pytest.raises(TargetError, match=f"'mine' has checks of the kind '{kind}', .* in snake_case"):
         contrasted("mine", kind)
     assert stored == []
+    for taken in ("generalist", "release"):
+        with pytest.raises(TargetError, match=f"kind '{taken}', which names something else .* another name"):
+            contrasted("mine", taken)
+    assert stored == []
     contrasted("mine", "polite_tone_2")
     contrasted("traffic", kind)
-    assert stored == ["candidates", "labels"] * 2
+    contrasted("traffic", "generalist")
+    assert stored == ["candidates", "labels"] * 3
 
 
 def test_a_matrix_selects_as_its_rows_do():

@@ -9,12 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from db import ConversationRow, Store, TrajectoryRow, open_store, writes
+from db import ConversationRow, Round, Store, TrajectoryRow, open_store, writes
 from db.values.types import utc_now
 from errors import ConfigurationError, TargetError
 from models.policy import PolicyIdentity
@@ -25,7 +26,14 @@ from models.serving.gateway.traffic_log import Feedback, LoggedTurn, TrafficLog,
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import ChatRequest, Usage
 from models.serving.upstreams.contract import Turn, TurnResult
+from settings import load_settings
+from tasks.contrast import contrast
+from tasks.round.results import RolloutResult
+from tasks.round.stored import StoredRound
+from tasks.round.target_prompt import context_text, first_opening
 from tasks.round.traffic import ANSWERED, TRAFFIC, TrafficTarget, check_stage, import_conversations
+from tasks.select import select
+from tests.tasks.mining.test_labelling import ScriptedAsker
 
 TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]
 
@@ -257,6 +265,74 @@ def test_a_conversation_that_cannot_be_read_is_left_out_and_the_others_are_not(
     assert "conversation cut is left out" in caplog.text
     current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
     assert len(import_conversations(store, current, target)) == len(target.tasks("diagnosis")) == 10
+
+
+def mined(store: Store, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[Any, Any]:
+    """What the stages contrast and select come to in a round on the stored conversations."""
+    for name in ("tasks.select.create_table_artifact", "tasks.mining.llm_analyst._show"):
+        monkeypatch.setattr(name, lambda *given, **more: None)
+    target = TrafficTarget(store)
+    current = store.start_round(TRAFFIC, target.data_hash, 0, "laptop", {})
+    rolled = RolloutResult(release=0, trajectories=import_conversations(store, current, target), lost=0, success=0.6)
+    asker = ScriptedAsker()
+    asker.settings = SimpleNamespace(model="m")
+    stored = StoredRound(store, current)
+    context: Any = SimpleNamespace(
+        store=store, round=current, target=target, seed=0, parent=None, analyst=asker, stored=stored,
+        settings=load_settings(target=TRAFFIC, **settings), result=stored.result, found=stored.found,
+    )  # fmt: skip
+    finished(store, current, rolled)
+    found = contrast._work(context)
+    finished(store, current, found)
+    return found, select._work(context)
+
+
+def finished(store: Store, current: Round, result: Any) -> None:
+    row = store.stage(current.id, result.stage)
+    row.claim(lease_seconds=60)
+    row.finish(result.model_dump(mode="json"))
+
+
+def test_what_the_generalist_failed_at_is_selected_as_any_other(
+    store: Store, log: TrafficLog, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(12):
+        log.add(spoken(f"c{i}", "pending", capability="generalist"))
+        say(log, "", Feedback(f"c{i}", success=i % 3 > 0))
+    found, selected = mined(store, monkeypatch)
+    assert "generalist" in found.candidates
+    assert selected.selected == ["generalist"]
+
+
+def test_a_language_model_reads_the_conversations_themselves(
+    store: Store, log: TrafficLog, settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.add(spoken("old", "pending"))  # without feedback
+    for i in range(12):
+        passed = i % 3 > 0
+        log.add(spoken(f"c{i}", "get_order said so" if passed else "error"))
+        say(log, "", Feedback(f"c{i}", success=passed))
+    text = context_text(TrafficTarget(store))
+    assert text == '## Policy\nBe brief.\n\n## Tools\n{"name": "findOrder"}'
+    found, selected = mined(store, monkeypatch, analyst={"kind": "llm", "model": "m"})
+    assert (found.analyst, found.runs, found.labels) == ("llm", 10, 10 * 12 * 2)
+    assert selected.selected == ["check_before_cancel"]
+    with pytest.raises(TargetError, match="cannot be played again"):
+        first_opening(TrafficTarget(store))
+
+
+def test_conversations_that_say_nothing_are_not_even_read(store: Store, log: TrafficLog) -> None:
+    filled(store, log)
+    asked: list[dict[str, Any]] = []
+
+    class Watched:
+        def rows(self, kind: Any, **equals: Any) -> Any:
+            found = store.rows(kind, **equals)
+            asked.extend({"success": row.success} for row in found)
+            return found
+
+    watched: Any = Watched()
+    assert len(TrafficTarget(watched).conversations) == len(asked) == 10
 
 
 def test_a_round_on_traffic_goes_up_to_select(

@@ -219,6 +219,12 @@ def test_the_stage_ends_well_on_every_kind_of_reply(run):
         run(in_turn(failed(401)), model="hosted_vllm/locked")
 
 
+@pytest.mark.parametrize("status", [402, 413, 422])
+def test_a_call_that_cannot_be_paid_uses_up_no_version(run, status):
+    with pytest.raises(ProviderError, match=str(status)):
+        run(in_turn(failed(status)))
+
+
 def test_caps_stop_it_with_what_was_answered_kept(run, tmp_path):
     with pytest.raises(BudgetExceeded, match="calls"):
         run(in_turn(module(LEAKY)), max_calls=2)
