@@ -13,6 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 # What `stopped` says of a round that some process has in hand.
 AT_WORK = "the round is not over: its figures come with its report"
+# What it says of a round that is over, and whose figures nobody can read any more.
+GONE = (
+    "the round's figures (figures.json in its folder) are gone or cannot be read; 'trace-agent history' has what the "
+    "database knows"
+)
 # How figures that an earlier version stored name a verdict, and what it is called now.
 RENAMED = {"over-budget": "postponed"}
 
@@ -78,7 +83,8 @@ class TrainingStep(_Figures):
 
 
 class Calibration(_Figures):
-    """What the base model scored in a synthesized environment before that environment was used for training."""
+    """What the training goes on from (the champion, the round's generalist, else the base) scored in a synthesized
+    environment before that was used for training; rates are None where nothing was played in it."""
 
     accepted: bool
     verdict: str
@@ -151,7 +157,8 @@ class CapabilityFigures(_Figures):
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
     version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
     was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash), `begun` from which
-    weights training began, of those that were compared ("": there was no choice)."""
+    weights training began, of those that were compared ("": there was no choice). `learnt` says what an adapter learnt
+    from in the `chosen` steps that none of GRPO's are ("": GRPO made them)."""
 
     name: str
     mean_cov: float | None
@@ -179,6 +186,7 @@ class CapabilityFigures(_Figures):
     versions: list[SynthesisVersion] = []
     transfer: Transfer | None = None
     begun: str = ""
+    learnt: str = ""
     passed_over: dict[str, str] = {}
 
     @field_validator("verdict")
@@ -317,7 +325,8 @@ class RoundFigures(_Figures):
     bare base; None in figures from before there were releases), `live` and `routed` their success on the test split
     and `gain` the difference; `difference` is that of base and `routed`. `looks` counts the rounds that looked at the
     test split. `ending` is an `Ending`, "" in a round that is not done. `data_before` is the
-    hash of the target's data in the round before, where it was another."""
+    hash of the target's data in the round before, where it was another. `collected` is False where the report has not
+    collected the figures, or they are gone: then they are what the database says at once, without those of episodes."""
 
     round: str
     target: str
@@ -349,6 +358,7 @@ class RoundFigures(_Figures):
     analyst: AnalystFigures | None = None
     warnings: list[str] = []
     stopped: str | None = None
+    collected: bool = True
     provenance: Provenance = Provenance()
 
     @property
