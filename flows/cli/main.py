@@ -153,15 +153,18 @@ def status(
 
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Where the report of a round is; written again when the page is gone, or is older than the round's figures."""
+    """Where the report of a round is; written again when the page is gone, or is of the round while it ran."""
     from models.objects import files_of
+    from tasks.reporting.figures import GONE
     from tasks.reporting.lookup import EPISODES, FIGURES, REPORT, figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     files = files_of(settings)
     page, whole, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, FIGURES, EPISODES))
-    if not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
+    if figures.stopped == GONE and page.is_file():  # it has what could not be written again
+        logging.getLogger("trace").warning("%s is as it was made, and is not written again: %s", page, GONE)
+    elif not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
         from tasks.episodes.pages import write_report
 
         write_report(settings, store, figures)
