@@ -38,9 +38,9 @@ _MOST_MANIFEST = 256 << 20
 def restore_backup(file: Path, settings: Settings) -> Manifest:
     """Put a backup into the settings' home, a folder that is empty or not there.
 
-    Raises `ConfigurationError` for a folder that holds something or is a mount point, or settings that put store, registry or files
-    elsewhere; `StoreError` for a file that is cut short, changed, of another format or newer schema, and for a full
-    disk.
+    Raises `ConfigurationError` for a folder that holds something or is a mount point, or settings that put store,
+    registry or files elsewhere; `StoreError` for a file that is cut short, changed, of another format or newer schema,
+    and for a full disk.
     """
     file, home = file.expanduser().resolve(), settings.folder
     _check_destination(settings)
