@@ -191,9 +191,15 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
     printed(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
 
 
+SHOWN = (
+    "A round's number, or the id, or its beginning, of a round, stage, trajectory, adapter, environment, capability, "
+    "evaluation of a round, or release."
+)
+
+
 @app.command()
 def show(
-    key: Annotated[str, typer.Argument(help="A round's number, or the id of anything stored, or its beginning.")],
+    key: Annotated[str, typer.Argument(help=SHOWN)],
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -293,6 +299,20 @@ add_database(app)
 INTERRUPTED = 130
 
 
+def _cannot_print() -> bool:
+    """Whether standard output takes nothing any more, not even a line's end. It is let go then, or Python would try
+    once more at its end, and fail once more."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
+
+
 def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     for name, value in QUIET.items():
@@ -306,6 +326,12 @@ def main() -> None:
         app()
     except TraceError as problem:
         typer.echo(f"error ({problem.boundary}): {problem}", err=True)
+        raise SystemExit(2) from None
+    except OSError as problem:
+        if problem.filename is not None or not _cannot_print():
+            raise
+        why = problem.strerror or problem
+        typer.echo(f"error (output): standard output cannot be written ({why}); free space there", err=True)
         raise SystemExit(2) from None
     except SystemExit as end:  # Typer's own answer to Ctrl-C, which says nothing
         if end.code == INTERRUPTED:
