@@ -135,19 +135,20 @@ def _difference(before: Any, after: Any) -> Difference:
 
 
 def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, FamilyFigures]:
+    """By family; a side whose episodes of it were all lost is not known there, and not as another side."""
     figures = {}
-    for family in sorted(sides["base"]["family"].unique()):
+    for family in sorted({f for name, frame in sides.items() if name != "noop" for f in frame["family"]}):
         rates = {name: _rate(f[f["family"] == family]) for name, f in sides.items() if (f["family"] == family).any()}
-        base, routed, noop = rates["base"], rates.get("routed", rates["base"]), rates.get("noop")
+        base, routed, noop = rates.get("base"), rates.get("routed"), rates.get("noop")
         live = rates.get("live") if stood_on_a_release else None
         figures[family] = FamilyFigures(
-            base=base.success,
-            routed=routed.success,
-            n=base.n,
+            base=base.success if base else None,
+            routed=routed.success if routed else None,
+            n=max(rate.n for name, rate in rates.items() if name != "noop"),
             live=live.success if live else None,
             live_interval=(live.low, live.high) if live else None,
-            base_interval=(base.low, base.high),
-            routed_interval=(routed.low, routed.high),
+            base_interval=(base.low, base.high) if base else None,
+            routed_interval=(routed.low, routed.high) if routed else None,
             noop=noop.success if noop else None,
         )
     return figures

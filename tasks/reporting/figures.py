@@ -5,7 +5,6 @@ reached it; `stopped` then says why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -60,16 +59,22 @@ class Difference(_Figures):
 
 class FamilyFigures(_Figures):
     """One family of tasks on the test split; intervals are (low, high). `routed` is what is live after the round,
-    `live` what was live before it (None where that was the base)."""
+    `live` what was live before it (None where that was the base). A rate is None where all episodes were lost; `n` are
+    those of the side with the most."""
 
-    base: float = Field(ge=0, le=1)
-    routed: float = Field(ge=0, le=1)
+    base: float | None = Field(ge=0, le=1)
+    routed: float | None = Field(ge=0, le=1)
     n: int
     live: float | None = None
     base_interval: tuple[float, float] | None = None
     live_interval: tuple[float, float] | None = None
     routed_interval: tuple[float, float] | None = None
     noop: float | None = None
+
+    @property
+    def points(self) -> float | None:
+        """`routed` minus `base`, in percentage points; None where one is not known."""
+        return None if self.base is None or self.routed is None else 100 * (self.routed - self.base)
 
 
 class TrainingStep(_Figures):
@@ -369,18 +374,6 @@ class RoundFigures(_Figures):
     def as_json(self) -> dict[str, Any]:
         """The JSON-able form that `trace-agent status --json` prints."""
         return self.model_dump(mode="json")
-
-
-def lineages(rows: Sequence[HistoryRow]) -> list[int]:
-    """Number of each row's lineage, from 1: it grows where the target's data became other data, or the base another
-    model, across which figures are not compared. What a row does not say is as before it."""
-    found: list[int] = []
-    data = base = ""
-    for row in rows:
-        other = bool((data and row.data_hash and row.data_hash != data) or (base and row.base_model not in ("", base)))
-        found.append((found[-1] + other) if found else 1)
-        data, base = row.data_hash or data, row.base_model or base
-    return found
 
 
 def percent(rate: float | None) -> str:

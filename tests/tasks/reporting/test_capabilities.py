@@ -1,13 +1,17 @@
-"""What is told of capabilities: who played a calibration, and what learnt without GRPO."""
+"""What is told of capabilities and families: who played a calibration, what learnt without GRPO, what was lost."""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
+from rich.console import Console
 from stored_rounds import Shop
 
 from db import (
@@ -24,8 +28,10 @@ from db import (
 )
 from tasks.episodes.lineage import lineages_of
 from tasks.reporting.capabilities import capabilities_of
+from tasks.reporting.collect import _families
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.page import render
+from tasks.reporting.summary import print_summary
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
 from tasks.round.stored import StoredRound
 from tasks.synthesis.calibration import FIGURES
@@ -122,3 +128,22 @@ def test_what_learnt_without_grpo_is_told_so(shop: Shop, config: dict[str, Any],
     assert f"**Trained** 13 steps from {sources} (learnt), weights of step 13" in told[GENERALIST]
     assert "GRPO" not in told[GENERALIST]
     assert "**Trained** 2 GRPO steps (solved)" in told[OWN]
+
+
+def test_a_family_that_one_side_lost_is_not_known_there() -> None:
+    def side(*families: str) -> pd.DataFrame:
+        return pd.DataFrame([{"task": f"{f}-{i}", "family": f, "success": True} for f in families for i in range(2)])
+
+    found = _families({"base": side("refund"), "routed": side("address"), "noop": side("neither")}, False)
+    refund, address = found["refund"], found["address"]
+    assert list(found) == ["address", "refund"]
+    assert (refund.base, refund.routed, refund.routed_interval, refund.points, refund.n) == (1.0, None, None, None, 2)
+    assert (address.base, address.base_interval, address.routed, address.points) == (None, None, 1.0, None)
+    told = RoundFigures(round="r", target="shop", data_hash="d", seed=7, families=found)
+    (row,) = (line for line in render(told).splitlines() if 'row">refund<' in line)
+    cells = re.findall(r"<td>(.*?)</td>", row)
+    assert (cells[0], *cells[2:5]) == ("100.0 %", "–", "–", "–")
+    console = Console(file=(text := io.StringIO()), width=110)
+    print_summary(told, console)
+    (row,) = (line for line in text.getvalue().splitlines() if "address" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["address", "–", "100.0 %", "–", "2"]
