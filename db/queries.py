@@ -48,6 +48,7 @@ _BY_ID = (
     CapabilityRow.TABLE,
     EvaluationRow.TABLE,
     ReleaseRow.TABLE,
+    StageRow.TABLE,
 )
 
 

@@ -25,9 +25,11 @@ from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
 from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import (
+    LEARNT,
     CalibrateResult,
     SynthesizeResult,
     TrainResult,
+    told_starts,
 )
 from tasks.round.rollouts import round_seed
 from tasks.round.stage import stage
@@ -48,7 +50,6 @@ from tasks.synthesis.starting import (
     start_metrics,
     start_params,
     starts_of,
-    told_starts,
 )
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import first_third, transfer_metrics
@@ -171,7 +172,7 @@ def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
         identity = adapter_id(context.round.id, GENERALIST)
         return TrainResult(adapter=identity, sha256="", steps=0, run="", ending="nothing", chosen=0, verdict=why)
     row, steps = learnt.adapter, learnt.steps
-    return TrainResult(adapter=row.id, sha256=row.sha256, steps=steps, run=learnt.run, ending="learnt", chosen=steps)
+    return TrainResult(adapter=row.id, sha256=row.sha256, steps=steps, run=learnt.run, ending=LEARNT, chosen=steps)
 
 
 def course_of(context: Context, capability: str) -> Course:

@@ -153,15 +153,18 @@ def status(
 
 @app.command()
 def report(round: Annotated[str | None, typer.Argument()] = None, home: Home = None, as_json: AsJson = False) -> None:
-    """Where the report of a round is; written again when the page is gone, or is older than the round's figures."""
+    """Where the report of a round is; written again when the page is gone, or is of the round while it ran."""
     from models.objects import files_of
+    from tasks.reporting.figures import GONE
     from tasks.reporting.lookup import EPISODES, FIGURES, REPORT, figures_by_key
 
     settings, store = _store(home)
     figures = figures_by_key(settings, store, round)
     files = files_of(settings)
     page, whole, _ = (files.fetch(f"{figures.round}/{name}") for name in (REPORT, FIGURES, EPISODES))
-    if not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
+    if figures.stopped == GONE and page.is_file():  # it has what could not be written again
+        logging.getLogger("trace").warning("%s is as it was made, and is not written again: %s", page, GONE)
+    elif not (page.is_file() and whole.is_file()):  # a page without figures is of a round that was still running
         from tasks.episodes.pages import write_report
 
         write_report(settings, store, figures)
@@ -188,9 +191,15 @@ def rounds(home: Home = None, as_json: AsJson = False) -> None:
     printed(table, as_json, "\n".join(lines) or "no rounds yet; run 'trace-agent improve'")
 
 
+SHOWN = (
+    "A round's number, or the id, or its beginning, of a round, stage, trajectory, adapter, environment, capability, "
+    "evaluation of a round, or release."
+)
+
+
 @app.command()
 def show(
-    key: Annotated[str, typer.Argument(help="A round's number, or the id of anything stored, or its beginning.")],
+    key: Annotated[str, typer.Argument(help=SHOWN)],
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -290,6 +299,20 @@ add_database(app)
 INTERRUPTED = 130
 
 
+def _cannot_print() -> bool:
+    """Whether standard output takes nothing any more, not even a line's end. It is let go then, or Python would try
+    once more at its end, and fail once more."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return True
+    return False
+
+
 def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
     for name, value in QUIET.items():
@@ -303,6 +326,12 @@ def main() -> None:
         app()
     except TraceError as problem:
         typer.echo(f"error ({problem.boundary}): {problem}", err=True)
+        raise SystemExit(2) from None
+    except OSError as problem:
+        if problem.filename is not None or not _cannot_print():
+            raise
+        why = problem.strerror or problem
+        typer.echo(f"error (output): standard output cannot be written ({why}); free space there", err=True)
         raise SystemExit(2) from None
     except SystemExit as end:  # Typer's own answer to Ctrl-C, which says nothing
         if end.code == INTERRUPTED:

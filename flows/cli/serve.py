@@ -83,7 +83,7 @@ def blend(
     ],
     home: Home = None,
     target: Annotated[str | None, typer.Option(help="Whose release.")] = None,
-    most_rank: Annotated[int, typer.Option(help="Bound on the rank; 0 keeps the sum exact.")] = 0,
+    most_rank: Annotated[int, typer.Option(min=0, help="Bound on the rank; 0 keeps the sum exact.")] = 0,
 ) -> None:
     """Publish a weighted sum of members as an adapter of its own, in a candidate release, for `serve --blend`."""
     from tasks.serving.blends import publish_blend

@@ -96,8 +96,8 @@ def _environment(stored: StoredRound, c: CapabilityFigures, capability_id: str) 
         return Card("environment", "none was made", reached=False)
     last = max(rows, key=lambda r: r.version)
     lines = [f"version {last.version}, {'written' if last.kind == 'llm' else 'composed'}", str(last.state)]
-    if c.calibration:
-        lines.append(f"base there: success {percent(c.calibration.success)}")
+    if c.calibration and c.calibration.success is not None:
+        lines.append(f"what training goes on from, there: success {percent(c.calibration.success)}")
     return Card("environment", last.id, tuple(lines), reached=bool(made and made.accepted))
 
 
@@ -105,7 +105,8 @@ def _adapter(stored: StoredRound, c: CapabilityFigures, link: str) -> Card:
     trained = stored.found(TrainResult, c.name)
     if trained is None:
         return Card("adapter", "none was trained", reached=False)
-    lines = [f"{trained.steps} GRPO steps, weights of step {trained.chosen}" if trained.chosen else trained.unused]
+    made = f"{trained.steps} steps from {c.learnt}" if c.learnt else f"{trained.steps} GRPO steps"
+    lines = [f"{made}, weights of step {trained.chosen}" if trained.chosen else trained.unused]
     if trained.starts:
         lines.append(f"begun from {trained.began_from(c.name)}, of {len(trained.starts)} that were compared")
     if c.adapter_success is not None:

@@ -20,12 +20,13 @@ from pathlib import Path
 import jinja2
 
 from db import AdapterRow, Store
+from errors import StoreError
 from settings import Settings
 from tasks.episodes.groups import Group, Groups, compared_groups, diagnosis_groups, training_groups
 from tasks.episodes.lineage import Lineage, lineages_of
 from tasks.episodes.secrets import hiding
 from tasks.episodes.shown import Hide
-from tasks.reporting.figures import RoundFigures
+from tasks.reporting.figures import GONE, RoundFigures
 from tasks.reporting.lookup import EPISODES, REPORT
 from tasks.reporting.page import TEMPLATES, environment, render
 from tasks.round.results import TrainResult
@@ -71,13 +72,23 @@ def write_pages(stored: StoredRound, figures: RoundFigures, folder: Path, hide: 
 
 
 def write_report(settings: Settings, store: Store, figures: RoundFigures) -> str:
-    """Write `report.html` with the pages of its episodes into the round's folder; returns the report's text."""
+    """Write `report.html` with the pages of its episodes into the round's folder; returns the report's text. Pages of
+    a round whose figures are gone stay, where there are any. Raises `StoreError` where the folder cannot be written."""
     folder = settings.folder / figures.round
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = StoredRound(store, store.round(figures.round))
-    index = write_pages(stored, figures, folder, hiding(settings))
-    html = render(figures, index.relative_to(folder).as_posix())
-    (folder / REPORT).write_text(html, encoding="utf-8")
+    stored, index = StoredRound(store, store.round(figures.round)), folder / EPISODES / INDEX
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (figures.stopped == GONE and index.is_file()):
+            write_pages(stored, figures, folder, hiding(settings))
+        html = render(figures, index.relative_to(folder).as_posix())
+        (folder / REPORT).write_text(html, encoding="utf-8")
+    except StoreError:  # what the store holds, and no folder
+        raise
+    except OSError as problem:
+        raise StoreError(
+            f"the report cannot be written to {folder} ({problem.strerror or problem}); make the home writable or free "
+            "space there, or look at a copy of it with --home; 'trace-agent status' writes nothing"
+        ) from problem
     return html
 
 

@@ -7,6 +7,7 @@ to the new folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -37,9 +38,9 @@ _MOST_MANIFEST = 256 << 20
 def restore_backup(file: Path, settings: Settings) -> Manifest:
     """Put a backup into the settings' home, a folder that is empty or not there.
 
-    Raises `ConfigurationError` for a folder that holds something, or settings that put store, registry or files
-    elsewhere; `StoreError` for a file that is cut short, changed, of another format or newer schema, and for a full
-    disk.
+    Raises `ConfigurationError` for a folder that holds something or is a mount point, or settings that put store,
+    registry or files elsewhere; `StoreError` for a file that is cut short, changed, of another format or newer schema,
+    and for a full disk.
     """
     file, home = file.expanduser().resolve(), settings.folder
     _check_destination(settings)
@@ -59,6 +60,8 @@ def restore_backup(file: Path, settings: Settings) -> Manifest:
         except StoreError:
             raise
         except OSError as problem:
+            if problem.errno == errno.EBUSY:  # a mount of its own parent's disk looks like any folder until then
+                raise ConfigurationError(_mounted(home)) from problem
             raise StoreError(
                 f"{file} cannot be restored to {home} ({problem.strerror or problem}); free space there or give "
                 "another --home; nothing was left behind"
@@ -83,11 +86,21 @@ def _check_destination(settings: Settings) -> None:
                 f"a restore makes {place}, but {name} names another database, which would be used in its stead; leave "
                 f"it unset, here and in trace.toml, and restore again"
             )
+    if os.path.ismount(home):
+        raise ConfigurationError(_mounted(home))
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise ConfigurationError(
             f"{home} is not empty; nothing is restored over what is there: give an empty folder with --home, or move "
             "that one away"
         )
+
+
+def _mounted(home: Path) -> str:
+    return (
+        f"{home} is a mount point (of a disk or a volume), and a home appears by one rename, which no mount point can "
+        f"take: restore to a folder in it, with --home {home / 'home'}, and give that one from then on (TRACE_HOME); "
+        "nothing was restored"
+    )
 
 
 @contextmanager

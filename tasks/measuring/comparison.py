@@ -31,12 +31,14 @@ NONE = "(no family)"
 @dataclass(frozen=True)
 class Side:
     """One side on the common tasks: `success` with its 95 % interval; `left_out` tasks that only this side has, and
-    `lost` episodes without a result, both in no figure."""
+    `lost` episodes without a result, both in no figure. `routed` of its tasks an adapter played because a router chose
+    it for them."""
 
     name: str
     success: Interval
     left_out: int
     lost: int
+    routed: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Comparison:
             f"{side.name}: {side.left_out} tasks that the other lacks are left out."
             for side in (self.a, self.b)
             if side.left_out
+        ]
+        lines += [
+            f"{side.name}: {side.routed} of its {side.success.tasks} tasks were played because a router chose it for "
+            "them, so they are rather those that it solves; 'trace-agent evaluate' plays it alone."
+            for side in (self.a, self.b)
+            if side.routed
         ]
         if self.older:
             lines.append(
@@ -173,6 +181,7 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
             clustered_interval(frame["success"].to_numpy(), frame["task"].to_numpy()),
             len(mine - common),
             int(frame["success"].isna().sum()),
+            len(judged & side.routed),
         )
         for side, frame, mine in zip((a, b), frames, tasks, strict=True)
     ]

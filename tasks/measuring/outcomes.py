@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from db import AdapterRow, Round, StageRow, Store
+from db import AdapterRow, Round, RouteRow, StageRow, Store
 from errors import ConfigurationError, StoreError
 from tasks.releases.lookup import live_around, release_numbered
 from tasks.round.registry import registry_name
@@ -29,19 +29,23 @@ FILES = (".csv", ".jsonl")
 TRUTH = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0, "": np.nan}
 # The bare base, as a release.
 BASE = 0
+# Evaluations that are named at most where a release's own episodes are missing.
+NAMED = 5
 
 
 @dataclass(frozen=True)
 class Outcomes:
     """Outcomes under the name that they were asked for; target and data hash are "" for a file, which has none.
-    `validation` are the validation tasks of a release or an adapter: the gate chose by them. `older` are states of the
-    target's data that it was played on as well, and that are left out."""
+    `validation` are the validation tasks of a release or an adapter: the gate chose by them. `routed` are tasks that an
+    adapter played because a router chose it for them. `older` are states of the target's data that it was played on as
+    well, and that are left out."""
 
     name: str
     frame: pd.DataFrame
     target: str = ""
     data_hash: str = ""
     validation: frozenset[str] = frozenset()
+    routed: frozenset[str] = frozenset()
     older: tuple[str, ...] = ()
 
 
@@ -154,6 +158,37 @@ def _adapter(store: Store, target: str, capability: str, version: str) -> Adapte
     raise StoreError(f"target {target!r} has no {capability}@v{version}; stored versions of {capability!r}: {have}")
 
 
+def _routed(store: Store, adapter_id: str, rows: pd.DataFrame, target: str) -> frozenset[str]:
+    """Tasks of an adapter's episodes that it played because a router chose it: those of a decision, without those that
+    it played alone against what was live, which a router may have chosen it for as well."""
+    chosen = {r.trajectory_id for r in store.rows(RouteRow, adapter_id=adapter_id)}
+    if not chosen:
+        return frozenset()
+    rounds = [r.id for r in store.rows(Round, target=target)]
+    played = [(r.result or {}).get("alone_ids") or {} for r in store.rows(StageRow, round_id=rounds, name="challenge")]
+    chosen -= {i for by_capability in played for ids in by_capability.values() for i in ids}
+    return frozenset(rows["task_id"][rows["id"].isin(chosen)])
+
+
+def _not_played(store: Store, what: str, which: Mapping[str, Any], target: str) -> str:
+    """What is missing, and where it may be all the same: an evaluation does not store which release it played."""
+    said = f"nothing is stored of {what} on tasks of {target or 'a target'}; evaluate it first"
+    if "id" not in which:
+        return said
+    found = store.query(
+        "SELECT group_id, MAX(created_at) AS at FROM trajectories WHERE purpose = 'evaluation' AND round_id IS NULL "
+        "AND target = :target AND group_id IS NOT NULL GROUP BY group_id ORDER BY at DESC, group_id",
+        target=target,
+    )["group_id"].tolist()
+    if not found:
+        return said
+    ids = ", ".join(map(str, found[:NAMED])) + (" and others" if len(found) > NAMED else "")
+    return (
+        f"no round has played {what} on tasks of {target}; if 'trace-agent evaluate' has, give the id that it printed "
+        f"(the newest stored evaluations are {ids}), else evaluate it first"
+    )
+
+
 def _evaluation(store: Store, beginning: str) -> str:
     found = store.query(
         "SELECT DISTINCT group_id FROM trajectories WHERE purpose = 'evaluation' AND round_id IS NULL "
@@ -180,7 +215,7 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str, stat
     """Outcomes on one state of the target's data, which has to be named where there are several."""
     rows = _rows(store, which, target)
     if rows.empty:
-        raise StoreError(f"nothing is stored of {what} on tasks of {target or 'a target'}; evaluate it first")
+        raise StoreError(_not_played(store, what, which, target))
     data = sorted(rows["data_hash"].unique())
     older = tuple(found for found in data if found != state) if state in data else ()
     if older:
@@ -205,7 +240,9 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str, stat
         raise StoreError(f"{what} has task {task!r} trial {trial} twice under different policies; compare evaluations")
     # A single evaluation was asked for by name, whatever its split.
     gated = rows["split"].eq("validation") & ("group_id" not in which)
-    return Outcomes(what, frame, str(rows["target"].iloc[0]), data[0], frozenset(rows["task_id"][gated]), older)
+    routed = _routed(store, which["adapter_id"], rows, target) if "adapter_id" in which else frozenset[str]()
+    of, validation = str(rows["target"].iloc[0]), frozenset(rows["task_id"][gated])
+    return Outcomes(what, frame, of, data[0], validation, routed, older)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -8,9 +8,10 @@ from typing import Any
 from db import EnvironmentRow, EnvironmentState, SpendRow, Store
 from environments.sandbox.workers import SandboxLevel
 from settings import Settings
-from tasks.reporting.figures import AnalystFigures, CapabilityFigures, SynthesisVersion
+from tasks.reporting.capabilities import banked
+from tasks.reporting.figures import AnalystFigures, CapabilityFigures
 from tasks.round.results import ContrastResult
-from tasks.synthesis.llm_synthesizer import BANK, UNCONFINED
+from tasks.synthesis.llm_synthesizer import UNCONFINED
 from tasks.synthesis.module_writer import STAGE as WRITING
 
 
@@ -50,7 +51,7 @@ def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str,
     accepted = [row for row in rows if row.state == EnvironmentState.ACCEPTED]
     found: dict[str, Any] = {
         "environments": len(accepted),
-        "banked": sum(map(_banked, accepted)),
+        "banked": sum(map(banked, accepted)),
     }
     if accepted:
         tokens = sum(row.prompt_tokens + row.sampled_tokens for row in written)
@@ -58,26 +59,6 @@ def _each(store: Store, round_id: str, written: Sequence[SpendRow]) -> dict[str,
         found["calls_each"] = sum(row.calls for row in written) / len(accepted)
         found["tokens_each"] = tokens / len(accepted)
     return found
-
-
-def _banked(row: EnvironmentRow) -> bool:
-    return str(row.spec.get("request_hash", "")).startswith(BANK)
-
-
-def versions_of(store: Store, round_id: str, capability_id: str) -> list[SynthesisVersion]:
-    """The versions of a capability's environment that a model wrote, in order."""
-    rows = store.rows(EnvironmentRow, round_id=round_id, capability_id=capability_id, kind="llm")
-    return [
-        SynthesisVersion(
-            number=r.version,
-            accepted=r.state in (EnvironmentState.ACCEPTED, EnvironmentState.WITHDRAWN),
-            code_hash=r.code_hash[:12],
-            sandbox=r.sandbox_level,
-            reasons=list(r.spec.get("reasons", ())),
-            banked=_banked(r),
-        )
-        for r in sorted(rows, key=lambda r: r.version)
-    ]
 
 
 def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: ContrastResult | None) -> list[str]:

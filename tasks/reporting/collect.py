@@ -4,51 +4,39 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections import Counter
-from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel
 
-from db import AdapterRow, CapabilityRow, ReleaseRow, RouteRow, SelectionRow, StageRow, TrainingStepRow, VerdictRow
+from db import ReleaseRow, RouteRow, StageRow
 from environments.contract import Generators, Target
 from models.policy import PolicyIdentity
 from settings import Settings
 from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
-from tasks.reporting.analyst import analyst_figures, analyst_warnings, versions_of
-from tasks.reporting.before_after import before_after, data_before, history_until, last_verdict, release_figures
+from tasks.reporting.analyst import analyst_figures, analyst_warnings
+from tasks.reporting.before_after import before_after, data_before, history_until, release_figures
+from tasks.reporting.capabilities import capabilities_of
 from tasks.reporting.figures import (
-    Calibration,
     CapabilityFigures,
     Difference,
-    Ending,
     FamilyFigures,
     Provenance,
     Rate,
     RoundFigures,
     RouterFigures,
     SelectionRule,
-    TrainingStep,
-    Transfer,
 )
-from tasks.reporting.history import WHOLE
 from tasks.reporting.nothing_trained import Ended
-from tasks.round.adapters import adapter_id
 from tasks.round.context import peak_gib
 from tasks.round.results import (
-    CalibrateResult,
     ContrastResult,
     GateResult,
-    RegisterResult,
     RouteResult,
-    SelectResult,
-    SynthesizeResult,
     TestResult,
-    TrainResult,
 )
 from tasks.round.rollouts import outcomes
 from tasks.round.stored import StoredRound, in_order
 from tasks.synthesis.learning.generalist import specialists
-from tasks.synthesis.starting import told_starts
 
 PACKAGES = ("prefect", "mlflow", "torch", "transformers", "peft", "trl", "SQLAlchemy", "pandas")
 
@@ -80,7 +68,7 @@ def figures_of(
         "earlier": round(sum(c.earlier_seconds for c in costs), 2),
     }
     around, history = before_after(stored), history_until(stored, ended.reason)
-    capabilities = _capabilities(stored, around.renewed if around else frozenset())
+    capabilities = capabilities_of(stored, around.renewed if around else frozenset())
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
@@ -147,122 +135,23 @@ def _difference(before: Any, after: Any) -> Difference:
 
 
 def _families(sides: dict[str, Any], stood_on_a_release: bool) -> dict[str, FamilyFigures]:
+    """By family; a side whose episodes of it were all lost is not known there, and not as another side."""
     figures = {}
-    for family in sorted(sides["base"]["family"].unique()):
+    for family in sorted({f for name, frame in sides.items() if name != "noop" for f in frame["family"]}):
         rates = {name: _rate(f[f["family"] == family]) for name, f in sides.items() if (f["family"] == family).any()}
-        base, routed, noop = rates["base"], rates.get("routed", rates["base"]), rates.get("noop")
+        base, routed, noop = rates.get("base"), rates.get("routed"), rates.get("noop")
         live = rates.get("live") if stood_on_a_release else None
         figures[family] = FamilyFigures(
-            base=base.success,
-            routed=routed.success,
-            n=base.n,
+            base=base.success if base else None,
+            routed=routed.success if routed else None,
+            n=max(rate.n for name, rate in rates.items() if name != "noop"),
             live=live.success if live else None,
             live_interval=(live.low, live.high) if live else None,
-            base_interval=(base.low, base.high),
-            routed_interval=(routed.low, routed.high),
+            base_interval=(base.low, base.high) if base else None,
+            routed_interval=(routed.low, routed.high) if routed else None,
             noop=noop.success if noop else None,
         )
     return figures
-
-
-def _capabilities(stored: StoredRound, before: Collection[str]) -> list[CapabilityFigures]:
-    store, round_id = stored.store, stored.round.id
-    rows = {r.id: r for r in store.rows(CapabilityRow, round_id=round_id)}
-    verdicts = {r.subject: r for r in store.rows(VerdictRow, round_id=round_id)}
-    adapters = {r.id: r for r in store.rows(AdapterRow, round_id=round_id)}
-    figures = []
-    for s in sorted(
-        store.rows(SelectionRow, round_id=round_id), key=lambda r: (r.rank is None, r.rank, -(r.mean_delta or 0.0))
-    ):
-        name = rows[s.capability_id].name
-        registered = stored.found(RegisterResult, name)
-        gated = verdicts.get(name)
-        verdict, reasons = last_verdict(gated, verdicts.get(WHOLE)) if gated else _last_word(stored, name, s)
-        trained, made = stored.found(TrainResult, name), stored.found(SynthesizeResult, name)
-        # Of several versions of an environment each has an adapter of its own.
-        version = made.versions if made else 1
-        adapter = adapters.get(trained.adapter if trained else adapter_id(round_id, name, version))
-        steps = store.rows(TrainingStepRow, adapter_id=adapter.id) if adapter else []
-        figures.append(
-            CapabilityFigures(
-                name=name,
-                mean_cov=s.mean_cov,
-                mean_delta=s.mean_delta,
-                runs_passed=s.runs_passed,
-                base_success=adapter.base_success if adapter else None,
-                adapter_success=adapter.adapter_success if adapter else None,
-                adapter=registered.served_name if registered else None,
-                verdict=verdict,
-                alone=gated.verdict if gated else "",
-                renewed=name in before,
-                ending=trained.ending if trained else "",
-                chosen=trained.chosen if trained else None,
-                selected=s.selected,
-                definition=rows[s.capability_id].definition,
-                reasons=reasons,
-                steps=[_step(r) for r in sorted(steps, key=lambda r: r.step)],
-                calibration=_calibration(stored, name),
-                points=gated.points if gated else None,
-                adjusted_p=gated.p_holm if gated else None,
-                version=registered.version if registered else None,
-                kappa=s.kappa,
-                versions=versions_of(store, round_id, s.capability_id),
-                transfer=_transfer(trained),
-                begun=told_starts(trained.starts, trained.keeps) if trained and trained.starts else "",
-                passed_over=made.passed_over if made else {},
-            )
-        )
-    return figures
-
-
-def _step(row: TrainingStepRow) -> TrainingStep:
-    """A step's figures, on the capability's own scenarios where they were counted apart."""
-    own = {name: row.metrics.get(f"own_{name}", getattr(row, name)) for name in ("reward", "success")}
-    return TrainingStep(step=row.step, retention=row.metrics.get("retention_success"), **own)
-
-
-def _last_word(stored: StoredRound, name: str, selection: SelectionRow) -> tuple[str, list[str]]:
-    """What stands last on a capability that the gate did not judge, with its reasons."""
-    if not selection.selected:
-        return "not-selected", [selection.reason]
-    selected = stored.found(SelectResult)
-    if selected and name in selected.unfit:
-        return "not-trainable", [selected.unfit[name]]
-    made, measured = stored.found(SynthesizeResult, name), stored.found(CalibrateResult, name)
-    if made is None and stored.found(GateResult) is not None:
-        return "postponed", [
-            "Selected, but the round trains fewer capabilities (selection.most); another round may take it."
-        ]
-    if made and not made.accepted:
-        return "unsynthesizable", made.reasons
-    if measured and not measured.accepted:
-        return "mastered" if measured.mastered else "unsynthesizable", [measured.reason]
-    trained = stored.found(TrainResult, name)
-    if trained and trained.verdict:
-        return trained.verdict.partition(":")[0], [trained.verdict]
-    if trained and trained.unused:
-        return "mastered" if trained.ending == Ending.MASTERED else "no-gain", [trained.unused]
-    return "unfinished", ["The round stopped before the gate."]
-
-
-def _transfer(trained: TrainResult | None) -> Transfer | None:
-    if trained is None or trained.transfer is None:
-        return None
-    return Transfer(**trained.transfer.model_dump(include=set(Transfer.model_fields)))
-
-
-def _calibration(stored: StoredRound, name: str) -> Calibration | None:
-    measured, made = stored.found(CalibrateResult, name), stored.found(SynthesizeResult, name)
-    if measured is None:
-        return None
-    return Calibration(
-        accepted=measured.accepted,
-        verdict=measured.reason,
-        mean_reward=measured.mean_reward,
-        success=measured.success_rate,
-        informative=measured.informative,
-        version=made.versions if made else 1,  # the accepted one is the last that a model wrote
-    )
 
 
 def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigures | None:

@@ -5,7 +5,6 @@ reached it; `stopped` then says why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -13,6 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 # What `stopped` says of a round that some process has in hand.
 AT_WORK = "the round is not over: its figures come with its report"
+# What it says of a round that is over, and whose figures nobody can read any more.
+GONE = (
+    "the round's figures (figures.json in its folder) are gone or cannot be read; 'trace-agent history' has what the "
+    "database knows"
+)
 # How figures that an earlier version stored name a verdict, and what it is called now.
 RENAMED = {"over-budget": "postponed"}
 
@@ -55,16 +59,22 @@ class Difference(_Figures):
 
 class FamilyFigures(_Figures):
     """One family of tasks on the test split; intervals are (low, high). `routed` is what is live after the round,
-    `live` what was live before it (None where that was the base)."""
+    `live` what was live before it (None where that was the base). A rate is None where all episodes were lost; `n` are
+    those of the side with the most."""
 
-    base: float = Field(ge=0, le=1)
-    routed: float = Field(ge=0, le=1)
+    base: float | None = Field(ge=0, le=1)
+    routed: float | None = Field(ge=0, le=1)
     n: int
     live: float | None = None
     base_interval: tuple[float, float] | None = None
     live_interval: tuple[float, float] | None = None
     routed_interval: tuple[float, float] | None = None
     noop: float | None = None
+
+    @property
+    def points(self) -> float | None:
+        """`routed` minus `base`, in percentage points; None where one is not known."""
+        return None if self.base is None or self.routed is None else 100 * (self.routed - self.base)
 
 
 class TrainingStep(_Figures):
@@ -78,7 +88,8 @@ class TrainingStep(_Figures):
 
 
 class Calibration(_Figures):
-    """What the base model scored in a synthesized environment before that environment was used for training."""
+    """What the training goes on from (the champion, the round's generalist, else the base) scored in a synthesized
+    environment before that was used for training; rates are None where nothing was played in it."""
 
     accepted: bool
     verdict: str
@@ -153,7 +164,8 @@ class CapabilityFigures(_Figures):
     says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
     version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
     was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash), `begun` from which
-    weights training began, of those that were compared ("": there was no choice)."""
+    weights training began, of those that were compared ("": there was no choice). `learnt` says what an adapter learnt
+    from in the `chosen` steps that none of GRPO's are ("": GRPO made them)."""
 
     name: str
     mean_cov: float | None
@@ -181,6 +193,7 @@ class CapabilityFigures(_Figures):
     versions: list[SynthesisVersion] = []
     transfer: Transfer | None = None
     begun: str = ""
+    learnt: str = ""
     passed_over: dict[str, str] = {}
 
     @field_validator("verdict")
@@ -319,7 +332,8 @@ class RoundFigures(_Figures):
     bare base; None in figures from before there were releases), `live` and `routed` their success on the test split
     and `gain` the difference; `difference` is that of base and `routed`. `looks` counts the rounds that looked at the
     test split. `ending` is an `Ending`, "" in a round that is not done. `data_before` is the
-    hash of the target's data in the round before, where it was another."""
+    hash of the target's data in the round before, where it was another. `collected` is False where the report has not
+    collected the figures, or they are gone: then they are what the database says at once, without those of episodes."""
 
     round: str
     target: str
@@ -351,6 +365,7 @@ class RoundFigures(_Figures):
     analyst: AnalystFigures | None = None
     warnings: list[str] = []
     stopped: str | None = None
+    collected: bool = True
     provenance: Provenance = Provenance()
 
     @property
@@ -361,18 +376,6 @@ class RoundFigures(_Figures):
     def as_json(self) -> dict[str, Any]:
         """The JSON-able form that `trace-agent status --json` prints."""
         return self.model_dump(mode="json")
-
-
-def lineages(rows: Sequence[HistoryRow]) -> list[int]:
-    """Number of each row's lineage, from 1: it grows where the target's data became other data, or the base another
-    model, across which figures are not compared. What a row does not say is as before it."""
-    found: list[int] = []
-    data = base = ""
-    for row in rows:
-        other = bool((data and row.data_hash and row.data_hash != data) or (base and row.base_model not in ("", base)))
-        found.append((found[-1] + other) if found else 1)
-        data, base = row.data_hash or data, row.base_model or base
-    return found
 
 
 def percent(rate: float | None) -> str:

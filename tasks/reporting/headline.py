@@ -4,7 +4,7 @@ or that nothing did and why."""
 from __future__ import annotations
 
 from tasks.measuring.gate_plan import p_phrase
-from tasks.reporting.figures import AT_WORK, Difference, Ending, Rate, RoundFigures, percent, release_name
+from tasks.reporting.figures import AT_WORK, GONE, Difference, Ending, Rate, RoundFigures, percent, release_name
 
 SIGNIFICANT = 0.05
 # Endings without an adapter that are no failure.
@@ -14,6 +14,8 @@ GOOD_ENDINGS = (Ending.NOTHING_LACKING, Ending.MASTERED)
 def headline(figures: RoundFigures) -> str:
     """What a person reads first: of the release that was live before the round and the one that is live after it; of
     base and routed in figures from before there were releases."""
+    if figures.stopped == GONE:  # what is not known must not be told as not having been
+        return why_nothing(figures)
     said = [_of_releases(figures) if figures.before is not None else _of_base_and_routed(figures)]
     if figures.data_before:
         said.insert(
@@ -39,8 +41,8 @@ def why_nothing(figures: RoundFigures) -> str:
     if figures.stopped:
         if figures.ending:
             return figures.stopped
-        if figures.stopped == AT_WORK:
-            return f"{AT_WORK[0].upper()}{AT_WORK[1:]}."
+        if figures.stopped in (AT_WORK, GONE):
+            return f"{figures.stopped[0].upper()}{figures.stopped[1:]}."
         return f"The round stopped early: {figures.stopped}"
     if figures.promoted:
         return "Adapters were promoted on validation; see the capabilities below."
@@ -72,7 +74,8 @@ def _of_releases(figures: RoundFigures) -> str:
     if tried and not figures.stopped:
         verdicts = ", ".join(f"{c.name} ({c.alone})" for c in tried)
         return f"No adapter was better than what answers today: {verdicts}. {_goes_on(figures)}"
-    return f"{why_nothing(figures)} {_goes_on(figures)}"
+    why = why_nothing(figures)
+    return f"{why}{'' if why.endswith(('.', '…')) else '.'} {_goes_on(figures)}"
 
 
 def _promoted(figures: RoundFigures) -> str:

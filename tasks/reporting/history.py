@@ -36,6 +36,18 @@ def history_of(store: Store, target: str) -> list[HistoryRow]:
     return [row for *_, row in sorted(rows, key=lambda found: found[:2])]
 
 
+def lineages(rows: Sequence[HistoryRow]) -> list[int]:
+    """Number of each row's lineage, from 1: it grows where the target's data became other data, or the base another
+    model, across which figures are not compared. What a row does not say is as before it."""
+    found: list[int] = []
+    data = base = ""
+    for row in rows:
+        other = bool((data and row.data_hash and row.data_hash != data) or (base and row.base_model not in ("", base)))
+        found.append((found[-1] + other) if found else 1)
+        data, base = row.data_hash or data, row.base_model or base
+    return found
+
+
 class _Parts:
     """What the store holds of a target's rounds, each table read once."""
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from db import Round, RoundState, StageRow, Store
+from db import Round, RoundState, StageRow, StageState, Store
 from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
-from tasks.reporting.figures import AT_WORK, Provenance, RoundFigures
-from tasks.round.stored import in_order
+from tasks.reporting.before_after import before_after, release_figures
+from tasks.reporting.capabilities import capabilities_of
+from tasks.reporting.figures import AT_WORK, GONE, Provenance, RoundFigures, SelectionRule
+from tasks.round.results import ContrastResult, ReportResult
+from tasks.round.stored import StoredRound, in_order
 from tasks.unattended.alive import as_told
 
 logger = logging.getLogger("trace")
@@ -20,8 +24,8 @@ REPORT, FIGURES, EPISODES = "report.html", "figures.json", "episodes"
 
 
 def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
-    """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, the
-    figures known so far."""
+    """The figures that the round's report was made of; for an unfinished round, and where they cannot be read, what
+    the database says at once."""
     path = files.fetch(f"{row.id}/{FIGURES}")
     if path.is_file():
         try:
@@ -37,9 +41,51 @@ def stored_figures(store: Store, row: Round, files: HomeFiles) -> RoundFigures:
         seed=row.seed,
         number=row.number,
         seconds={stage.name: stage.seconds for stage in stages if stage.seconds is not None},
-        stopped=AT_WORK if row.state == RoundState.RUNNING else row.reason or f"the round is {row.state}",
-        provenance=Provenance(profile=row.profile, code_version=row.code_version),
+        stopped=_why_not(row, stages),
+        collected=False,
+        provenance=Provenance(
+            profile=row.profile, code_version=row.code_version, base_model=str(row.config.get("base_model", ""))
+        ),
+        **_so_far(StoredRound(store, row)),
     )
+
+
+def _why_not(row: Round, stages: Sequence[StageRow]) -> str:
+    """Why a round's figures are not there."""
+    reported = any(stage.name == ReportResult.stage and stage.state == StageState.DONE for stage in stages)
+    if reported or (row.state == RoundState.DONE and not row.reason):  # one that was dry says so
+        return GONE
+    return AT_WORK if row.state == RoundState.RUNNING else row.reason or f"the round is {row.state}"
+
+
+def _selection(row: Round) -> SelectionRule:
+    """The rule that the round was begun with; what an earlier version did not store is as it is today."""
+    asked, today = row.config.get("selection", {}), SelectionRule()
+    return SelectionRule(
+        rho=asked.get("rho", today.rho),
+        delta=asked.get("delta", today.delta),
+        k=asked.get("required", today.k),
+        n=asked.get("runs", today.n),
+        analyst=row.config.get("analyst", {}).get("kind", today.analyst),
+    )
+
+
+def _so_far(stored: StoredRound) -> dict[str, Any]:
+    """The rule of selection, and what the store says of releases and capabilities; not that where another version
+    stored it in another form."""
+    rule = _selection(stored.round)
+    try:
+        around, contrast = before_after(stored), stored.found(ContrastResult)
+        found: dict[str, Any] = {
+            "capabilities": capabilities_of(stored, around.renewed if around else frozenset()),
+            "release": release_figures(stored),
+            "selection": rule.model_copy(update={"kappa": contrast.kappa if contrast else None}),
+        }
+        found |= {"before": around.before, "after": around.after} if around else {}
+    except StoreError as problem:
+        logger.warning("what round %d has done so far is not shown: %s", stored.round.number, problem)
+        return {"selection": rule}
+    return found
 
 
 def figures_by_key(settings: Settings, store: Store, key: str | None = None) -> RoundFigures:

@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from tasks.measuring.gate_plan import p_phrase, p_text
 from tasks.reporting import charts
-from tasks.reporting.figures import RoundFigures, duration, lineages, percent, release_name, two
+from tasks.reporting.figures import RoundFigures, duration, percent, release_name, two
 from tasks.reporting.headline import headline, tone, why_nothing
+from tasks.reporting.history import lineages
 
 TEMPLATES = Path(__file__).parent
 

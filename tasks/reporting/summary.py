@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from models.telemetry.terminal import written_out
-from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, lineages, percent, release_name, two
+from tasks.reporting.figures import HistoryRow, Rate, RoundFigures, duration, percent, release_name, two
 from tasks.reporting.headline import headline
+from tasks.reporting.history import lineages
 
 # Rounds of the history that are printed with a round.
 LAST = 10
@@ -109,7 +110,8 @@ def _family_table(figures: RoundFigures) -> Table:
     for name, f in figures.families.items():
         start = f.base if f.live is None else f.live
         rates = [f.base, *([start] if three else []), f.routed]
-        table.add_row(_plain(name), *map(percent, rates), f"{100 * (f.routed - start):+.1f} points", str(f.n))
+        change = "–" if start is None or f.routed is None else f"{100 * (f.routed - start):+.1f} points"
+        table.add_row(_plain(name), *map(percent, rates), change, str(f.n))
     if figures.noop:
         table.add_section()
         table.add_row("doing nothing", percent(figures.noop.success), *[""] * len(columns), str(figures.noop.n))

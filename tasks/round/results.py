@@ -6,9 +6,13 @@ stages. Fields have defaults only where a stage that was skipped has nothing to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
+
+# How a training ended that was none of GRPO: an adapter that learnt from successes.
+LEARNT = "learnt"
 
 
 class StageResult(BaseModel):
@@ -122,6 +126,12 @@ class CalibrateResult(StageResult):
     def goes_on(self) -> bool:
         return self.accepted
 
+    @property
+    def played(self) -> bool:
+        """Whether anything was played for the figures: a generalist without parts has none, and its are zeros. The
+        upper end of an interval is above zero whatever was played, also where nothing succeeded."""
+        return self.high > 0
+
 
 class CheckpointFigures(BaseModel):
     """A checkpoint on the fresh seeds that one is chosen on: its step (0: what training began from), success and mean
@@ -212,6 +222,11 @@ class TrainResult(StageResult):
         return f"the adapter for {other}" if other else "its champion"
 
     @property
+    def learnt(self) -> bool:
+        """Whether it learnt from what had succeeded, and from reference solutions, without GRPO: as the generalist."""
+        return self.ending == LEARNT
+
+    @property
     def goes_back(self) -> bool:
         """Whether its environment taught the wrong thing, and goes back for another version."""
         return self.verdict.startswith(("reward-misspecified", "does-not-transfer"))
@@ -226,6 +241,14 @@ class TrainResult(StageResult):
         if self.steps:
             return "every checkpoint is worse on fresh seeds than what training began from"
         return "mastered: every episode of the first step succeeded, so there is nothing to train"
+
+
+def told_starts(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
+    """The comparison in a line: success of each, what was chosen first, and the families that are kept for it."""
+    ranked = sorted(figures, key=lambda f: not f.chosen)
+    each = [f"{f.capability or 'base'} {100 * f.success:.0f} %{' (forgets)' if f.forgets else ''}" for f in ranked]
+    told = f"begins from {each[0]}" + (f"; compared with {', '.join(each[1:])}" if each[1:] else "")
+    return told + (f"; also keeps {', '.join(keeps)}" if keeps else "")
 
 
 class RegisterResult(StageResult):

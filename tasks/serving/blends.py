@@ -27,6 +27,11 @@ def parse_weights(parts: Sequence[str]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for part in parts:
         name, _, weight = part.partition("=")
+        if name in weights:
+            raise ConfigurationError(
+                f"{name!r} is given twice, as {weights[name]:g} and in {part!r}; give it once, with the sum of both if "
+                "that is meant"
+            )
         try:
             weights[name] = float(weight)
         except ValueError:

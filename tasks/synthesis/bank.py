@@ -30,6 +30,8 @@ from errors import TargetError
 # Modules of the bank that are tried for a capability, and how near its name and definition must be: the share of all
 # words of both that they have in common.
 TRIED, NEAR = 3, 0.3
+# What stands in place of the request's hash where none was made: a module of the bank, by the id of its row.
+BANK = "bank:"
 
 
 @dataclass(frozen=True)

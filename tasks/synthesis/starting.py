@@ -284,11 +284,3 @@ def start_metrics(figures: Sequence[StartFigures]) -> dict[str, float]:
         for name in ("success", "own", "retention", "reward")
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def told_starts(figures: Sequence[StartFigures], keeps: Sequence[str] = ()) -> str:
-    """The comparison in a line: success of each, what was chosen first, and the families that are kept for it."""
-    ranked = sorted(figures, key=lambda f: not f.chosen)
-    each = [f"{f.capability or 'base'} {100 * f.success:.0f} %{' (forgets)' if f.forgets else ''}" for f in ranked]
-    told = f"begins from {each[0]}" + (f"; compared with {', '.join(each[1:])}" if each[1:] else "")
-    return told + (f"; also keeps {', '.join(keeps)}" if keeps else "")

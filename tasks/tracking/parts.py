@@ -61,7 +61,8 @@ def _training(registry: Registry, stored: StoredRound, capability: str) -> None:
     was registered."""
     trained = stored.result(TrainResult, capability)
     log = RunLog(registry, trained.run)
-    if calibrated := stored.found(CalibrateResult, capability):
+    calibrated = stored.found(CalibrateResult, capability)
+    if calibrated is not None and calibrated.played:
         names = ("mean_reward", "success_rate", "std_reward", "informative", "hinted")
         figures = {name: getattr(calibrated, name) for name in names}
         log.metrics({f"calibrate/{name}": value for name, value in figures.items() if value is not None})

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from models.adapters.registry import Registry
 from models.adapters.runs import RunLog
-from tasks.reporting.figures import RoundFigures, lineages
+from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import headline
+from tasks.reporting.history import lineages
 from tasks.round.registry import round_key, run_name
 
 # A run's description, as MLflow shows it.

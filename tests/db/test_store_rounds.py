@@ -266,6 +266,11 @@ def test_a_row_is_looked_up_by_the_beginning_of_its_id(store: Store, round_: Rou
     assert (store.row_beginning("a1") or ("", {}))[0] == "adapters"
     assert (store.row_beginning("c1") or ("", {}))[0] == "capabilities"
     assert store.row_beginning("c") is None, "two begin so"
+    stage = store.stage(round_.id, "train:refund")
+    assert stage.claim()
+    (kept,) = store.rows(StageRow, round_id=round_.id)
+    table, found = store.row_beginning(kept.id[:8]) or ("", {})
+    assert (table, found["name"], found["state"]) == ("stages", "train:refund", "running")
     assert store.row_beginning("nothing") is None
     assert store.row_beginning("_1") is None, "no pattern"
 

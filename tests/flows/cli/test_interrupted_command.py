@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from flows.cli import main as command_line
 
@@ -46,3 +50,36 @@ def test_what_a_terminal_cannot_show_ends_no_command(monkeypatch: pytest.MonkeyP
         command_line.main()
     sys.stdout.flush()
     assert (end.value.code, shown.getvalue()) == (0, "42 % (35?48), ü\n".encode("latin-1"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_output_that_takes_nothing_is_one_line_and_any_other_defect_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def work() -> None:
+        if not lost:
+            raise OSError(errno.ENOSPC, "No space left on device")  # some other file's
+        typer.echo("rounds")
+
+    monkeypatch.setattr(command_line, "app", app)
+    monkeypatch.setattr(command_line, "_logging", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["trace-agent"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with open("/dev/full" if lost else os.devnull, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit if lost else OSError) as end:
+            command_line.main()
+    if isinstance(end.value, SystemExit):
+        assert end.value.code == 2
+    said = "error (output): standard output cannot be written (No space left on device); free space there\n"
+    assert capsys.readouterr().err == (said if lost else "")
+
+
+def test_no_bound_on_a_rank_is_below_zero() -> None:
+    done = CliRunner().invoke(command_line.app, ["blend", "refund=0.5", "--most-rank", "-1"])
+    assert done.exit_code == 2
+    assert "greater than or equal to 0" in " ".join(done.output.replace("│", " ").split())

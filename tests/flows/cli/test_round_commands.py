@@ -8,13 +8,25 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from db import CapabilityRow, Round, RoundState, Store, open_store
+from db import (
+    AdapterRow,
+    AdapterState,
+    CapabilityRow,
+    Round,
+    RoundState,
+    SelectionRow,
+    Store,
+    TrainingStepRow,
+    open_store,
+    row_id,
+)
 from errors import StoreError
 from flows.cli.main import app
 from settings import Settings, load_settings
@@ -22,7 +34,9 @@ from tasks.reporting.figures import HistoryRow, Rate
 from tasks.reporting.history import history_of
 from tasks.reporting.lookup import figures_by_key
 from tasks.reporting.summary import history_table
+from tasks.round.results import ReportResult, SelectResult, TrainResult
 from tasks.unattended.alive import as_told
+from tests.tasks.reporting.stored_rounds import Shop
 
 OLD = "stopped by the user"
 CUT_OFF = re.compile(r"cut off: its process died, last seen \d{4}-\d\d-\d\d \d\d:\d\d UTC")
@@ -125,6 +139,98 @@ def test_a_page_of_a_round_that_was_running_is_written_again(settings: Settings)
         (page.parent / "figures.json").write_text("{}")  # of a round whose report is made
         run(settings, "report")
         assert page.read_text() == "as it was"
+
+
+def practising(store: Store, config: dict[str, Any]) -> Round:
+    """A round on release 1 that is at work: it has selected, and trained an adapter by two steps."""
+    shop = Shop(store)
+    row = store.start_round("shop", "d", 0, "laptop", config, "0.1.0", shop.release(1, {"cancel_order": "1"}).id)
+    identity = row_id(row.id, "refund_payment")
+    store.put(
+        [
+            CapabilityRow(id=identity, round_id=row.id, name="refund_payment", analyst="checks"),
+            SelectionRow(round_id=row.id, capability_id=identity, selected=True, rank=0, mean_cov=0.5, mean_delta=0.6),
+            AdapterRow(id="a", round_id=row.id, capability_id=identity, base="tiny", state=AdapterState.TRAINED),
+            *(TrainingStepRow(adapter_id="a", step=step, reward=0.5, success=0.5) for step in (1, 2)),
+        ]
+    )
+    shop.stage(row, SelectResult(selected=["refund_payment"]))
+    made = TrainResult(adapter="a", sha256="", steps=2, run="r", ending="steps", chosen=2)
+    shop.stage(row, made, "refund_payment")
+    return row
+
+
+@pytest.mark.parametrize("state", [RoundState.RUNNING, RoundState.INTERRUPTED, RoundState.FAILED])
+def test_a_round_that_is_not_done_is_told_by_what_is_stored(settings: Settings, state: RoundState) -> None:
+    rule = {"rho": 0.2, "delta": 0.3, "required": 4, "runs": 5}
+    with open_store(settings.database_url) as store:
+        row = practising(store, {"base_model": "tiny", "selection": rule, "analyst": {"kind": "llm"}})
+        if state != RoundState.RUNNING:
+            store.finish_round(row.id, state, "cut off")
+    told = json.loads(run(settings, "status", "--json"))
+    assert [told["selection"][name] for name in ("rho", "delta", "k", "n", "analyst")] == [0.2, 0.3, 4, 5, "llm"]
+    assert (told["before"], told["provenance"]["base_model"], told["collected"]) == (1, "tiny", False)
+    ((name, verdict, steps),) = ((c["name"], c["verdict"], len(c["steps"])) for c in told["capabilities"])
+    assert (name, verdict, steps) == ("refund_payment", "unfinished", 2)
+    page = Path(run(settings, "report").strip())
+    text = page.read_text()
+    assert "Table of 2 steps" in text
+    assert f"{'its report' if state == RoundState.RUNNING else 'stopped early: cut off'}. Release 1 goes on." in text
+    index = (page.parent / "episodes" / "index.html").read_text()
+    assert "refund_payment" in index
+    assert "2 GRPO steps" in index
+    for denied in ("Nothing was trained", "No capability was selected", "No router was built", "not recorded",
+                   "No family was evaluated", "stopped early: the round is not over"):  # fmt: skip
+        assert denied not in text + index, denied
+
+
+def test_a_round_that_has_stored_nothing_denies_nothing(settings: Settings) -> None:
+    with open_store(settings.database_url) as store:
+        store.start_round("shop", "d", 0, "laptop", {})
+    page = Path(run(settings, "report").strip())
+    assert "No training is stored. The round is not over" in page.read_text()
+    assert "No selected capability is stored" in (page.parent / "episodes" / "index.html").read_text()
+
+
+def test_what_another_version_stored_of_a_round_is_left_out_and_said(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(settings.database_url) as store:
+        row = practising(store, {"selection": {"rho": 0.2}})
+        stage = store.stage(row.id, "contrast")
+        assert stage.claim()
+        stage.finish({"of": "another version"})
+        found = figures_by_key(settings, store)
+    assert (found.capabilities, found.selection.rho) == ([], 0.2)
+    assert "what round 1 has done so far is not shown: stage 'contrast'" in caplog.text
+
+
+def test_a_done_round_whose_figures_are_gone_keeps_its_pages(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_store(settings.database_url) as store:
+        row = practising(store, {})
+        Shop(store).stage(row, ReportResult(page=f"{row.id}/report.html"))
+        store.finish_round(row.id, RoundState.DONE, "No capability could be trained.")
+    folder = settings.folder / row.id
+    (folder / "episodes").mkdir(parents=True)
+    pages = [folder / "report.html", folder / "episodes" / "index.html", folder / "episodes" / "test.html"]
+    for page in pages:
+        page.write_text("as it was")
+    said = " ".join(run(settings, "status").split())
+    assert "The round's figures (figures.json in its folder) are gone or cannot be read; 'trace-agent history'" in said
+    assert "stopped early" not in said
+    assert "goes on" not in said
+    (folder / "figures.json").write_text("{")
+    for _ in range(2):
+        assert run(settings, "report").strip().endswith(str(pages[0]))
+        assert [page.read_text() for page in pages] == ["as it was"] * 3
+        assert "is as it was made, and is not written again" in caplog.text
+        (folder / "figures.json").unlink(missing_ok=True)
+    pages[0].unlink()
+    run(settings, "report")
+    assert "are gone or cannot be read" in pages[0].read_text()
+    assert [page.read_text() for page in pages[1:]] == ["as it was"] * 2
 
 
 def test_stages_are_told_in_the_order_in_which_they_began(settings: Settings) -> None:

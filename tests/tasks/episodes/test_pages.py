@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from db import GENERALIST, CapabilityRow, SelectionRow, Store, open_store, row_id
+from errors import StoreError
 from settings import Settings, load_settings
 from tasks.episodes.pages import pages_of, render_page, slug, write_pages, write_report
 from tasks.episodes.secrets import HIDDEN, hiding, secrets_of
@@ -152,6 +154,20 @@ def test_the_command_writes_what_is_gone_again(settings: Settings) -> None:
     folder = settings.folder / made.round.id
     assert done.stdout.strip() == str(folder / "report.html")
     assert (folder / "episodes" / "index.html").is_file()
+
+
+def test_a_home_that_cannot_be_written_is_said_with_what_to_do(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Practised(store)
+
+    def refused(*given: object, **more: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refused)
+    folder = re.escape(str(settings.folder / made.round.id))
+    with pytest.raises(StoreError, match=rf"cannot be written to {folder} \(Read-only file system\); make the home"):
+        write_report(settings, store, made.figures())
 
 
 def test_pages_written_again_leave_none_of_those_before(store: Store, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import resource
@@ -73,6 +74,28 @@ def test_a_bad_archive_is_refused_and_leaves_nothing(archive: Path, tmp_path: Pa
     left = [p for p in tmp_path.rglob("*") if p not in (file, tmp_path / "place")]
     assert left == []
     assert not Path("/tmp/planted-by-a-backup").exists()
+
+
+def test_a_mount_point_is_refused_before_anything_is_unpacked(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "volume"
+    home.mkdir()
+    said = f"{home} is a mount point .* restore to a folder in it, with --home {home}/home"
+    with monkeypatch.context() as patched:
+        patched.setattr("os.path.ismount", lambda path: Path(path) == home)
+        patched.setattr("tasks.housekeeping.restore._reading", lambda *given: pytest.fail("nothing is read"))
+        with pytest.raises(ConfigurationError, match=said):
+            restore_backup(archive, settings_of(home))
+
+    def busy(*given: Any) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", busy)  # one that looks like any folder
+    with pytest.raises(ConfigurationError, match=said):
+        restore_backup(archive, settings_of(home))
+    assert list(tmp_path.iterdir()) == [home]
+    assert list(home.iterdir()) == []
 
 
 def test_an_archive_that_was_cut_short_or_is_another_file(archive: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from db import AdapterRow, AdapterState, GatePlanRow, ReleaseRow, ReleaseState, Round, Store, open_store
+from db import AdapterRow, AdapterState, GatePlanRow, ReleaseRow, ReleaseState, Round, RouteRow, Store, open_store
 from errors import ConfigurationError, StoreError
 from flows.cli.main import app, main
 from tasks.measuring.comparison import compare_named
@@ -203,6 +203,34 @@ def test_versions_of_an_adapter_on_the_targets_own_tasks(home: Path) -> None:
     assert (result.difference.points, result.difference.tasks, result.set_aside) == (100.0, 1, 1)
     with pytest.raises(StoreError, match=r"no refund@v3; stored versions of 'refund': v1, v2"):
         compare_named("refund@v1", "refund@v3", home=home)
+
+
+def test_what_an_adapter_played_because_a_router_chose_it_is_counted(home: Path) -> None:
+    """Both were sent the test task; version 2 has played it alone, too, as the same episode."""
+    assert not any("router" in line for line in compare_named("refund@v1", "refund@v2", home=home).lines())
+    with stored(home) as store:
+        store.put(
+            [
+                RouteRow(trajectory_id=f"{side}1", router_version="r", capability="refund", adapter_id=side)
+                for side in ("one", "two")
+            ]
+        )
+        stage = store.stage(store.rows(Round, number=1)[0].id, "challenge")
+        assert stage.claim()
+        stage.finish({"alone_ids": {"refund": ["two1"]}})
+    found = compare_named("refund@v1", "refund@v2", home=home)
+    assert (found.a.routed, found.b.routed) == (1, 0)
+    (told,) = (line for line in found.lines() if "router" in line)
+    assert told.startswith("refund@v1: 1 of its 1 tasks were played because a router chose it for them")
+
+
+def test_a_release_that_no_round_played_may_be_in_an_evaluation_which_is_named(home: Path) -> None:
+    with stored(home) as store:
+        made: dict[str, Any] = {"target": "shop", "base": "small", "data_hash": "data1"}
+        store.put([ReleaseRow(id="r3", number=3, state=ReleaseState.CANDIDATE, **made)])
+    known = f"the newest stored evaluations are {16 * 'b'}, {16 * 'a'}"
+    with pytest.raises(StoreError, match=rf"no round has played release@3 on tasks of shop.*give the id.*{known}"):
+        compare_named("release@1", "release@3", home=home)
 
 
 def test_releases_from_the_rounds_that_played_them(home: Path) -> None:

@@ -17,8 +17,8 @@ from db.values.types import utc_now
 from tasks.releases.lookup import live_around
 from tasks.reporting.before_after import before_after, data_before, history_until
 from tasks.reporting.charts import history_chart
-from tasks.reporting.figures import Ending, HistoryRow, lineages
-from tasks.reporting.history import history_of
+from tasks.reporting.figures import Ending, HistoryRow
+from tasks.reporting.history import history_of, lineages
 from tasks.reporting.nothing_trained import ending_of, how_it_ended
 from tasks.round.results import (
     CalibrateResult,

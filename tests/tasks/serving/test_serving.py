@@ -363,3 +363,5 @@ def test_names_and_weights_of_blends() -> None:
     for wrong in (["a"], ["a=x"], ["a=0"], ["a=0.9", "b=0.9"], []):
         with pytest.raises(ConfigurationError):
             parse_weights(wrong)
+    with pytest.raises(ConfigurationError, match=r"'a' is given twice, as 0.5 and in 'a=0.25'; give it once"):
+        parse_weights(["a=0.5", "a=0.25"])

@@ -15,7 +15,7 @@ from db import AdapterRow, EnvironmentRow
 from environments.contract import TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from errors import EnvironmentFault
-from tasks.round.results import StartFigures, SynthesizeResult, TrainResult
+from tasks.round.results import StartFigures, SynthesizeResult, TrainResult, told_starts
 from tasks.synthesis.calibration import LEAST
 from tasks.synthesis.starting import (
     Start,
@@ -25,7 +25,6 @@ from tasks.synthesis.starting import (
     focused,
     keeping,
     start_metrics,
-    told_starts,
 )
 
 OWN = {f"own-{i}" for i in range(8)}

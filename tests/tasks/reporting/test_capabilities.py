@@ -1,0 +1,149 @@
+"""What is told of capabilities and families: who played a calibration, what learnt without GRPO, what was lost."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from stored_rounds import Shop
+
+from db import (
+    GENERALIST,
+    AdapterRow,
+    AdapterState,
+    CapabilityRow,
+    EnvironmentRow,
+    EnvironmentState,
+    Round,
+    SelectionRow,
+    open_store,
+    row_id,
+)
+from tasks.episodes.lineage import lineages_of
+from tasks.reporting.capabilities import capabilities_of
+from tasks.reporting.collect import _families
+from tasks.reporting.figures import RoundFigures
+from tasks.reporting.page import render
+from tasks.reporting.summary import print_summary
+from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
+from tasks.round.stored import StoredRound
+from tasks.synthesis.calibration import FIGURES
+from tasks.tracking import parts
+from tasks.tracking.versions import description
+
+OWN, COUNTS = "refund_payment", {"successes": 143, "demonstrations": 96}
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with open_store(f"sqlite:///{tmp_path}/trace.db") as store:
+        yield Shop(store)
+
+
+def learnt(shop: Shop, high: float, config: dict[str, Any]) -> tuple[Round, RoundFigures]:
+    """A round with a generalist of 13 steps, of parts that were calibrated with so high an interval, and with an
+    adapter of two GRPO steps."""
+    row = shop.round()
+    for name, steps, ending in ((GENERALIST, 13, "learnt"), (OWN, 2, "solved")):
+        identity = row_id(row.id, name)
+        shop.store.put(
+            [
+                CapabilityRow(id=identity, round_id=row.id, name=name, analyst="checks"),
+                EnvironmentRow(id=f"e-{name}", round_id=row.id, capability_id=identity, version=1, kind="generators",
+                               state=EnvironmentState.ACCEPTED),
+                SelectionRow(round_id=row.id, capability_id=identity, selected=True,
+                             mean_cov=None if steps > 2 else 0.5),
+                AdapterRow(id=f"a-{name}", round_id=row.id, capability_id=identity, base="tiny",
+                           state=AdapterState.TRAINED, config=config if steps > 2 else {}),
+            ]
+        )  # fmt: skip
+        shop.stage(row, SynthesizeResult(accepted=True, environment=f"e-{name}"), name)
+        measured: dict[str, float] = dict.fromkeys(FIGURES, 0.0) | {"high": high if steps > 2 else 0.04}
+        shop.stage(row, CalibrateResult(accepted=True, reason="accepted: no part", **measured), name)
+        made = TrainResult(adapter=f"a-{name}", sha256="", steps=steps, run=f"r-{name}", ending=ending, chosen=steps)
+        shop.stage(row, made, name)
+    found = capabilities_of(StoredRound(shop.store, row), ())
+    return row, RoundFigures(round=row.id, target="shop", data_hash="d", seed=7, capabilities=found)
+
+
+def cards(stored: StoredRound, figures: RoundFigures) -> dict[str, str]:
+    ways = lineages_of(stored, figures, {})
+    return {way.capability: " | ".join(line for card in way.cards for line in card.lines) for way in ways}
+
+
+def test_a_calibration_is_told_of_what_training_goes_on_from(shop: Shop) -> None:
+    row, figures = learnt(shop, 0.5, COUNTS)
+    page = render(figures)
+    assert "Base model there" not in page
+    assert page.count("What training goes on from, there: mean reward 0.00, success 0.0 %") == 2
+    told = cards(StoredRound(shop.store, row), figures)
+    assert all("what training goes on from, there: success 0.0 %" in line for line in told.values())
+
+
+def test_a_generalist_without_parts_has_no_figures_of_a_calibration(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, figures = learnt(shop, 0.0, COUNTS)
+    by_name = {c.name: c.calibration for c in figures.capabilities}
+    none, own = by_name[GENERALIST], by_name[OWN]
+    assert none is not None
+    assert own is not None
+    assert (none.accepted, none.mean_reward, none.success, none.informative) == (True, None, None, None)
+    assert own.success == 0.0, "it was played, and never succeeded"
+    assert render(figures).count("What training goes on from, there") == 1
+    told = cards(StoredRound(shop.store, row), figures)
+    assert "there: success" not in told[GENERALIST]
+    assert "there: success 0.0 %" in told[OWN]
+    logged: dict[str, dict[str, float]] = {}
+    monkeypatch.setattr(parts, "RunLog", lambda _, run: SimpleNamespace(metrics=logged.setdefault(run, {}).update))
+    registry: Any = SimpleNamespace(end_run=lambda *given, **more: None)
+    for name in (GENERALIST, OWN):
+        parts._training(registry, StoredRound(shop.store, row), name)
+    assert logged[f"r-{GENERALIST}"] == {}, "not zeros"
+    assert logged[f"r-{OWN}"]["calibrate/success_rate"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("config", "sources"),
+    [
+        (COUNTS, "143 successes and 96 reference solutions"),
+        ({"successes": 143, "demonstrations": 0}, "143 successes"),
+        ({}, "successes and reference solutions"),
+    ],
+)
+def test_what_learnt_without_grpo_is_told_so(shop: Shop, config: dict[str, Any], sources: str) -> None:
+    row, figures = learnt(shop, 0.0, config)
+    stored, page = StoredRound(shop.store, row), render(figures)
+    assert f"Learnt in 13 steps from {sources}, without GRPO: unfinished." in page
+    assert f"13 steps from {sources}, weights of step 13" in cards(stored, figures)[GENERALIST]
+    assert "2 GRPO steps, weights of step 2" in cards(stored, figures)[OWN]
+    told = {c.name: description(stored, c, figures) for c in figures.capabilities}
+    assert f"**Trained** 13 steps from {sources} (learnt), weights of step 13" in told[GENERALIST]
+    assert "GRPO" not in told[GENERALIST]
+    assert "**Trained** 2 GRPO steps (solved)" in told[OWN]
+
+
+def test_a_family_that_one_side_lost_is_not_known_there() -> None:
+    def side(*families: str) -> pd.DataFrame:
+        return pd.DataFrame([{"task": f"{f}-{i}", "family": f, "success": True} for f in families for i in range(2)])
+
+    found = _families({"base": side("refund"), "routed": side("address"), "noop": side("neither")}, False)
+    refund, address = found["refund"], found["address"]
+    assert list(found) == ["address", "refund"]
+    assert (refund.base, refund.routed, refund.routed_interval, refund.points, refund.n) == (1.0, None, None, None, 2)
+    assert (address.base, address.base_interval, address.routed, address.points) == (None, None, 1.0, None)
+    told = RoundFigures(round="r", target="shop", data_hash="d", seed=7, families=found)
+    (row,) = (line for line in render(told).splitlines() if 'row">refund<' in line)
+    cells = re.findall(r"<td>(.*?)</td>", row)
+    assert (cells[0], *cells[2:5]) == ("100.0 %", "–", "–", "–")
+    console = Console(file=(text := io.StringIO()), width=110)
+    print_summary(told, console)
+    (row,) = (line for line in text.getvalue().splitlines() if "address" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["address", "–", "100.0 %", "–", "2"]
