@@ -134,7 +134,7 @@ def _stored(context: Context, capability: str, identity: str, wanted: TrainingSe
         base=context.base.identity.base,
         base_revision=context.base.identity.revision,
         state=AdapterState.TRAINING,
-        config=asdict(wanted),
+        config=wanted.told(),
     )
     context.store.put([row])
     return row
