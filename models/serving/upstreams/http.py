@@ -336,6 +336,8 @@ def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
     heard, message = turn.heard, turn.heard.message
     message.setdefault("role", "assistant")
     for choice in chunk.get("choices") or ():
+        if choice.get("index"):  # another answer to the same request (`n`): the first is heard, as where it comes whole
+            continue
         heard.finish = choice.get("finish_reason") or heard.finish
         delta = choice.get("delta") or {"content": choice.get("text")}
         if delta.get("content"):
