@@ -17,12 +17,23 @@ from typing import Any
 from prefect.automations import Automation
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import StateType, WorkerStatus
+from prefect.client.schemas.responses import SetStateStatus
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
+from prefect.states import Cancelled
 
+from db.values.types import utc_now
 from errors import ConfigurationError
 
 POOLS = Path(__file__).with_name("pools")
@@ -37,6 +48,8 @@ BEGINS = {"process": timedelta(seconds=90), "docker": timedelta(minutes=15), "ku
 TAG = "prefect.tag.trace"
 BEAT = "prefect.flow-run.heartbeat"
 ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
+# A run of a schedule that nobody has begun for so long is missed.
+OVERDUE = timedelta(hours=1)
 # The checkout inside the image (docker/Dockerfile).
 IN_IMAGE = Path("/app")
 
@@ -54,7 +67,8 @@ def deploy(pool: str, kind: str, project: Path) -> list[str]:
     if not api:
         raise ConfigurationError("no Prefect server is named; set PREFECT_API_URL, such as http://127.0.0.1:4200/api")
     _check_server(api)
-    return [_make_pool(pool, kind), *_deploy_all(pool, kind, project), *map(_make, automations(BEGINS[kind]))]
+    made = [_make_pool(pool, kind), *_deploy_all(pool, kind, project), *map(_make, automations(BEGINS[kind]))]
+    return [*made, *_let_go(pool)]
 
 
 def _check_server(api: str) -> None:
@@ -97,6 +111,25 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
     with get_client(sync_client=True) as client:
         names = sorted(d.name for d in client.read_deployments() if d.work_pool_name == pool)
     return [f"deployment {name}/{name}" for name in names]
+
+
+def _let_go(pool: str) -> list[str]:
+    """Cancel what the schedules wanted while no worker was there: the server inserts runs ahead, and the next worker
+    would play the missed nights one after another. Where one is there they wait for what is at work, and stay."""
+    late = FlowRunFilter(
+        state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled", "Late"])),
+        expected_start_time=FlowRunFilterExpectedStartTime(before_=utc_now() - OVERDUE),
+    )
+    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
+    gone = 0
+    with get_client(sync_client=True) as client:
+        if any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(pool)):
+            return []
+        for run in client.read_flow_runs(flow_run_filter=late, work_pool_filter=of_pool):
+            if run.auto_scheduled and not run.run_count:
+                said: Any = Cancelled(message="nobody was there to do it when it was due")
+                gone += client.set_flow_run_state(run.id, said).status == SetStateStatus.ACCEPT
+    return [f"{gone} missed runs of the schedules are not made up for"] if gone else []
 
 
 def automations(begins: timedelta) -> tuple[Automation, Automation]:

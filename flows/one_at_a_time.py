@@ -105,5 +105,7 @@ def deaths_before() -> dict[str, str]:
     except Exception as problem:  # the round is worth more than the news of the last one
         logger.warning("how the run before this one ended is not known (%s)", type(problem).__name__)
         return {}
+    # What was cancelled before it began says nothing of those before it.
+    runs = [run for run in runs if not (run.state and run.state.type == StateType.CANCELLED and not run.start_time)]
     dead = list(takewhile(lambda run: run.state is not None and run.state.type == StateType.CRASHED, runs))
     return {str(run.id): f"{run.name} ({run.state.message or 'no word of why'})" for run in reversed(dead) if run.state}

@@ -189,7 +189,7 @@ def lead(order: dict[str, Any]) -> int:
         context = adopt(settings, store, store.round(order["round"]))
         Path(context.folder).mkdir(exist_ok=True)
         try:
-            with watched(settings.limits.idle_minutes, context.folder, shared=True):
+            with watched(settings.limits.idle_minutes, context.folder):
                 train.do(context, order["capability"])
         except TraceError as problem:
             say_failure(problem)

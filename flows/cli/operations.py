@@ -84,8 +84,8 @@ def up(
         if serves:
             supervisor.startProcess("gateway", False)
         services.wait_for("prefect")
+        services.make_deployments()  # first: the worker would begin with the nights on which nothing ran
         supervisor.startProcess("worker", False)
-        services.make_deployments()
         services.wait_for("mlflow", "worker")
         # No night waits for the gateway: it may load a large base, or wait for servers that are away.
         late = serves and not services.in_time("gateway")

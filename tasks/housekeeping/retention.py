@@ -12,7 +12,6 @@ storage, so nothing is chosen while it cannot be reached.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from models.adapters.files import round_name
 from models.objects import HomeFiles, files_of
 from settings import Settings
 from tasks.releases.lookup import version_name
+from tasks.unattended.sizes import size_of
 
 TRAINING, FINAL = "training", "final"
 COPIES = ("adapters", "served")
@@ -61,7 +61,7 @@ def removals(settings: Settings, days: int, keep_gb: float | None = None) -> lis
     old = sorted((r for r in found if r.since < before), key=lambda r: (r.since, not r.objects, r.place))
     if keep_gb is None:
         return old
-    chosen, excess = [], _size(settings.folder) - keep_gb * 1e9
+    chosen, excess = [], size_of(settings.folder) - keep_gb * 1e9
     for removal in old:
         if excess <= 0:
             break
@@ -85,7 +85,7 @@ def remove(settings: Settings, chosen: list[Removal]) -> int:
 
 def told(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
     """What was removed, or would be, and how much is there; and what to do for more of it to go."""
-    there, gb = f"{settings.folder} takes {_size(settings.folder) / 1e9:.3f} GB", f"{freed / 1e9:.3f} GB"
+    there, gb = f"{settings.folder} takes {size_of(settings.folder) / 1e9:.3f} GB", f"{freed / 1e9:.3f} GB"
     if not count:
         return (
             f"nothing to remove: {there}, and all of it is needed, younger than --older-than, or within --keep; a "
@@ -142,7 +142,7 @@ def _of_rounds(home: Path, files: HomeFiles, store: Store) -> Iterator[Removal]:
                 place = part.relative_to(home)
                 if any(path.is_relative_to(place) for path in kept) or (part.name == FINAL and place not in adapters):
                     continue
-                yield Removal(str(part), _size(part), since, f"round {row.number}: {_what(place in adapters)}")
+                yield Removal(str(part), size_of(part), since, f"round {row.number}: {_what(place in adapters)}")
 
 
 def _what(adapter: bool) -> str:
@@ -171,7 +171,7 @@ def _copies(home: Path, store: Store) -> Iterator[Removal]:
                     since = datetime.fromtimestamp(part.lstat().st_mtime, UTC)
                 except FileNotFoundError:
                     continue  # a copy that was being fetched has its name now
-                yield Removal(str(part), _size(part), since, "fetched copy of an adapter in no release")
+                yield Removal(str(part), size_of(part), since, "fetched copy of an adapter in no release")
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -179,15 +179,3 @@ def _entries(folder: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
     return sorted(entry for entry in folder.iterdir() if not entry.is_symlink())
-
-
-def _size(path: Path) -> int:
-    """Bytes of a file, or of all plain files below a folder."""
-    inside = [Path(place, name) for place, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
-    total = 0
-    for file in inside:
-        try:
-            total += file.lstat().st_size
-        except FileNotFoundError:
-            continue  # removed meanwhile
-    return total

@@ -21,7 +21,7 @@ from typing import Any
 
 from scipy.stats import fisher_exact
 
-from db import ConversationRow, DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
+from db import DrawnTaskRow, ReleaseRow, ReleaseState, Store, open_store
 from db.values.types import utc_now
 from environments.contract import Draw, Drawable, Environment, Target, TargetTask
 from environments.picking import spread
@@ -195,9 +195,12 @@ def _on_traffic(settings: Settings, store: Store, live: ReleaseRow) -> list[Fall
     since = _aware(live.live_at or live.created_at)
     parent = parent_of(store, live)
     began = datetime.min.replace(tzinfo=UTC) if parent is None or parent.live_at is None else _aware(parent.live_at)
-    said = store.rows(ConversationRow, target=settings.target, success=[True, False])
-    after = [bool(r.success) for r in said if _aware(r.created_at) >= since]
-    before = [bool(r.success) for r in said if began <= _aware(r.created_at) < since]
+    # Not as rows: they would bring every conversation's messages.
+    text = "SELECT success, created_at FROM conversations WHERE target = :target AND success IS NOT NULL"
+    frame = store.query(text, target=settings.target)
+    said = list(zip(frame["success"], frame["created_at"].map(_moment), strict=True))
+    after = [bool(success) for success, at in said if at >= since]
+    before = [bool(success) for success, at in said if began <= at < since]
     if not after or not before:
         return []
     counts = [[sum(side), len(side) - sum(side)] for side in (after, before)]
@@ -241,6 +244,11 @@ def _act(settings: Settings, store: Store, live: ReleaseRow, watched: Watched) -
 
 def _tell(settings: Settings, kind: Any, text: str) -> None:
     notify(settings, Notice(kind, settings.target, text))
+
+
+def _moment(stored: Any) -> datetime:
+    """A moment as a SELECT has it: SQLite gives the text that it keeps."""
+    return _aware(datetime.fromisoformat(stored) if isinstance(stored, str) else stored)
 
 
 def _aware(moment: datetime) -> datetime:

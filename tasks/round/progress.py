@@ -58,12 +58,13 @@ class Meter:
         self.done += count
         self._tell(note, say)
 
-    def beat(self, note: str = "") -> None:
-        """Nothing is done yet, but `note` says that work goes on."""
-        self._tell(note, False)
+    def beat(self, note: str = "", moved: bool = True) -> None:
+        """Nothing is done yet, but `note` says that work goes on; that nothing has `moved` keeps no run alive."""
+        self._tell(note, False, moved)
 
-    def _tell(self, note: str, say: bool) -> None:
-        pulse()
+    def _tell(self, note: str, say: bool, moved: bool = True) -> None:
+        if moved:
+            pulse()
         now = time.monotonic()
         if self._bar:
             self._bar.show(note)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from db import AdapterRow, ShardRow, Shards, row_id
+from db import AdapterRow, ShardRow, Shards, Store, row_id
 from errors import PolicyError, StoreError, TraceError
 from models.episodes import Episode
 from tasks.round.context import Context
@@ -26,6 +26,8 @@ logger = logging.getLogger("trace")
 # Fewer episodes are not worth sharing: they fit into the batches that one process computes at once.
 FEWEST = 16
 POLL_SECONDS = 0.5
+# Between two looks at what is stored of shards that are being played: it is one query for each thousand episodes.
+STORED_SECONDS = 10.0
 # How often all tasks may end without an episode stored before the round gives up.
 BARREN = 3
 
@@ -111,10 +113,10 @@ class SharedPlay:
         assert self._cluster is not None
         cluster, tasks = self._cluster, list[Any]()
         total = sum(row.episodes for row in self.shards.open(part))
-        barren = 0
+        barren, movement = 0, _Movement(self.context.store)
         with Meter(what, total, "episodes", at_once=engine.window) as meter:
             while left := self.shards.open(part):
-                self._show(meter, left, total)
+                self._show(meter, left, total, movement.seen(left))
                 engine.options.flushed()
                 tasks, ended = [t for t in tasks if not cluster.done(t)], [t for t in tasks if cluster.done(t)]
                 problem = self._collect(ended, run)
@@ -156,11 +158,33 @@ class SharedPlay:
                 problem = trouble
         return problem
 
-    def _show(self, meter: Meter, left: Sequence[ShardRow], total: int) -> None:
+    def _show(self, meter: Meter, left: Sequence[ShardRow], total: int, moved: bool) -> None:
         done = total - sum(row.episodes for row in left)
         while meter.done < done:
             meter.advance()
-        meter.beat(f"{sum(row.owner is not None for row in left)} shards at work")
+        meter.beat(f"{sum(row.owner is not None for row in left)} shards at work", moved)
+
+
+class _Movement:
+    """Whether the work of others moves. Whoever holds a shard may hang, and prolong its lease all the same: a worker of
+    a cluster has no watch of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._looked = store, float("-inf")
+        self._shards: set[tuple[str, str | None]] | None = None
+        self._stored = 0
+
+    def seen(self, left: Sequence[ShardRow]) -> bool:
+        """Whether, since the last look, a shard was taken or done, or an episode of those that are `left` stored."""
+        shards = {(row.id, row.owner) for row in left}
+        if shards != self._shards:
+            self._shards, self._stored = shards, 0
+            return True
+        if time.monotonic() - self._looked < STORED_SECONDS:
+            return False
+        self._looked, before = time.monotonic(), self._stored
+        self._stored = len(self._store.stored_ids([e["key"] for row in left for e in row.work["episodes"]]))
+        return self._stored > before
 
 
 def free_shards(shards: Shards, part: str | None = None) -> list[ShardRow]:

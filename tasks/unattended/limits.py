@@ -14,6 +14,7 @@ from db import Round, StageRow, Store
 from db.ledger import seconds_spent
 from errors import LimitReached
 from settings_parts import LimitSettings
+from tasks.unattended.sizes import size_of
 
 # Between two looks during play: a count of a hundred thousand rows takes a tenth of a second.
 EVERY_SECONDS = 10.0
@@ -78,14 +79,8 @@ class RoundLimits:
         return (self._earlier + time.monotonic() - self._began) / 3600
 
     def disk_gib(self) -> float:
-        """GiB of the round's folder. A file that goes while it is looked at counts nothing."""
-        total = 0
-        for path in self.folder.rglob("*"):
-            try:
-                total += path.lstat().st_size
-            except FileNotFoundError:
-                continue
-        return total / 2**30
+        """GiB of the round's folder."""
+        return size_of(self.folder) / 2**30
 
     def _sum(self, what: str, where: str = "TRUE", **given: str | int) -> int:
         text = f"SELECT {what} AS n FROM trajectories WHERE round_id = :round AND {where}"

@@ -14,7 +14,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-FILE = "hung.txt"
+from db.ledger import owner_name
+from tasks.unattended.alive import is_own_or_ended
+
+# A file for each process that is watched, hung.HOST.PID.RANDOM.txt: one watch never takes another's away.
+FILES, START, END = "hung.*", "hung.", ".txt"
 # Arming costs a thread; progress may come a thousand times a second.
 MOST_OFTEN = 1.0
 
@@ -24,26 +28,27 @@ class _Watch:
 
     seconds = 0.0
     file: IO[str] | None = None
+    path: Path | None = None
     armed = 0.0
 
 
 @contextmanager
-def watched(minutes: float, folder: Path, shared: bool = False) -> Iterator[None]:
-    """Within, the process ends when `pulse` was not called for `minutes` (0: never); `folder`/hung.txt has the
-    stacks. With `shared` the file is left where it is: processes that began before have it open."""
+def watched(minutes: float, folder: Path) -> Iterator[None]:
+    """Within, the process ends when `pulse` was not called for `minutes` (0: never); its own file in `folder`,
+    hung.HOST.PID.RANDOM.txt, has the stacks."""
     if minutes <= 0:
         yield
         return
-    with (folder / FILE).open("a", encoding="utf-8") as file:
-        _Watch.seconds, _Watch.file = 60 * minutes, file
+    path = folder / f"{START}{owner_name().replace(':', '.')}{END}"
+    with path.open("a", encoding="utf-8") as file:
+        _Watch.seconds, _Watch.file, _Watch.path = 60 * minutes, file, path
         try:
             _arm()
             yield
         finally:
-            _Watch.seconds, _Watch.file = 0.0, None
+            _Watch.seconds, _Watch.file, _Watch.path = 0.0, None, None
             faulthandler.cancel_dump_traceback_later()
-    if not shared:
-        _drop_empty(folder)
+    _drop_empty(path)
 
 
 def pulse() -> None:
@@ -66,12 +71,20 @@ def unwatched() -> Iterator[None]:
 
 
 def hung_before(folder: Path) -> Path | None:
-    """Where the last process of a round left its stacks when it hung; told once, the file is then put aside."""
-    _drop_empty(folder)
-    left = folder / FILE
-    if not left.exists():
-        return None
-    return left.rename(folder / f"hung-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.txt")
+    """Where the last process of a round left its stacks when it hung. All that were left are put aside (hung-WHEN...),
+    so they are told once. A file that a living process has open stays, also that of this one."""
+    aside = list[tuple[float, Path]]()
+    for left in folder.glob(FILES):
+        if left == _Watch.path:
+            continue
+        with suppress(FileNotFoundError):  # another process puts it aside
+            found = left.stat()
+            if found.st_size == 0:
+                _drop_of_ended(left)
+                continue
+            when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(found.st_mtime))
+            aside.append((found.st_mtime, left.rename(folder / left.name.replace("hung", f"hung-{when}", 1))))
+    return max(aside)[1] if aside else None
 
 
 def _arm() -> None:
@@ -80,7 +93,14 @@ def _arm() -> None:
     faulthandler.dump_traceback_later(_Watch.seconds, exit=True, file=_Watch.file)
 
 
-def _drop_empty(folder: Path) -> None:
+def _drop_empty(path: Path) -> None:
     with suppress(FileNotFoundError):
-        if (folder / FILE).stat().st_size == 0:
-            (folder / FILE).unlink()
+        if path.stat().st_size == 0:
+            path.unlink()
+
+
+def _drop_of_ended(empty: Path) -> None:
+    """Remove the file of a process of this machine that was ended otherwise. Of another machine's nothing is known."""
+    owner = ":".join(empty.name.removeprefix(START).removesuffix(END).rsplit(".", 2))
+    if is_own_or_ended(owner):
+        empty.unlink()

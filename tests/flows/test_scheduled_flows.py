@@ -113,7 +113,7 @@ def test_the_next_one_tells_once_that_the_last_one_hung(
     settings_folder: Path, said: list[Notice], monkeypatch: pytest.MonkeyPatch, died: dict[str, str]
 ) -> None:
     monkeypatch.setattr(watch_file, "deaths_before", lambda: died)
-    (settings_folder / stalls.FILE).write_text("Thread 0x1 (most recent call first):")
+    (settings_folder / "hung.machine.7.0a.txt").write_text("Thread 0x1 (most recent call first):")
     daily(settings_folder)
     (notice,) = said
     assert notice.kind == "hung"

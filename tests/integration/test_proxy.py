@@ -37,7 +37,7 @@ class Echo(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_GET
+    do_POST = do_DELETE = do_GET
 
     def log_message(self, *given: Any) -> None: ...
 
@@ -49,11 +49,11 @@ class Door:
     front: dict[str, int]
     behind: dict[str, int]
 
-    def ask(self, what: str, path: str = "/", password: str | None = PASSWORD, **given: Any) -> httpx.Response:
+    def ask(self, what: str, path: str = "/", password: str | None = PASSWORD, method: str = "GET") -> httpx.Response:
         headers = {}
         if password is not None:
             headers["authorization"] = "Basic " + base64.b64encode(f"trace:{password}".encode()).decode()
-        return httpx.get(f"http://127.0.0.1:{self.front[what]}{path}", headers=headers, trust_env=False, **given)
+        return httpx.request(method, f"http://127.0.0.1:{self.front[what]}{path}", headers=headers, trust_env=False)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,9 @@ def test_nothing_is_answered_without_the_password(door: Door, what: str) -> None
         refused = door.ask(what, "/api/health", password)
         assert (refused.status_code, refused.text) == (401, "")
         assert refused.headers["www-authenticate"].startswith("Basic")
-    told = door.ask(what, "/api/flows?x=1").json()
-    assert (told["port"], told["path"]) == (door.behind[what], "/api/flows?x=1")
+    path = "/v1/models?x=1" if what == "vllm" else "/api/flows?x=1"
+    told = door.ask(what, path).json()
+    assert (told["port"], told["path"]) == (door.behind[what], path)
     assert told["authorization"] is None, "what is behind never sees the password"
     assert told["host"] == f"127.0.0.1:{door.front[what]}", "MLflow looks at it"
 
@@ -105,12 +106,26 @@ def test_nothing_is_answered_without_the_password(door: Door, what: str) -> None
         "/v1/load%5Flora_ADAPTER",
         "//sleep?level=1",
         "/collective_rpc",
+        "/adapters",
+        "/adapters/refund@v1-aaaaaaaa",
+        "/adapters/%2E%2E/v1/models",
+        "/v1/%2E%2E/adapters",
+        "//adapters",
+        "/invocations",
+        "/update_weights",
+        "/",
     ],
 )
 def test_nobody_loads_adapters_through_the_door(door: Door, path: str) -> None:
-    assert door.ask("vllm", path).status_code == 403
+    for method in ("GET", "POST", "DELETE"):
+        assert door.ask("vllm", path, method=method).status_code == 403
     assert door.ask("vllm", path, None).status_code == 401
-    assert door.ask("vllm", "/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/v1/chat/completions?x=1", "/health", "/metrics"])
+def test_who_has_the_password_may_ask_the_model(door: Door, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert door.ask("vllm", path, method=method).json()["path"] == path
 
 
 def test_without_a_password_it_does_not_start(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.gateway.gateway import Gateway, Streamed
-from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK, most_tokens
+from models.serving.gateway.keys import ADMIN, CHAT, FEEDBACK
 from models.serving.gateway.page import page
 from models.serving.gateway.settings import LOOPBACK
 from models.serving.gateway.traffic_log import parse_feedback
@@ -164,7 +164,7 @@ class GatewayApp:
             body = await self._body(request)
             asked = parse(body, request.state.size)
             owner, header = request.state.owner, request.headers.get(CONVERSATION, "")
-            give_back = gateway.settings.keys.hold(owner, most_tokens(asked))
+            give_back = gateway.settings.keys.hold(owner, gateway.most_tokens(asked))
             if asked.stream:
                 streamed = await _unless_gone(request, gateway.stream(asked, owner, header))
                 held = False  # the response gives place and tokens back

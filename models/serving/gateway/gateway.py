@@ -30,6 +30,7 @@ from models.serving.gateway.conversations import (
     first_words,
     without_examples,
 )
+from models.serving.gateway.keys import most_tokens
 from models.serving.gateway.metrics import Metrics
 from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.gateway.traffic_log import LoggedTurn, TrafficLog
@@ -82,6 +83,11 @@ class Gateway:
         self.router, self.log, self.preset = router, log, preset
         self.metrics, self.book = Metrics(), RouteBook()
         self.in_flight = 0
+        self._ahead = upstream.ahead(preset.prompt) if preset else 0
+
+    def most_tokens(self, asked: ChatRequest) -> int:
+        """About what a request may use of a quota, with the prompt that is put before it."""
+        return most_tokens(asked, self._ahead if self._preset_for(asked) else 0, self.upstream.longest)
 
     async def answer(
         self, asked: ChatRequest, owner: str, header: str = ""
@@ -134,9 +140,7 @@ class Gateway:
             raise
 
     async def _opened(self, asked: ChatRequest, owner: str, header: str, generation: Generation) -> RoutedRequest:
-        # Whoever forbids the use of its own tools for a turn has brought them nevertheless.
-        brings = bool(asked.body.get("tools")) or not _plain(asked)
-        preset = self.preset if asked.chat and not brings else None
+        preset = self._preset_for(asked)
         prompt = preset.prompt if preset else None
         if prompt and asked.body.get("tool_choice") == "none":
             prompt = replace(prompt, tools=())
@@ -153,6 +157,12 @@ class Gateway:
         headers = self._headers(routed, adapter, missing, preset)
         held = adapter.name if adapter else ""
         return RoutedRequest(turn, routed, generation, held, headers, time.monotonic(), history)
+
+    def _preset_for(self, asked: ChatRequest) -> Preset | None:
+        """What is put before a request. Whoever forbids the use of its own tools for a turn has brought them
+        nevertheless."""
+        brings = bool(asked.body.get("tools")) or not _plain(asked)
+        return self.preset if asked.chat and not brings else None
 
     async def _route(
         self, asked: ChatRequest, owner: str, header: str, generation: Generation

@@ -37,7 +37,8 @@ SHORTEST_KEY = 16
 # How often the file is looked at.
 LOOK_SECONDS = 1.0
 MINUTE, DAY = 60.0, 86_400
-# Tokens that are held for an answer whose request names no limit. When to ask again for what others hold.
+# Tokens that are held for an answer whose request names no limit, where nobody knows how long it may become. When to
+# ask again for what others hold.
 UNNAMED, BUSY_SECONDS = 128, 5
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -195,11 +196,11 @@ class Keys:
         return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
 
 
-def most_tokens(asked: ChatRequest) -> int:
-    """About what a request may use: a token for every four bytes of it, and the longest answer that it allows."""
-    answers = asked.body.get("n")
-    answers = answers if isinstance(answers, int) and answers > 1 else 1
-    return asked.size // 4 + answers * (asked.max_tokens or UNNAMED)
+def most_tokens(asked: ChatRequest, ahead: int = 0, longest: int = 0) -> int:
+    """About what a request may use: the `ahead` tokens of the prompt that the gateway puts before it, a token for every
+    four bytes of it, and the longest answers that it allows; `longest` is that of one that names no limit (0: not
+    known)."""
+    return ahead + asked.size // 4 + asked.answers * (asked.max_tokens or longest or UNNAMED)
 
 
 def read_file(file: Path) -> tuple[Key, ...]:

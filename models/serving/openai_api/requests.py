@@ -41,8 +41,9 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class ChatRequest:
     """One request, checked. `size` is its length in bytes; `messages` are the raw ones; `prompt` is a text
-    completion's ("" for chat). `body` is what came, for a server behind the gateway. `usage_in_stream`: the client asks
-    for the count of a stream's tokens, and with `usage_in_parts` for that up to each part, too."""
+    completion's ("" for chat). `answers` is how many are asked for (`n`). `body` is what came, for a server behind the
+    gateway. `usage_in_stream`: the client asks for the count of a stream's tokens, and with `usage_in_parts` for that
+    up to each part, too."""
 
     model: str
     chat: bool
@@ -53,6 +54,7 @@ class ChatRequest:
     stream: bool = False
     usage_in_stream: bool = False
     usage_in_parts: bool = False
+    answers: int = 1
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
@@ -242,6 +244,7 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
     longest = _number(body, "max_completion_tokens", 1, 1 << 20, whole=True)
     if longest is None:
         longest = _number(body, "max_tokens", 1, 1 << 20, whole=True)
+    answers = _number(body, "n", 1, 1 << 20, whole=True)
     temperature = _number(body, "temperature", 0, 2)
     seed = _number(body, "seed", -(1 << 63), (1 << 63) - 1, whole=True)
     return ChatRequest(
@@ -251,6 +254,7 @@ def _common(body: dict[str, Any], chat: bool, **given: Any) -> ChatRequest:
         stream=bool(body.get("stream")),
         usage_in_stream=bool(options.get("include_usage")),
         usage_in_parts=bool(options.get("continuous_usage_stats")),
+        answers=1 if answers is None else int(answers),
         max_tokens=None if longest is None else int(longest),
         temperature=temperature,
         seed=None if seed is None else int(seed) % (1 << 63),

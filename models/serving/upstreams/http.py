@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from environments.contract import canonical_json
+from environments.contract import Prompt, canonical_json
 from errors import ConfigurationError
 from models.policy import Generation, Request
 from models.serving.openai_api.errors import ApiError
@@ -148,7 +148,10 @@ class Pool:
 
 
 class HttpUpstream:
-    """Passes requests on. `base` is the name that the servers give their base model."""
+    """Passes requests on. `base` is the name that the servers give their base model. How long an answer is whose
+    request names no limit is the servers' to say."""
+
+    longest = 0
 
     def __init__(self, pool: Pool, base: str) -> None:
         self.pool, self.base = pool, base
@@ -206,6 +209,11 @@ class HttpUpstream:
         if done:
             yield DONE
 
+    def ahead(self, prompt: Prompt) -> int:
+        """A token for every four bytes of the prompt: no tokenizer is needed here."""
+        given = [*_ahead(prompt), *prompt.tools]
+        return len(json.dumps(given, ensure_ascii=False).encode()) // 4
+
     async def replicas(self) -> list[Replica]:
         return await self.pool.replicas()
 
@@ -222,8 +230,7 @@ class HttpUpstream:
     def _request(self, turn: Turn) -> tuple[str, bytes, Sequence[str]]:
         body = dict(turn.asked.body) | {"model": self._name(turn)}
         if turn.asked.chat and turn.prompt:
-            ahead = [{"role": "system", "content": turn.prompt.instructions}]
-            body["messages"] = [*ahead, *map(_as_openai, turn.prompt.examples), *turn.asked.messages]
+            body["messages"] = [*_ahead(turn.prompt), *turn.asked.messages]
             if turn.prompt.tools:  # servers refuse a list that is empty
                 body["tools"] = list(turn.prompt.tools)
         if turn.asked.stream:  # a server counts the tokens of a stream only when asked, and quotas need the count
@@ -329,6 +336,8 @@ def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
     heard, message = turn.heard, turn.heard.message
     message.setdefault("role", "assistant")
     for choice in chunk.get("choices") or ():
+        if choice.get("index"):  # another answer to the same request (`n`): the first is heard, as where it comes whole
+            continue
         heard.finish = choice.get("finish_reason") or heard.finish
         delta = choice.get("delta") or {"content": choice.get("text")}
         if delta.get("content"):
@@ -341,6 +350,11 @@ def _hear(turn: Turn, chunk: Mapping[str, Any]) -> None:
             call["id"] = part.get("id") or call["id"]
             call["function"]["name"] += function.get("name") or ""
             call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _ahead(prompt: Prompt) -> list[dict[str, Any]]:
+    """The messages that stand before a request's own."""
+    return [{"role": "system", "content": prompt.instructions}, *map(_as_openai, prompt.examples)]
 
 
 def _as_openai(message: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from environments.contract import Prompt
+from environments.contract import Message, Prompt
 from errors import ConfigurationError, ContextOverflow, ProviderError
 from models.policy import Generation, Request, Sampling
 from models.renderer import Renderer
@@ -76,6 +76,10 @@ class RenderedUpstream:
         if turn.asked.usage_in_stream:
             yield event(envelope.usage_chunk(turn.heard.usage))
         yield DONE
+
+    def ahead(self, prompt: Prompt) -> int:
+        """Tokens that every request takes behind this prompt."""
+        return len(self.renderer.start(prompt, [Message("user", "")]).ids)
 
     async def replicas(self) -> list[Replica]:
         return await self.engine.replicas()

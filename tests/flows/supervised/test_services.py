@@ -213,9 +213,15 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
         standing = Standing(made.settings, made.ports).programs()
         return standing | {"gateway": [sys.executable, "-c", "import time; time.sleep(600)"]}
 
+    wait_for = Services.wait_for
+
+    def waited(made: Services, *names: str) -> None:
+        wait_for(made, *names)
+        if "worker" in names:
+            monkeypatch.setattr(services_file, "SECONDS_TO_START", 0.5)
+
     def deploy(made: Services) -> None:
-        made.wait_for("mlflow", "worker")
-        monkeypatch.setattr(services_file, "SECONDS_TO_START", 0.5)
+        assert not dict(pids(made.connection()))["worker"], "it would begin with the nights on which nothing ran"
 
     def followed(made: Services, *given: Any) -> None:
         thread = threading.Thread(target=follow, args=(made, *given))
@@ -226,7 +232,7 @@ def test_a_gateway_that_still_loads_takes_nothing_down_with_it(
         thread.join(10)
 
     alive: dict[str, int] = {}
-    for name, instead in (("programs", programs), ("make_deployments", deploy)):
+    for name, instead in (("programs", programs), ("make_deployments", deploy), ("wait_for", waited)):
         monkeypatch.setattr(Services, name, instead)
     monkeypatch.setattr(services_file, "follow", followed)
     monkeypatch.setattr(Store, "rows", lambda *given: [SimpleNamespace(target="shop", number=1, profile="")])

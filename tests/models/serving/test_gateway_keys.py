@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,17 +19,23 @@ import requests
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
+from environments.contract import Message, Prompt
 from errors import ConfigurationError, StoreError
 from models.adapters.files import RegisteredAdapter
 from models.adapters.registry import Registry
+from models.renderer import Renderer
 from models.serving.fleet.lifecycle import Reconciler
 from models.serving.fleet.releases import answered
 from models.serving.gateway import keys as keys_file
+from models.serving.gateway.gateway import Gateway
 from models.serving.gateway.keys import DAY, OPEN, Keys, entry, most_tokens
+from models.serving.gateway.settings import GatewaySettings, Preset
 from models.serving.openai_api.errors import ApiError
-from models.serving.openai_api.requests import parse_chat
+from models.serving.openai_api.requests import parse_chat, parse_completion
+from models.serving.upstreams.http import HttpUpstream, Pool, Servers
+from models.serving.upstreams.rendered import RenderedUpstream
 from tests.models.serving.gateway_running import KEY, Running, built, error, run
-from tests.models.serving.gateway_servers import serving
+from tests.models.serving.gateway_servers import HandMadeFleet, serving
 
 ANNA, BOB, EVE = "anna-has-this-long-key", "bob-has-another-long-key", "eve-has-a-third-long-key"
 REGISTRY = "anna:s3cret@127.0.0.1:1"
@@ -182,6 +189,36 @@ def test_a_request_is_held_for_at_its_longest_and_alone_it_is_let() -> None:
     keys.spend("anna", 600)
     with pytest.raises(ApiError, match="and has"):
         keys.hold("anna", 1)
+
+
+@pytest.mark.parametrize("answers", [0, -1, 4.0, "4", True, 1.5, [2]])
+def test_how_many_answers_are_asked_for_is_a_whole_number(answers: Any) -> None:
+    """A server behind the gateway may take 4.0 and "4" for 4, where the quota would hold one answer."""
+    with pytest.raises(ApiError, match="give a whole number from 1") as refused:
+        parse_chat({"model": "trace", "messages": [{"role": "user", "content": "x"}], "n": answers})
+    assert (refused.value.status, refused.value.body["error"]["param"]) == (400, "n")
+
+
+@pytest.mark.parametrize("rendered", [False, True])
+def test_what_is_put_before_a_request_is_held_for_it(tiny_tokenizer: Any, rendered: bool) -> None:
+    preset = Preset("shop", Prompt("You work in a shop. " * 40, ({"type": "function", "function": {"name": "f"}},)))
+    renderer = Renderer(tiny_tokenizer)
+    upstream: Any = HttpUpstream(Pool(Servers(["http://127.0.0.1:1"])), "base")
+    if rendered:
+        upstream = RenderedUpstream(SimpleNamespace(), renderer, longest=200)  # type: ignore[arg-type]
+    gateway = Gateway(GatewaySettings("shop"), upstream, HandMadeFleet(), preset=preset)
+    user, system = {"role": "user", "content": "x"}, {"role": "system", "content": "Be brief."}
+    behind, own = (
+        gateway.most_tokens(parse_chat({"model": "trace", "messages": m}, 400)) for m in ([user], [system, user])
+    )
+    assert own == 100 + (200 if rendered else keys_file.UNNAMED)
+    if rendered:
+        assert behind - own == len(renderer.start(preset.prompt, [Message("user", "")]).ids) > 100
+    else:
+        assert behind - own > 200
+    assert gateway.most_tokens(parse_completion({"model": "trace", "prompt": "x"}, 400)) == own
+    asked = parse_chat({"model": "trace", "messages": [system, user], "max_tokens": 50, "n": 3})
+    assert gateway.most_tokens(asked) == 150
 
 
 @pytest.mark.parametrize("told", [False, True])

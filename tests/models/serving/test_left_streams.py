@@ -25,8 +25,8 @@ from models.serving.gateway.keys import Key, Keys
 from models.serving.gateway.settings import GatewaySettings
 from models.serving.openai_api.errors import ApiError
 from models.serving.openai_api.requests import Usage, event, parse_chat
-from models.serving.upstreams.contract import Replica
-from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers
+from models.serving.upstreams.contract import Replica, Turn
+from models.serving.upstreams.http import HttpTokens, HttpUpstream, Pool, Servers, _hear
 from models.serving.upstreams.refusals import part_of
 from models.serving.upstreams.rendered import RenderedUpstream
 from models.serving.upstreams.stream_usage import BYTES_A_TOKEN, StreamUsage
@@ -282,3 +282,15 @@ def test_a_client_that_hangs_up_at_the_last_event_has_a_whole_answer() -> None:
             next(line for line in answer.iter_lines() if "[DONE]" in line)
         until(lambda: running.gateway.in_flight == 0)
         assert (len(log.turns), running.figure("trace_gateway_cancelled_total")) == (1, 0)
+
+
+def test_of_several_answers_in_one_stream_the_first_is_heard() -> None:
+    """As of those that come whole: it is what is stored, and what the next turn is known by."""
+    turn = Turn(
+        parse_chat({"model": "base", "messages": [{"role": "user", "content": "x"}], "n": 2}), None, "base", "c"
+    )
+    for index, word in ((1, "No"), (0, "Yes"), (1, ", not allowed."), (0, ", refunded.")):
+        _hear(turn, {"choices": [{"index": index, "delta": {"content": word}}]})
+    for index, reason in ((0, "stop"), (1, "length")):
+        _hear(turn, {"choices": [{"index": index, "delta": {}, "finish_reason": reason}]})
+    assert (turn.heard.message["content"], turn.heard.finish) == ("Yes, refunded.", "stop")

@@ -64,8 +64,13 @@ class SlowRoutes(RouteMaker):
 class LoadedUpstream:
     """Answers after a while with an adapter that the server has from the beginning of the answer to its end."""
 
+    longest = 0
+
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
+
+    def ahead(self, prompt: Prompt) -> int:
+        return 0
 
     def check(self, turn: Turn) -> None:
         if turn.adapter is not None and turn.adapter.name not in self.stage.stubs[0].names:

@@ -13,7 +13,6 @@ from settings import Settings, load_settings
 from tasks.operations import told
 from tasks.operations.told import tell_start
 from tasks.unattended.notices import Notice
-from tasks.unattended.stalls import FILE
 
 
 @pytest.fixture
@@ -43,11 +42,13 @@ def test_a_round_that_begins(settings: Settings, said: list[Notice]) -> None:
 def test_a_hang_is_told_once_by_the_run_that_goes_on(settings: Settings, said: list[Notice]) -> None:
     with flow.opened(settings, fresh=False) as context:
         pass
-    (context.folder / FILE).write_text("Thread 0x1 (most recent call first):")
+    (context.folder / "hung.machine.7.0a.txt").write_text("Thread 0x1 (most recent call first):")
     for _ in range(2):
         with flow.opened(settings, fresh=False) as context:
             tell_start(context)
+            (watched,) = context.folder.glob("hung.*")
             context.store.finish_round(context.round.id, RoundState.INTERRUPTED)
+        assert not watched.exists()
     assert [n.kind for n in said] == ["hung", "started", "started"]
     assert "no progress for 60 minutes" in said[0].text
 

@@ -220,6 +220,19 @@ def test_what_users_say_is_compared_too(world: Any, successes: int, fell: bool) 
     assert world.back == (["shop"] if fell else [])
 
 
+def test_of_what_users_said_only_that_is_read_and_no_conversation(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    both(world)
+    world.store.put([conversation(n, n == 0, LIVE_SINCE + timedelta(seconds=n - 1)) for n in range(3)])
+    rows = Store.rows
+
+    def seen(store: Store, kind: Any, /, **equals: Any) -> Any:
+        assert kind is not ConversationRow, "messages, which may be many and long, come with it"
+        return rows(store, kind, **equals)
+
+    monkeypatch.setattr(Store, "rows", seen)
+    assert world.watch().comparisons[-1].seen == "2 and 1 conversations with feedback"
+
+
 def test_traffic_has_half_of_the_level_and_is_left_out_where_it_is_not_the_parents_alone(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

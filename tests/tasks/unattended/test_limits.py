@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +61,29 @@ def test_each_limit_is_held(store: Store, settings_folder: Path, given: dict[str
     with pytest.raises(LimitReached, match=said):
         held.check(1)
     limits(store, settings_folder, **dict.fromkeys(given, 10**9)).check(1)
+
+
+def test_a_folder_that_goes_while_sizes_are_looked_at_counts_nothing(
+    settings_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training renames and removes its checkpoints meanwhile."""
+    for name in ("a", "b", "c"):
+        (settings_folder / name / "inner").mkdir(parents=True)
+        (settings_folder / name / "inner" / "file").write_bytes(b"x" * 4096)
+    scandir, met = os.scandir, list[str]()
+
+    def removing(path: Any) -> Any:
+        if str(path).endswith("inner"):
+            met.append(str(path))
+            if len(met) == 2:
+                (Path(path) / "file").unlink()
+                Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    held: Any = SimpleNamespace(folder=settings_folder)
+    assert RoundLimits.disk_gib(held) == 2 * 4096 / 2**30
+    assert len(met) == 3
 
 
 def test_time_at_work_counts_what_died_and_what_ran_side_by_side_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +17,12 @@ from tasks.unattended.stalls import hung_before, pulse, unwatched, watched
 ROOT = Path(__file__).parents[3]
 HANGS = """
 import pathlib, sys, threading
-from tasks.unattended.stalls import watched
+from tasks.unattended.stalls import hung_before, watched
+folder = pathlib.Path(sys.argv[1])
 def waits_for_ever(): threading.Event().wait()
-with watched(0.4 / 60, pathlib.Path(sys.argv[1])): waits_for_ever()
+with watched(0.4 / 60, folder):
+    print(hung_before(folder), flush=True)
+    waits_for_ever()
 """
 
 
@@ -53,10 +58,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Interpreter:
 
 
 def test_a_run_that_hangs_ends_and_leaves_its_stacks(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HANGS, str(tmp_path)]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60).returncode == 1
+    """Also where it has looked for those of the run before: a round is watched by then."""
+    command, told = [sys.executable, "-c", HANGS, str(tmp_path)], []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
+        assert done.returncode == 1
+        told.append(done.stdout.decode().strip())
+    assert told[0] == "None"
+    assert "waits_for_ever" in Path(told[1]).read_text()
     left = hung_before(tmp_path)
     assert left is not None
+    assert left != Path(told[1])
     assert "waits_for_ever" in left.read_text()
     assert hung_before(tmp_path) is None, "it is told once"
 
@@ -122,9 +134,22 @@ def test_a_process_ends_with_the_one_that_ordered_it() -> None:
     process.stdout.close()
 
 
-def test_a_process_that_watches_with_another_leaves_it_its_file(tmp_path: Path, clock: Interpreter) -> None:
-    with (tmp_path / stalls.FILE).open("a", encoding="utf-8") as file:  # the round's own process has it open
-        with watched(60, tmp_path, shared=True):
-            pass
+def test_a_process_that_watches_leaves_others_their_files(tmp_path: Path, clock: Interpreter) -> None:
+    with (tmp_path / f"hung.{socket.gethostname()}.{os.getppid()}.0a.txt").open("a", encoding="utf-8") as file:
+        with watched(60, tmp_path):
+            assert hung_before(tmp_path) is None
+        assert hung_before(tmp_path) is None
         file.write("stacks")
-    assert (tmp_path / stalls.FILE).read_text() == "stacks"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["stacks"]
+
+
+def test_what_a_killed_process_left_empty_is_removed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    (tmp_path / f"hung.{socket.gethostname()}.{ended.pid}.0a.txt").touch()
+    (tmp_path / "hung.another-machine.1.0a.txt").touch()
+    (tmp_path / "hung.txt").write_text("stacks that an earlier version left")
+    left = hung_before(tmp_path)
+    assert left is not None
+    assert left.read_text() == "stacks that an earlier version left"
+    assert {path.name for path in tmp_path.iterdir()} == {"hung.another-machine.1.0a.txt", left.name}
