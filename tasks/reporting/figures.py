@@ -160,12 +160,11 @@ class CapabilityFigures(_Figures):
     `reasons` are sentences.
 
     `mean_cov` and `mean_delta` are None of the generalist, which no rule selects. `alone` is the gate's verdict on the
-    adapter alone, with `points` and `adjusted_p` on its own families. `ending`
-    says how training ended, `chosen` which step's weights were taken (0: none's), `renewed` that the live release had a
-    version of it; `kappa` is how far labelling runs agree on it, `transfer` what the early check came to (None: there
-    was none), `passed_over` why modules of the bank were not taken (by the beginning of their hash), `begun` from which
-    weights training began, of those that were compared ("": there was no choice). `learnt` says what an adapter learnt
-    from in the `chosen` steps that none of GRPO's are ("": GRPO made them)."""
+    adapter alone, with `points` and `adjusted_p` on its own families. `ending` says how training ended, `chosen` which
+    step's weights were taken (0: none's), `renewed` that the live release had a version of it; `kappa` is how far
+    labelling runs agree on it, `transfer` what the early check came to (None: there was none), `passed_over` why
+    modules of the bank were not taken (by their hash), `begun` from which weights training began ("": no choice),
+    `learnt` what the `chosen` steps learnt from that GRPO did not make."""
 
     name: str
     mean_cov: float | None
