@@ -253,7 +253,7 @@ def test_labels_lead_to_runs_requests_and_trajectories(played: tuple[Path, Model
     singly = (
         "SELECT COUNT(*) FROM (SELECT 1 FROM labels GROUP BY request_hash HAVING COUNT(DISTINCT trajectory_id) = 1)"
     )
-    assert rows(folder, f"SELECT COUNT(*) FROM ({one})") == [(BATCH,)]
+    assert rows(folder, singly) == [(BATCH,)]
     assert stored["kappa"] == 1.0
 
 
