@@ -234,7 +234,8 @@ def test_the_round_ends_and_trains_what_the_model_named(played: tuple[Path, Mode
 def test_what_was_answered_before_the_kill_is_not_paid_twice(played: tuple[Path, Model, str]) -> None:
     _, model, _ = played
     assert model.stored_at_kill >= 8
-    assert len(model.answered) == 1 + RUNS * 32 // BATCH - 1  # discovery, and all of labelling but what was refused
+    # Discovery, and all of labelling: of the request that was refused, its trajectories singly.
+    assert len(model.answered) == 1 + RUNS * 32 // BATCH - 1 + BATCH
     # Only what was under way when the kill came is asked again: as many calls as may run at once.
     assert sum(model.answered.values()) - len(model.answered) <= 4
 
@@ -242,14 +243,15 @@ def test_what_was_answered_before_the_kill_is_not_paid_twice(played: tuple[Path,
 def test_labels_lead_to_runs_requests_and_trajectories(played: tuple[Path, Model, str]) -> None:
     folder, _, _ = played
     per_run = dict(rows(folder, "SELECT run, COUNT(*) FROM labels GROUP BY run"))
-    assert len(per_run) == RUNS - 1  # the run with a refused request is refused as a whole
+    assert len(per_run) == RUNS  # also the one with a refused request
     assert set(per_run.values()) == {2 * 32}
     lost = "SELECT COUNT(*) FROM labels l LEFT JOIN replies r ON l.request_hash = r.request_hash WHERE r.reply IS NULL"
     assert rows(folder, lost) == [(0,)]
     ((result,),) = rows(folder, "SELECT result FROM stages WHERE name = 'contrast'")
     stored = json.loads(result)
-    assert list(stored["refused"]) == [str(({0, 1, 2} - set(per_run)).pop())]
-    assert "refused to answer" in next(iter(stored["refused"].values()))
+    assert (stored["refused"], stored["filtered"]) == ({}, [])
+    one = "SELECT 1 FROM labels GROUP BY request_hash HAVING COUNT(DISTINCT trajectory_id) = 1"
+    assert rows(folder, f"SELECT COUNT(*) FROM ({one})") == [(BATCH,)]
     assert stored["kappa"] == 1.0
 
 
