@@ -250,10 +250,8 @@ def test_labels_lead_to_runs_requests_and_trajectories(played: tuple[Path, Model
     ((result,),) = rows(folder, "SELECT result FROM stages WHERE name = 'contrast'")
     stored = json.loads(result)
     assert (stored["refused"], stored["filtered"]) == ({}, [])
-    singly = (
-        "SELECT COUNT(*) FROM (SELECT 1 FROM labels GROUP BY request_hash HAVING COUNT(DISTINCT trajectory_id) = 1)"
-    )
-    assert rows(folder, singly) == [(BATCH,)]
+    one = "SELECT 1 FROM labels GROUP BY request_hash HAVING COUNT(DISTINCT trajectory_id) = 1"
+    assert rows(folder, f"SELECT COUNT(*) FROM ({one})") == [(BATCH,)]
     assert stored["kappa"] == 1.0
 
 
