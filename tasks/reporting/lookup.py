@@ -10,8 +10,6 @@ from db import Round, RoundState, StageRow, StageState, Store
 from errors import StoreError
 from models.objects import HomeFiles, files_of
 from settings import Settings
-from tasks.reporting.before_after import before_after, release_figures
-from tasks.reporting.capabilities import capabilities_of
 from tasks.reporting.figures import AT_WORK, GONE, Provenance, RoundFigures, SelectionRule
 from tasks.round.results import ContrastResult, ReportResult
 from tasks.round.stored import StoredRound, in_order
@@ -73,6 +71,10 @@ def _selection(row: Round) -> SelectionRule:
 def _so_far(stored: StoredRound) -> dict[str, Any]:
     """The rule of selection, and what the store says of releases and capabilities; not that where another version
     stored it in another form."""
+    # Here: a round that has its figures is told of without the libraries that these load.
+    from tasks.reporting.before_after import before_after, release_figures
+    from tasks.reporting.capabilities import capabilities_of
+
     rule = _selection(stored.round)
     try:
         around, contrast = before_after(stored), stored.found(ContrastResult)
