@@ -30,7 +30,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from db import DrawnTaskRow, ReleaseRow, Round, open_store
+from db import DrawnTaskRow, ReleaseRow, Round, RoundState, open_store
 from environments.contract import Draw, Drawable, ShiftTested, TargetTask
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
@@ -44,6 +44,7 @@ from tasks.round.stored import StoredRound
 # Numbers that no schedule reaches: the sealed draws of this benchmark.
 SEALED = (1_000_001, 1_000_002)
 POINTS, LEVEL = 10.0, 0.05
+ENDED = (RoundState.DONE, RoundState.FAILED)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def run(rounds: int, seed: int, profile: str, home: Path) -> None:
         listed = subprocess.run(
             [*command[:3], "rounds", "--json", "--home", str(home)], check=True, capture_output=True, text=True
         )
-        ended = [r for r in json.loads(listed.stdout) if r["state"] in ("done", "failed")]
+        ended = [r for r in json.loads(listed.stdout) if r["state"] in ENDED]
         if len(ended) >= rounds:
             return
         began = time.monotonic()
@@ -75,10 +76,11 @@ def run(rounds: int, seed: int, profile: str, home: Path) -> None:
 
 
 def nights_of(context: Context) -> list[Night]:
-    """The rounds of a home, with what was live after each."""
+    """The rounds of a home that have ended, with what was live after each."""
     store, found = context.store, []
     live: ReleaseRow | None = None
-    for row in sorted(store.rows(Round, target=context.round.target), key=lambda r: r.number):
+    rounds = [r for r in store.rows(Round, target=context.round.target) if r.state in ENDED]
+    for row in sorted(rounds, key=lambda r: r.number):
         stored = StoredRound(store, row)
         gated, select, told = stored.found(GateResult), stored.found(SelectResult), stored.found(ReportResult)
         if gated and gated.release:
