@@ -207,8 +207,8 @@ def compare_starts(context: Context, environment: TrainingEnvironment, starts: S
             logger.warning("%s cannot begin from %s: %s", environment.spec.capability, start.capability, problem)
     figures = [figures_of(start, frame, base, names) for start, frame in frames]
     measured = _calibrated(context, environment.spec.capability)
-    followed = measured is not None and measured.detail.get("hinted") is not None
-    return choose(figures, measured.detail.get("start") if measured and followed else None)
+    detail = measured.detail if measured else {}
+    return choose(figures, detail.get("start") if detail.get("hinted") is not None else None)
 
 
 def _played(

@@ -79,8 +79,9 @@ def beginnings_of(context: Context, capability: str) -> list[tuple[str, str] | N
     """`beginning_of`, and with `train.carry` the live generalist behind a champion: what has learnt one thing may not
     even follow advice on another, where the generalist still does."""
     first, live = beginning_of(context, capability), champion_of(context, GENERALIST)
-    carried = live and context.settings.train.carry and first is not None and first[1] != live
-    return [first, (GENERALIST, live)] if carried and live else [first]
+    if live and context.settings.train.carry and first is not None and first[1] != live:
+        return [first, (GENERALIST, live)]
+    return [first]
 
 
 def wanted(context: Context, selected: Sequence[str]) -> bool:
