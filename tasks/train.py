@@ -117,7 +117,8 @@ def train(context: Context, capability: str) -> TrainResult:
 
 
 def _failed(context: Context, capability: str, version: int, row: AdapterRow, why: str) -> TrainResult:
-    run = context.part_run(f"{context.round.id}-{_folder_name(capability, version)}", capability)
+    key = f"{context.round.id}-{_folder_name(capability, version)}"
+    run = context.part_run(key, capability, capability=capability, kind="training")  # the one that was begun, if any
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
     began = {name: row.config[name] for name in ("start", "starts", "keeps") if name in row.config}
     given = {"adapter": row.id, "sha256": "", "steps": done, "run": run, "ending": "failed", "chosen": 0}

@@ -113,9 +113,9 @@ def _remove(path: Path, freed: int) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    except FileNotFoundError:
-        return  # it is gone: another process has renamed or removed it meanwhile
     except OSError as problem:
+        if isinstance(problem, FileNotFoundError) and not path.exists():
+            return  # another process has renamed or removed it meanwhile
         raise StoreError(
             f"{path} cannot be removed ({problem.strerror or problem}), after {freed / 1e9:.2f} GB were freed; make it "
             "writable, then run the command again"
