@@ -4,7 +4,7 @@ that it was run on, and its paired difference to the first.
     python -m benchmarks.beside results/night-shown:trace results/night-cloned:demonstrations results/night-28:trace
 
 An argument is a folder of seeds' files (under `benchmarks/`, or any) and a method of them; the table calls it
-FOLDER:METHOD. The files must be of the same target, data and test tasks; budget and settings may differ, and it is for
+FOLDER:METHOD. Several folders, with commas between them, are one series: each has other seeds. The files must be of the same target, data and test tasks; budget and settings may differ, and it is for
 the reader to say by what. Intervals and p-values are those of `trace-agent compare-methods`.
 """
 
@@ -22,24 +22,30 @@ from tasks.comparison.table import REFERENCE, table_of
 HERE = Path(__file__).parent
 
 
+def with_method(folder: str, target: str, method: str) -> list[SeedResult]:
+    """A folder's results that have `method`; raises `ConfigurationError` where none has."""
+    where = HERE / folder if (HERE / folder).is_dir() else Path(folder)
+    if results := [r for r in read_results(where, target) if method in r.methods]:
+        return results
+    raise ConfigurationError(f"{where} has no file of {target} with the method {method!r}; name one that it has")
+
+
 def gathered(asked: Sequence[str], target: str) -> list[SeedResult]:
     """Results by seed with the methods `asked` for (FOLDER:METHOD) under those names, the first as the reference.
 
     Raises `ConfigurationError` for a method that no file of its folder has, and for files of other data or tasks."""
     found: dict[int, SeedResult] = {}
     for place, name in enumerate(asked):
-        folder, _, method = name.rpartition(":")
-        where = HERE / folder if (HERE / folder).is_dir() else Path(folder)
-        results = [r for r in read_results(where, target) if method in r.methods]
-        if not results:
-            raise ConfigurationError(
-                f"{where} has no file of {target} with the method {method!r}; name one that it has"
-            )
-        for result in results:
+        folders, _, method = name.rpartition(":")
+        series = [r for folder in folders.split(",") for r in with_method(folder, target, method)]
+        seeds = [r.seed for r in series]
+        if twice := sorted({s for s in seeds if seeds.count(s) > 1}):
+            raise ConfigurationError(f"{folders}: seed {twice[0]} is in two of the folders; name one of them")
+        for result in series:
             known = found.setdefault(result.seed, result.model_copy(update={"methods": {}}))
             if (result.data_hash, result.families, result.shift) != (known.data_hash, known.families, known.shift):
-                raise ConfigurationError(f"seed {result.seed} in {where} is of other data or tasks than in {asked[0]}")
-            called = REFERENCE if place == 0 else f"{Path(folder).name}:{method}"
+                raise ConfigurationError(f"seed {result.seed} in {name} is of other data or tasks than in {asked[0]}")
+            called = REFERENCE if place == 0 else f"{'+'.join(Path(f).name for f in folders.split(','))}:{method}"
             found[result.seed] = known.with_method(called, result.methods[method])
     first = next(iter(found.values()))
     same: dict[str, object] = {n: getattr(first, n) for n in ("budget", "settings", "profile", "base", "trials")}

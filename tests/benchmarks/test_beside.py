@@ -1,0 +1,32 @@
+"""What `benchmarks.beside` makes of several folders of seeds' files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.beside import gathered
+from errors import ConfigurationError
+from tasks.comparison.results import path_of, write_result
+from tests.tasks.comparison.seed_files import figures, seed_result
+
+
+def folder(home: Path, *seeds: int, solved: int) -> Path:
+    home.mkdir()
+    for seed in seeds:
+        write_result(path_of(home, "shop", seed), seed_result(seed, {"trace": figures(solved), "base": figures(2)}))
+    return home
+
+
+def test_folders_with_other_seeds_are_one_series(tmp_path: Path) -> None:
+    first, second = folder(tmp_path / "a", 1, 2, solved=20), folder(tmp_path / "b", 3, solved=10)
+    found = gathered([f"{first},{second}:trace", f"{first},{second}:base"], "shop")
+    assert [r.seed for r in found] == [1, 2, 3]
+    assert all(set(r.methods) == {"trace", "a+b:base"} for r in found)
+
+
+def test_a_seed_of_two_folders_is_no_series(tmp_path: Path) -> None:
+    first, second = folder(tmp_path / "a", 1, 2, solved=20), folder(tmp_path / "b", 2, solved=10)
+    with pytest.raises(ConfigurationError, match="seed 2 is in two of the folders"):
+        gathered([f"{first},{second}:trace"], "shop")
