@@ -4,8 +4,9 @@ that it was run on, and its paired difference to the first.
     python -m benchmarks.beside results/night-shown:trace results/night-cloned:demonstrations results/night-28:trace
 
 An argument is a folder of seeds' files (under `benchmarks/`, or any) and a method of them; the table calls it
-FOLDER:METHOD. Several folders, with commas between them, are one series: each has other seeds. The files must be of the same target, data and test tasks; budget and settings may differ, and it is for
-the reader to say by what. Intervals and p-values are those of `trace-agent compare-methods`.
+FOLDER:METHOD. Several folders, with commas between them, are one series: each has other seeds. The files must be of the
+same target, data and test tasks; budget and settings may differ, and it is for the reader to say by what. Intervals and
+p-values are those of `trace-agent compare-methods`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from db import DrawnTaskRow, ReleaseRow, Round, RoundState, open_store
+from db import DrawnTaskRow, ReleaseRow, Round, RoundState, VerdictRow, open_store
 from environments.contract import Draw, Drawable, ShiftTested, TargetTask
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
@@ -83,15 +83,13 @@ def nights_of(context: Context) -> list[Night]:
     for row in sorted(rounds, key=lambda r: r.number):
         stored = StoredRound(store, row)
         gated, select, told = stored.found(GateResult), stored.found(SelectResult), stored.found(ReportResult)
+        # A challenge that nothing passes leaves no gate to ask, and its verdicts all the same.
+        verdicts = {v.subject: v.verdict for v in store.rows(VerdictRow, round_id=row.id)}
         if gated and gated.release:
             live = store.row(ReleaseRow, target=row.target, number=gated.release)
         chosen = list(select.selected) if select else []
-        endings = ", ".join(
-            f"{c}: {gated.verdicts.get(c, 'not tried') if gated else 'not tried'}"
-            for c in chosen
-            if stored.found(TrainResult, c)
-        )
-        whole = f" | release: {gated.verdicts['release']}" if gated and "release" in gated.verdicts else ""
+        endings = ", ".join(f"{c}: {verdicts.get(c, 'not tried')}" for c in chosen if stored.found(TrainResult, c))
+        whole = f" | release: {verdicts['release']}" if "release" in verdicts else ""
         reason = (told.reason if told else "") or row.reason
         found.append(Night(row.number, live, chosen, endings + whole, reason, (row.seconds or 0) / 60, row))
     return found
