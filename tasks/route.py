@@ -18,7 +18,7 @@ from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RouteResult
 from tasks.round.stage import stage
-from tasks.routing.examples import Example, examples_of
+from tasks.routing.examples import Example, definitions_of, examples_of
 from tasks.routing.fitting import fitted
 from tasks.tracking.wrong_routes import answers_unlike, tell_wrong_routes
 
@@ -40,7 +40,7 @@ def route(context: Context) -> RouteResult:
     unlike = answers_unlike(tell_wrong_routes(context, tried), kept)
     examples = examples_of(context, members)
     with context.model:
-        found = fitted(context, examples, unlike)
+        found = fitted(context, examples, unlike, definitions=definitions_of(context, members))
     router = found.router
     _save(context, router, ROUTER)
     evidence = {"new": challenged.passed, "unlike": unlike}
@@ -62,16 +62,18 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
     answers these today and with many votes each. None where no example is of one of them, or where the candidate has
     renewed all that answers them: then nobody is left who could. What is stored of it says which they are."""
-    examples = examples_of(context, _routed(candidate))
+    members = _routed(candidate)
+    examples = examples_of(context, members)
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     fell = set(frame[frame["family"].isin(list(families))]["id"])
     asked = [e for e in examples if e.id in fell and e.label is not None]
     labels = _answering_today(context, candidate, asked)
     if not labels:
         return None
+    unlike, definitions = str(candidate.evidence.get("unlike", "")), definitions_of(context, members)
     with context.model:
         again = [replace(e, label=labels.get(e.id, e.label)) for e in examples]
-        router = fitted(context, again, str(candidate.evidence.get("unlike", "")), labels).router
+        router = fitted(context, again, unlike, labels, definitions).router
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
     return _candidate(context, candidate.members, router, AMENDED, evidence)

@@ -259,6 +259,18 @@ def _diagnosis(context: Context, round_id: str) -> tuple[pd.DataFrame, pd.DataFr
     return frame, labels
 
 
+def definitions_of(context: Context, members: Mapping[str, str]) -> dict[str, str]:
+    """What the capabilities of these members (adapter id by capability) are, as the rounds that trained them wrote it
+    down; without those of which nothing is written."""
+    found = {}
+    for capability, identity in members.items():
+        row = context.store.row(AdapterRow, id=identity)
+        about = row and row.capability_id and context.store.row(CapabilityRow, id=row.capability_id)
+        if about and about.definition:
+            found[capability] = about.definition
+    return found
+
+
 def _capability_of(context: Context, adapters: pd.Series[str]) -> dict[str, str]:
     """Capability by adapter id."""
     found = {}

@@ -40,6 +40,7 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     context = Mock(folder=tmp_path / "round", settings=Mock(router=mode), model=nullcontext(), incumbent=incumbent)
     context.round.id = "round"
     context.store.trajectory_frame.return_value = frame
+    context.store.row.return_value = SimpleNamespace(capability_id="c", definition="Calls what\nis asked for.")
     monkeypatch.setattr(fitting, "kept_out", lambda _: False)
     monkeypatch.setattr(route_file, "examples_of", lambda *_: examples)
     monkeypatch.setattr(route_file, "new_candidate", lambda store, **given: SimpleNamespace(**given))
@@ -59,6 +60,8 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     assert list(saved.labels) == ["new"] * 6 + [live] * 6 + ["old"] * 6
     assert [d.capability for d in saved.decide(where)] == list(saved.labels)
     assert saved.mode == mode
+    said = {c.capability: c.description for c in saved.candidates}
+    assert said == {"new": "Calls what is asked for.", "old": "Calls what is asked for."} | ({} if live else {"": ""})
     assert amend(context, first, ["never met"]) is None
     if live:  # what answers the family today is in the candidate no longer: nobody is left whom it could be left to
         incumbent.members["old"] = {"adapter_id": "the version before"}
