@@ -98,12 +98,12 @@ def _voting(examples: Sequence[Example], insisted: Collection[str], definitions:
     vectors = np.stack([e.vector for e in examples])
     router = Router.fit(vectors, labels, [e.id for e in examples], near).insisting(insisted)
     # On one line each, as the label prompt lists them.
-    return router.described([Candidate(c, " ".join(definitions[c].split())) for c in router.classes if c in definitions])
+    return router.described(
+        [Candidate(c, " ".join(definitions[c].split())) for c in router.classes if c in definitions]
+    )
 
 
-def _linear(
-    examples: Sequence[Example], insisted: Collection[str], definitions: Mapping[str, str]
-) -> Fitted | None:
+def _linear(examples: Sequence[Example], insisted: Collection[str], definitions: Mapping[str, str]) -> Fitted | None:
     """A router by expected success, None where too few examples show it of some class. An insisted example is solved
     by its label and by nothing else."""
     voting = _voting([e for e in examples if e.label is not None], insisted, definitions)
