@@ -77,7 +77,7 @@ class SelectionSettings(Part):
 class CalibrationSettings(Part):
     """Section 4 of the method. `informative_alone` accepts below the success band when groups are informative."""
 
-    seeds: int = Field(100, ge=2)
+    seeds: int = Field(100, ge=2, le=100_000)  # as many as one round's are from the next one's
     samples: int = Field(16, ge=2)
     low: float = 0.2
     high: float = 0.6

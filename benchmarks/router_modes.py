@@ -27,7 +27,7 @@ from settings import load_settings
 from tasks.measuring.lineup import members_of
 from tasks.round.context import Context
 from tasks.round.stage import open_context
-from tasks.routing.examples import examples_of
+from tasks.routing.examples import definitions_of, examples_of
 from tasks.routing.fitting import MOST, fitted
 
 LAYERS = ((3, 8), (9, 16), (14, 22), (22, 28))
@@ -77,7 +77,8 @@ def by_mode(context: Context) -> None:
     known = {name: rows.groupby("task_id")["success"].first().astype(float) for name, rows in played.items()}
     examples = examples_of(context, members)
     with context.model:
-        found = fitted(context, examples, str(release.evidence.get("unlike", "")))
+        unlike, definitions = str(release.evidence.get("unlike", "")), definitions_of(context, members)
+        found = fitted(context, examples, unlike, definitions=definitions)
         given = openings(context.target.environment, context.base.renderer, tasks)
         decided = found.router.route(context.base.policy, context.base.renderer, given)
     got = np.array([known[d.capability].get(t.id, np.nan) for d, t in zip(decided, tasks, strict=True)])

@@ -220,7 +220,8 @@ def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> Rou
     with opened(settings, fresh) as context:
         if settings.profile == "dry":
             return RoundOutcome(round=context.round.id, checked=check(context))
-        logger.info("plan: %s", plan_of(settings, context.target, pace_of(context.store, settings)).text())
+        plan = plan_of(settings, context.target, pace_of(context.store, settings), context.parent)
+        logger.info("plan: %s", plan.text())
         logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context, death_told)
         for _ in stages(context):

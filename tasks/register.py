@@ -10,11 +10,12 @@ from prefect.artifacts import create_link_artifact
 from db import AdapterRow, AdapterState
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
+from models.adapters.fingerprint import Fingerprint
 from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
 from tasks.measuring.lineup import champion_of, load_member
 from tasks.measuring.statistics import clustered_interval
-from tasks.round.adapters import load_trained, own_adapter
+from tasks.round.adapters import kept_proof, load_trained, own_adapter
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import RegisterResult, SynthesizeResult, TrainResult
@@ -26,15 +27,16 @@ from tasks.synthesis.environments import stored_environment
 
 @stage("register", title="register {capability}")
 def register(context: Context, capability: str) -> RegisterResult:
-    """Probe the adapter, measure it on fresh seeds against the base and the champion that it was trained on from, and
-    register it in MLflow as challenger."""
+    """Load the adapter, measure it on fresh seeds against the base and the champion that it was trained on from, and
+    register it in MLflow as challenger, with the proof of its training's end."""
     environment_id = context.result(SynthesizeResult, capability).environment
     run = context.result(TrainResult, capability).run
     identity = own_adapter(context.stored, capability)
     environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     name = load_trained(context.stored, context.policy, context.files, capability)
-    with context.model:
-        proof = fingerprint_on(context.policy, context.probe, name)
+    row = context.store.row(AdapterRow, id=identity)
+    assert row is not None
+    proof = proof_of(context, row, name)
     moved = proof.largest_move
     ground = context.training_ground(environment.spec.id, environment.environment, identity)
     first = FRESH_SEED + seed_offset(context.round.number)
@@ -61,8 +63,6 @@ def register(context: Context, capability: str) -> RegisterResult:
         side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
         for side, f in sides.items()
     }
-    row = context.store.row(AdapterRow, id=identity)
-    assert row is not None
     record = AdapterRecord(
         capability,
         context.base.identity.base,
@@ -104,3 +104,12 @@ def register(context: Context, capability: str) -> RegisterResult:
         adapter_success=rates["adapter"].rate,
         liveness=moved,
     )
+
+
+def proof_of(context: Context, adapter: AdapterRow, name: str) -> Fingerprint:
+    """How the adapter, which is loaded under this name, is recognised: as it was found when its training ended, or
+    taken now where these weights were not probed then (by an earlier version)."""
+    if (kept := kept_proof(adapter)) is not None:
+        return kept
+    with context.model:
+        return fingerprint_on(context.policy, context.probe, name)

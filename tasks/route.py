@@ -5,12 +5,14 @@ and fit the router for exactly these (method, section 6; the router is `models.r
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from db import AdapterRow, ReleaseRow
+from models.adapters.blending import parts_named
 from models.router.router import Router
 from tasks.measuring.lineup import lineup_of, members_of, try_on_diagnosis
 from tasks.releases.lifecycle import new_candidate
@@ -18,9 +20,11 @@ from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RouteResult
 from tasks.round.stage import stage
-from tasks.routing.examples import Example, examples_of
+from tasks.routing.examples import Example, definitions_of, examples_of
 from tasks.routing.fitting import fitted
 from tasks.tracking.wrong_routes import answers_unlike, tell_wrong_routes
+
+logger = logging.getLogger("trace")
 
 # Folders of the round: the router as it was fitted, and with families left to what answers them today.
 ROUTER, AMENDED = "router", "router-amended"
@@ -40,10 +44,15 @@ def route(context: Context) -> RouteResult:
     unlike = answers_unlike(tell_wrong_routes(context, tried), kept)
     examples = examples_of(context, members)
     with context.model:
-        found = fitted(context, examples, unlike)
+        found = fitted(context, examples, unlike, definitions=definitions_of(context, members))
     router = found.router
     _save(context, router, ROUTER)
-    evidence = {"new": challenged.passed, "unlike": unlike}
+    old = _old_blends(context.parent, own)
+    for name in old:
+        logger.warning(
+            "%s is left out of the candidate: it holds weights that the round has renewed; blend again", name
+        )
+    evidence = {"new": challenged.passed, "unlike": unlike, **({"blends_left": old} if old else {})}
     candidate = _candidate(context, _versions(context, own), router, ROUTER, evidence)
     return RouteResult(
         candidate=candidate.id,
@@ -62,16 +71,18 @@ def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) ->
     """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
     answers these today and with many votes each. None where no example is of one of them, or where the candidate has
     renewed all that answers them: then nobody is left who could. What is stored of it says which they are."""
-    examples = examples_of(context, _routed(candidate))
+    members = _routed(candidate)
+    examples = examples_of(context, members)
     frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
     fell = set(frame[frame["family"].isin(list(families))]["id"])
     asked = [e for e in examples if e.id in fell and e.label is not None]
     labels = _answering_today(context, candidate, asked)
     if not labels:
         return None
+    unlike, definitions = str(candidate.evidence.get("unlike", "")), definitions_of(context, members)
     with context.model:
         again = [replace(e, label=labels.get(e.id, e.label)) for e in examples]
-        router = fitted(context, again, str(candidate.evidence.get("unlike", "")), labels).router
+        router = fitted(context, again, unlike, labels, definitions).router
     _save(context, router, AMENDED)
     evidence = {**candidate.evidence, "left": sorted(families)}
     return _candidate(context, candidate.members, router, AMENDED, evidence)
@@ -105,8 +116,9 @@ def _routed(release: ReleaseRow | None) -> dict[str, str]:
 
 def _versions(context: Context, own: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Exact versions of the members, with their digests: the parent's as they stand, blends among them, and in place of
-    those that the round renewed its `own` adapters."""
-    given = {c: dict(member) for c, member in context.parent.members.items()} if context.parent else {}
+    those that the round renewed its `own` adapters; without the blends of those."""
+    before, old = context.parent.members if context.parent else {}, _old_blends(context.parent, own)
+    given = {c: dict(member) for c, member in before.items() if c not in old}
     for capability, identity in own.items():
         row = context.store.row(AdapterRow, id=identity)
         assert row is not None, "the round's own adapters are stored"
@@ -117,6 +129,13 @@ def _versions(context: Context, own: Mapping[str, str]) -> dict[str, dict[str, s
             "sha256": row.sha256,
         }
     return given
+
+
+def _old_blends(parent: ReleaseRow | None, own: Mapping[str, str]) -> list[str]:
+    """The parent's blends that hold the weights of a member which the round renewed: beside its new adapter they would
+    answer as it was. They are left out until somebody publishes them again."""
+    blends = [c for c, member in parent.members.items() if not member["adapter_id"]] if parent else []
+    return sorted(name for name in blends if own.keys() & parts_named(name).keys())
 
 
 def _candidate(

@@ -8,6 +8,7 @@ deltas by TIES (Yadav et al., 2023, arXiv 2306.01708) and gives the closest adap
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from models.adapters.files import CONFIG, export_adapter, order_config
 QUARTERS = 4
 # Share of the largest changes that TIES keeps of each adapter: its paper's value.
 TIES_DENSITY = 0.2
+_BLEND = re.compile(r"blend(-[^-]+-[1-4])+")
 
 
 def blend_name(weights: Mapping[str, float]) -> str:
@@ -41,6 +43,14 @@ def blend_parts(weights: Mapping[str, float]) -> dict[str, int]:
         raise AdapterError(f"weights {dict(weights)} are no shares; give a number from 0 to 1 for each capability")
     parts = {name: round(QUARTERS * weight) for name, weight in weights.items() if name}
     return {name: quarters for name, quarters in parts.items() if quarters}
+
+
+def parts_named(name: str) -> dict[str, int]:
+    """Capability -> quarters, of the blend that `blend_name` gave this name; empty for any other name."""
+    if not _BLEND.fullmatch(name):
+        return {}
+    words = name.split("-")[1:]  # no capability's name has a dash
+    return {capability: int(quarters) for capability, quarters in zip(words[::2], words[1::2], strict=True)}
 
 
 def blend(model: Any, folders: Mapping[Path, float], destination: Path, most_rank: int = 0, ties: bool = False) -> Path:

@@ -110,14 +110,7 @@ def discover(
 ) -> tuple[MinedCapability, ...]:
     """Up to `candidates` capabilities that separate failed from passed trajectories. Discovery sees outcomes: it is
     asked for a contrast. Raises `LabelError` without a failed and a passed trajectory."""
-    failed, passed = ([t for t in transcripts if t.passed is outcome] for outcome in (False, True))
-    if not failed or not passed:
-        raise LabelError(f"{len(failed)} failed and {len(passed)} passed trajectories: a contrast needs both")
-    rng = random.Random(settings.seed)
-    shown = [
-        *rng.sample(failed, min(settings.shown, len(failed))),
-        *rng.sample(passed, min(settings.shown, len(passed))),
-    ]
+    shown = shown_of(transcripts, settings)
     aliases = {f"T{i + 1}": transcript for i, transcript in enumerate(shown)}
     blocks = [
         f"### {alias} ({'PASSED' if t.passed else 'FAILED'})\n{compact(t.messages, settings.trajectory_tokens, t.id)}"
@@ -142,6 +135,19 @@ def discover(
         )
         for found in answer.value.capabilities
     )
+
+
+def shown_of(transcripts: Sequence[Transcript], settings: MiningSettings) -> list[Transcript]:
+    """The trajectories that discovery is shown: at most `shown` of each outcome. Raises `LabelError` without a failed
+    and a passed one."""
+    failed, passed = ([t for t in transcripts if t.passed is outcome] for outcome in (False, True))
+    if not failed or not passed:
+        raise LabelError(f"{len(failed)} failed and {len(passed)} passed trajectories: a contrast needs both")
+    rng = random.Random(settings.seed)
+    return [
+        *rng.sample(failed, min(settings.shown, len(failed))),
+        *rng.sample(passed, min(settings.shown, len(passed))),
+    ]
 
 
 def label(

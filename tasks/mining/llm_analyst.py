@@ -17,8 +17,9 @@ from errors import LabelError
 from models.providers.analyst import Analyst
 from settings import Settings
 from tasks.mining.agreement import agreement
+from tasks.mining.discovery import discover_readable
 from tasks.mining.judging import judge_fit
-from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, discover, label
+from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, label
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
@@ -73,18 +74,21 @@ class LlmAnalyst:
         """Discover and label, store all of it, and return the figures of the stage.
 
         `frame` holds the outcomes [trajectory_id, passed]. Where there is nothing to contrast (one outcome alone, or
-        what the model refuses leaves one alone) nothing is found and stored. Raises what `label` raises where fewer
-        than `required` runs can be complete: nothing could be selected.
+        what the model refuses, to name candidates or to label, leaves one alone) nothing is found and stored. Raises
+        what `label` raises where fewer than `required` runs can be complete: nothing could be selected.
         """
         outcomes = {str(r.trajectory_id): bool(r.passed) for r in frame.itertuples()}
         transcripts, too_long = transcripts_of(self.stored.store, outcomes, self.settings.trajectory_tokens)
         if len({t.passed for t in transcripts}) < 2:
-            return self._nothing(too_long, [])
-        candidates = discover(self.client, transcripts, self.text, self.settings)
+            return self._nothing(too_long, [], [])
+        found = discover_readable(self.client, transcripts, self.text, self.settings)
+        candidates, unread = found.candidates, list(found.refused)
+        if not candidates:
+            return self._nothing(too_long, [], unread)
         labelling = label(self.client, transcripts, candidates, self.text, self.settings, required)
         filtered = list(labelling.filtered)
         if labelling.labels["passed"].nunique() < 2:
-            return self._nothing(too_long, filtered)
+            return self._nothing(too_long, filtered, unread)
         complete = self.settings.runs - len({run for run, _ in labelling.refused} | set(labelling.waiting))
         store, round_id = self.stored.store, self.stored.round.id
         store_candidates(store, round_id, NAME, candidates, {c.name: c.request_hash for c in candidates})
@@ -99,6 +103,7 @@ class LlmAnalyst:
             refused={str(run): why for run, why in labelling.refused},
             too_long=too_long,
             filtered=filtered,
+            unread=unread,
             kappa=kappa,
             kappa_by_capability=by_capability,
             spend=self.stored.spent(),
@@ -106,7 +111,7 @@ class LlmAnalyst:
         _show(candidates, result)
         return result
 
-    def _nothing(self, too_long: list[str], filtered: list[str]) -> ContrastResult:
+    def _nothing(self, too_long: list[str], filtered: list[str], unread: list[str]) -> ContrastResult:
         """The result where failures and successes do not stand side by side."""
         return ContrastResult(
             analyst=NAME,
@@ -115,6 +120,7 @@ class LlmAnalyst:
             labels=0,
             too_long=too_long,
             filtered=filtered,
+            unread=unread,
             spend=self.stored.spent(),
         )
 
@@ -158,6 +164,7 @@ def _show(candidates: Sequence[MinedCapability], result: ContrastResult) -> None
         *(f"Run {run} was refused: {why}" for run, why in result.refused.items()),
         *([f"{len(result.too_long)} trajectories were too long to label."] if result.too_long else []),
         *([f"{len(result.filtered)} trajectories were refused, also alone."] if result.filtered else []),
+        *([f"Candidates were named without {len(result.unread)} refused trajectories."] if result.unread else []),
     ]
     create_markdown_artifact(key="labelling", markdown="\n\n".join(lines))
 

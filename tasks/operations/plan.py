@@ -10,16 +10,19 @@ are not known, and the plan says so.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass
 
-from db import Round, RoundState, StageRow, Store, open_store
+from db import GENERALIST, ReleaseRow, Round, RoundState, StageRow, Store, open_store
 from environments.contract import SPLITS, Drawable, Generators, Target
 from errors import ConfigurationError
 from settings import Settings
 from tasks.measuring.gate_plan import noop_tasks, settling_episodes
+from tasks.measuring.lineup import members_of
 from tasks.operations.devices import check_gpu
 from tasks.operations.training_memory import check_training, memory_text
+from tasks.releases.lifecycle import live_release
 from tasks.round.analyst import round_client, target_of
 from tasks.round.preflight import least_calls
 from tasks.round.registry import open_registry
@@ -68,8 +71,10 @@ class RoundPlan:
         return f"{text}; at most about {max(1, round(self.rollouts * self.seconds / 60))} minutes on this machine"
 
 
-def plan_of(settings: Settings, target: Target, seconds: float | None = None) -> RoundPlan:
-    """The plan of a round with these settings."""
+def plan_of(
+    settings: Settings, target: Target, seconds: float | None = None, live: ReleaseRow | None = None
+) -> RoundPlan:
+    """The plan of a round with these settings that goes on from the release `live` (None: the bare base)."""
     s, t = settings, settings.train
     counts = {split: len(target.tasks(split)) for split in SPLITS}
     most = {split: min(n, s.rollout.tasks or n) for split, n in counts.items()}
@@ -91,20 +96,36 @@ def plan_of(settings: Settings, target: Target, seconds: float | None = None) ->
     validation = (3 * most["validation"] + 2 * further) * trials + settling + noop_tasks(most["validation"])
     test = (3 * s.evaluation.trials + 1) * most["test"]
     choosing = (contenders + starts) * (t.choosing + retained(t.choosing))
-    fresh, batch = 2 * s.evaluation.fresh, t.groups * t.group_size
+    # Base and adapter, and the champion that it was trained on from.
+    champions, batch = _champions(live), t.groups * t.group_size
+    fresh = (3 if champions - {GENERALIST} else 2) * s.evaluation.fresh
+    again = (3 if GENERALIST in champions else 2) * s.evaluation.fresh
     return RoundPlan(
         diagnosis=most["diagnosis"] * s.rollout.trials,
         capabilities=s.selection.most,
-        calibration=s.calibration.seeds * s.calibration.samples,
+        calibration=s.calibration.seeds * s.calibration.samples * _calibrations(s, champions),
         steps=s.training_steps(),
         batch=batch,
         choosing=choosing,
         fresh=fresh,
-        generalist=fresh + (0 if t.demonstrations else _shown(target)) if t.generalist else 0,
+        generalist=again + (0 if t.demonstrations else _shown(target)) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),
         seconds=seconds,
     )
+
+
+def _champions(live: ReleaseRow | None) -> set[str]:
+    """What a release has adapters for that a round trained: its members but for blends."""
+    return {name for name, adapter in members_of(live).items() if adapter}
+
+
+def _calibrations(settings: Settings, champions: Collection[str]) -> int:
+    """The most times that an environment's scenarios are calibrated on: without advice and with it, by a champion and
+    by the live generalist behind it."""
+    train = settings.train
+    behind = train.carry and GENERALIST in champions and len(champions) > 1
+    return (2 if train.hints else 1) * (2 if behind else 1)
 
 
 def _shown(target: Target) -> int:
@@ -144,7 +165,7 @@ def rehearse(settings: Settings) -> list[str]:
     with open_store(settings.database_url) as store, closing(round_client(settings, store, None)) as client:
         target = target_of(settings, store, client)
         open_registry(settings, settings.target).champions()
-        plan = plan_of(settings, target, pace_of(store, settings))
+        plan = plan_of(settings, target, pace_of(store, settings), live_release(store, settings.target))
         tasks = {split: len(target.tasks(split)) for split in SPLITS}
         return [
             f"target {settings.target} with {tasks}",

@@ -76,6 +76,11 @@ def analyst_warnings(capabilities: Sequence[CapabilityFigures], contrast: Contra
             f"{len(contrast.filtered)} trajectories were refused by the model or its provider's filter, also alone; "
             "coverage and contrast are without them."
         )
+    if contrast and contrast.unread:
+        warnings.append(
+            f"{len(contrast.unread)} trajectories were refused by the model or its provider's filter when candidates "
+            "were looked for; these were named without them."
+        )
     if any(v.sandbox == str(SandboxLevel.PROCESS) for c in capabilities for v in c.versions):
         warnings.append(UNCONFINED)
     return warnings

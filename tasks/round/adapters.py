@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from db import AdapterRow, EnvironmentRow, Store, row_id
+from models.adapters.fingerprint import TAG, Fingerprint, read_fingerprint
 from models.adapters.loading import load_folder
 from models.objects import HomeFiles
 from models.policy import TrainablePolicy
 from tasks.round.results import RegisterResult, SelectResult, TrainResult
 from tasks.round.stored import StoredRound
+
+# Of what is stored of an adapter the part that says how its weights were found to be live.
+PROOF = "proof"
 
 
 def adapter_id(round_id: str, capability: str, version: int = 1) -> str:
@@ -32,6 +36,20 @@ def families_about(store: Store, adapter: AdapterRow) -> tuple[str, ...]:
         return ()
     spec = environment.spec.get("environment", environment.spec)
     return tuple(spec.get("families", ()))
+
+
+def keep_proof(store: Store, adapter: AdapterRow, proof: Fingerprint) -> None:
+    """Keep how an adapter was found to be live, with the digest of the weights that were probed."""
+    kept = {"sha256": adapter.sha256, TAG: proof.text()}
+    store.set_state(AdapterRow, adapter.id, adapter.state, metrics={**adapter.metrics, PROOF: kept})
+
+
+def kept_proof(adapter: AdapterRow) -> Fingerprint | None:
+    """What `keep_proof` kept of these very weights; None where they were not probed yet."""
+    kept = adapter.metrics.get(PROOF)
+    if not kept or kept["sha256"] != adapter.sha256:
+        return None
+    return read_fingerprint(kept, adapter.id)
 
 
 def load_trained(stored: StoredRound, policy: TrainablePolicy, files: HomeFiles, capability: str) -> str:

@@ -55,8 +55,8 @@ class RolloutResult(StageResult):
 
 class ContrastResult(StageResult):
     """Names of the candidate capabilities, and how many labels they got. The rest is a language model's: which, how
-    many of its runs were complete, why others were refused, which trajectories were too long or refused by it, and
-    Fleiss' kappa."""
+    many of its runs were complete, why others were refused, which trajectories were too long or refused by it, which
+    (`unread`) were refused when candidates were looked for, and Fleiss' kappa."""
 
     stage: ClassVar[str] = "contrast"
     analyst: str
@@ -67,6 +67,7 @@ class ContrastResult(StageResult):
     refused: dict[str, str] = {}
     too_long: list[str] = []
     filtered: list[str] = []
+    unread: list[str] = []
     kappa: float | None = None
     kappa_by_capability: dict[str, float | None] = {}
     spend: dict[str, float] = {}

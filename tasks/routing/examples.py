@@ -76,7 +76,7 @@ def diagnosed(frame: pd.DataFrame, labels: pd.DataFrame, capabilities: Sequence[
 class Example:
     """How a task began and where that lies (d,), what should answer it ("" the base, None: nothing solves what lies
     around it), and the trajectory that shows it. `successes` are the shares in which classes solved it, by class, of
-    those that played it; `task` is the task's id."""
+    those that played it, `players` the ids of the adapters that these are of ("" the base); `task` is the task's id."""
 
     id: str
     opening: Opening
@@ -84,6 +84,7 @@ class Example:
     label: str | None
     successes: Mapping[str, float] = field(default_factory=dict)
     task: str = ""
+    players: Mapping[str, str] = field(default_factory=dict)
 
 
 def successes_of(frame: pd.DataFrame, tried: Mapping[str, pd.Series], classes: Sequence[str]) -> np.ndarray:
@@ -114,20 +115,23 @@ def examples_of(context: Context, members: Mapping[str, str]) -> list[Example]:
     for round_id in sorted(rounds, key=lambda identity: context.store.round(identity).number):
         diagnosis = _diagnosis(context, round_id)
         shown = _embedded(context, practice[round_id])
-        tried = _tried(context, [(c, row) for c, row in lineage if row.round_id == round_id])
+        own = [(c, row) for c, row in lineage if row.round_id == round_id]
+        tried = _tried(context, own)
         if diagnosis is None:
             found |= shown
         elif not tried:  # a round that was played before adapters were tried
             frame, labels = diagnosis
             found |= shown | _embedded(context, diagnosed(frame, labels, list(members)))
         else:
-            found |= _by_success(context, diagnosis[0], tried, ["", *sorted(members)], shown)
+            versions = {c: row.id for c, row in own}
+            found |= _by_success(context, diagnosis[0], tried, versions, ["", *sorted(members)], shown)
     return joined(list(found.values()))
 
 
 def joined(examples: Sequence[Example]) -> list[Example]:
-    """One example a task: of several rounds that played it the last one's, with the means of what was solved in all.
-    One that stood there twice would be told by itself when it is left out."""
+    """One example a task: of several rounds that played it the last one's, with the means of what was solved in all; of
+    a class that was renewed between them what its last version solved. One that stood there twice would be told by
+    itself when it is left out."""
     by_task: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         by_task[example.task or example.id].append(example)
@@ -136,7 +140,8 @@ def joined(examples: Sequence[Example]) -> list[Example]:
 
 def _joined(same: Sequence[Example]) -> Example:
     classes = dict.fromkeys(c for example in same for c in example.successes)
-    known = {c: [e.successes[c] for e in same if c in e.successes] for c in classes}
+    last = {c: e.players.get(c) for e in same for c in e.successes}
+    known = {c: [e.successes[c] for e in same if c in e.successes and e.players.get(c) == last[c]] for c in classes}
     return replace(same[-1], successes={c: float(np.mean(shares)) for c, shares in known.items()})
 
 
@@ -144,6 +149,7 @@ def _by_success(
     context: Context,
     frame: pd.DataFrame,
     tried: Mapping[str, pd.Series],
+    versions: Mapping[str, str],
     classes: Sequence[str],
     shown: Mapping[str, Example],
 ) -> dict[str, Example]:
@@ -157,14 +163,26 @@ def _by_success(
     where = [i for i, identity in enumerate(first["id"]) if identity in played and compared[i]]
     vectors = np.stack([played[first["id"].iloc[i]].vector for i in where])
     successes = successes_of(frame, tried, classes)[where]
+    players = players_of(frame, tried, versions)
     for i, shares in zip(where, successes, strict=True):
+        task = first["task"].iloc[i]
         told = {c: float(share) for c, share in zip(classes, shares, strict=True) if not np.isnan(share)}
-        played[first["id"].iloc[i]] = replace(played[first["id"].iloc[i]], successes=told)
+        mine = {c: players[c, task] for c in told}
+        played[first["id"].iloc[i]] = replace(played[first["id"].iloc[i]], successes=told, players=mine)
     asked = [*played.values(), *shown.values()]
     own = np.array([classes.index(e.label) if e.label else UNKNOWN for e in asked])
     best = best_answers(np.stack([e.vector for e in asked]), vectors, successes, own)
     labels = [None if k == UNKNOWN else classes[k] for k in best]
     return {e.id: replace(e, label=label) for e, label in zip(asked, labels, strict=True)}
+
+
+def players_of(
+    frame: pd.DataFrame, tried: Mapping[str, pd.Series], versions: Mapping[str, str]
+) -> dict[tuple[str, str], str]:
+    """Id of the adapter whose success `successes_of` tells, by class and task; "" the base. `frame` has the adapter_id
+    of who acted, `versions` that of who `tried`, by capability."""
+    acted = frame["adapter_id"].fillna("").groupby([frame["acted"], frame["task"]]).first()
+    return acted.to_dict() | {(c, task): versions[c] for c, shares in tried.items() for task in shares.index}
 
 
 def played_by_most(tasks: Sequence[str] | pd.Series[str], tried: Mapping[str, pd.Series]) -> np.ndarray:
@@ -257,6 +275,18 @@ def _diagnosis(context: Context, round_id: str) -> tuple[pd.DataFrame, pd.DataFr
     frame = outcomes(store, rolled.trajectories)
     frame["acted"] = frame["adapter_id"].map(_capability_of(context, frame["adapter_id"])).fillna("")
     return frame, labels
+
+
+def definitions_of(context: Context, members: Mapping[str, str]) -> dict[str, str]:
+    """What the capabilities of these members (adapter id by capability) are, as the rounds that trained them wrote it
+    down; without those of which nothing is written."""
+    found = {}
+    for capability, identity in members.items():
+        row = context.store.row(AdapterRow, id=identity)
+        about = row and row.capability_id and context.store.row(CapabilityRow, id=row.capability_id)
+        if about and about.definition:
+            found[capability] = about.definition
+    return found
 
 
 def _capability_of(context: Context, adapters: pd.Series[str]) -> dict[str, str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from environments.contract import content_hash
+from models.router.label_prompt import Candidate
 from models.router.regression import share_right
 from models.router.router import Router
 from models.router.validation import accuracy, calibrated, choose_mode
@@ -49,13 +51,19 @@ def kept_out(trajectory_id: str) -> bool:
     return int(content_hash(trajectory_id), 16) % 1000 < 1000 * CALIBRATION_SHARE
 
 
-def fitted(context: Context, examples: Sequence[Example], unlike: str, insisted: Collection[str] = ()) -> Fitted:
+def fitted(
+    context: Context,
+    examples: Sequence[Example],
+    unlike: str,
+    insisted: Collection[str] = (),
+    definitions: Mapping[str, str] = MappingProxyType({}),
+) -> Fitted:
     """The router of `settings.router`. `unlike` answers what is like none of the examples; `insisted` are examples that
-    count many times, as their label says. A linear router needs diagnosis tasks that each class has played; without
-    them neighbours vote."""
+    count many times, as their label says; `definitions` of capabilities are what the base reads where it reads labels.
+    A linear router needs diagnosis tasks that each class has played; without them neighbours vote."""
     mode: str = context.settings.router
     if mode == "linear":
-        found = _linear(examples, insisted)
+        found = _linear(examples, insisted, definitions)
         if found:
             return replace(found, router=replace(found.router, unlike=unlike))
         logger.warning(
@@ -70,7 +78,7 @@ def fitted(context: Context, examples: Sequence[Example], unlike: str, insisted:
         logger.info("%d examples are too few to keep a share out: the router's threshold is not fitted", len(labelled))
         used, held = labelled, []
     base = context.base
-    router = _voting(used, insisted)
+    router = _voting(used, insisted, definitions)
     rows = [(e.opening, str(e.label)) for e in held]
     if mode == "auto":
         mode = choose_mode(router, base.policy, base.renderer, rows).mode if rows else "retrieval"
@@ -81,19 +89,24 @@ def fitted(context: Context, examples: Sequence[Example], unlike: str, insisted:
     return Fitted(router, len(used), len(held), accuracy(decisions, [label for _, label in rows]))
 
 
-def _voting(examples: Sequence[Example], insisted: Collection[str]) -> Router:
-    """A router by the votes of examples with labels."""
+def _voting(examples: Sequence[Example], insisted: Collection[str], definitions: Mapping[str, str]) -> Router:
+    """A router by the votes of examples with labels. It knows the definitions of its classes in every mode: a gateway
+    may read labels with a router that was fitted for another."""
     labels = [str(e.label) for e in examples]
     smallest = min(Counter(e.label for e in examples if e.id not in insisted).values(), default=FEWEST)
     near = max(FEWEST, min(MOST, smallest))
     vectors = np.stack([e.vector for e in examples])
-    return Router.fit(vectors, labels, [e.id for e in examples], near).insisting(insisted)
+    router = Router.fit(vectors, labels, [e.id for e in examples], near).insisting(insisted)
+    # On one line each, as the label prompt lists them.
+    return router.described(
+        [Candidate(c, " ".join(definitions[c].split())) for c in router.classes if c in definitions]
+    )
 
 
-def _linear(examples: Sequence[Example], insisted: Collection[str]) -> Fitted | None:
+def _linear(examples: Sequence[Example], insisted: Collection[str], definitions: Mapping[str, str]) -> Fitted | None:
     """A router by expected success, None where too few examples show it of some class. An insisted example is solved
     by its label and by nothing else."""
-    voting = _voting([e for e in examples if e.label is not None], insisted)
+    voting = _voting([e for e in examples if e.label is not None], insisted, definitions)
     shown = [e for e in examples if e.successes or e.id in insisted]
     told = [{str(e.label): 1.0} if e.id in insisted else e.successes for e in shown]
     rest = [0.0 if e.id in insisted else np.nan for e in shown]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from db import AdapterRow, CalibrationRow, row_id
+from db import GENERALIST, AdapterRow, CalibrationRow, row_id
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
@@ -144,20 +144,22 @@ def _calibrated(context: Context, capability: str) -> CalibrationRow | None:
 
 def starts_for(context: Context, capability: str, wanted: TrainingSettings, champion: Start | None) -> list[Start]:
     """The adapters that the training for `capability` may begin from, in the order in which equals are taken: its
-    champion, this round's from the latest to the first, other members of the live release by name. At most MOST; what
-    is left out is logged with the reason."""
+    champion, this round's from the latest to the first, other members of the live release by name. At most MOST, the
+    live generalist always among them: calibration may have found that it is the one which can learn here. What is left
+    out is logged with the reason; a blend is no adapter that was trained."""
     found = [champion] if champion else []
-    members = {name: identity for name, identity in members_of(context.parent).items() if name != capability}
+    members = {c: identity for c, identity in members_of(context.parent).items() if c != capability and identity}
     for other, identity in (*_trained_before(context, capability), *sorted(members.items())):
         reason, start = _usable(context, other, identity, wanted)
         if start is None:
             logger.warning("%s cannot begin from the adapter for %s: %s", capability, other, reason)
         else:
             found.append(start)
-    if len(found) > MOST:
-        left = ", ".join(start.capability for start in found[MOST:])
+    places = sorted(range(len(found)), key=lambda i: (found[i].adapter != members.get(GENERALIST), i))
+    kept = [found[i] for i in sorted(places[:MOST])]
+    if left := ", ".join(start.capability for start in found if start not in kept):
         logger.info("%s: beside the base only %d adapters are compared, left out: %s", capability, MOST, left)
-    return found[:MOST]
+    return kept
 
 
 def training_order(context: Context, capabilities: Sequence[str]) -> list[str]:

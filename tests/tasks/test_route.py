@@ -16,7 +16,7 @@ from db import ReleaseRow, ReleaseState
 from models.router.router import Router
 from tasks import route as route_file
 from tasks.measuring.lineup import Lineup
-from tasks.route import _routed, _versions, amend
+from tasks.route import _old_blends, _routed, _versions, amend
 from tasks.routing import fitting
 from tasks.routing.examples import Example
 
@@ -40,6 +40,7 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     context = Mock(folder=tmp_path / "round", settings=Mock(router=mode), model=nullcontext(), incumbent=incumbent)
     context.round.id = "round"
     context.store.trajectory_frame.return_value = frame
+    context.store.row.return_value = SimpleNamespace(capability_id="c", definition="Calls what\nis asked for.")
     monkeypatch.setattr(fitting, "kept_out", lambda _: False)
     monkeypatch.setattr(route_file, "examples_of", lambda *_: examples)
     monkeypatch.setattr(route_file, "new_candidate", lambda store, **given: SimpleNamespace(**given))
@@ -59,6 +60,8 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     assert list(saved.labels) == ["new"] * 6 + [live] * 6 + ["old"] * 6
     assert [d.capability for d in saved.decide(where)] == list(saved.labels)
     assert saved.mode == mode
+    said = {c.capability: c.description for c in saved.candidates}
+    assert said == {"new": "Calls what is asked for.", "old": "Calls what is asked for."} | ({} if live else {"": ""})
     assert amend(context, first, ["never met"]) is None
     if live:  # what answers the family today is in the candidate no longer: nobody is left whom it could be left to
         incumbent.members["old"] = {"adapter_id": "the version before"}
@@ -66,15 +69,20 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
 
 
 def test_a_candidate_goes_on_from_a_release_with_a_blend() -> None:
-    """No round trained a blend, the store has no adapter of it: it stays as the parent has it, and is not routed to."""
+    """No round trained a blend, the store has no adapter of it: it stays as the parent has it, and is not routed to;
+    one that holds the old weights of a renewed member does not stay."""
     blend = {"adapter_id": "", "model": "trace-shop-blend", "version": "1", "sha256": "b"}
-    before = {c: {"adapter_id": c, "model": c, "version": "1", "sha256": c} for c in ("kept", "renewed")}
-    parent = SimpleNamespace(members={**before, "blend-kept-2-renewed-2": blend})
+    before = {c: {"adapter_id": c, "model": c, "version": "1", "sha256": c} for c in ("kept", "third", "renewed")}
+    old = {"blend-kept-2-renewed-2": blend, "blend-renewed-3": blend}
+    parent: Any = SimpleNamespace(members={**before, **old, "blend-kept-2-third-2": blend})
     row = SimpleNamespace(registered_model="renewed", registered_version="2", sha256="s")
     store = Mock(row=lambda kind, id: row if id == "new" else None)
     context: Any = SimpleNamespace(parent=parent, store=store)
     renewed = {"adapter_id": "new", "model": "renewed", "version": "2", "sha256": "s"}
-    assert _versions(context, {"renewed": "new"}) == {**parent.members, "renewed": renewed}
-    assert _routed(context.parent) == {"kept": "kept", "renewed": "renewed"}
+    found = _versions(context, {"renewed": "new"})
+    assert found == {**before, "renewed": renewed, "blend-kept-2-third-2": blend}
+    assert _old_blends(parent, {"renewed": "new"}) == sorted(old)
+    assert _old_blends(parent, {"enewed": "new"}) == []
+    assert _routed(context.parent) == {"kept": "kept", "third": "third", "renewed": "renewed"}
     context.parent = None
     assert _versions(context, {"renewed": "new"}) == {"renewed": renewed}

@@ -68,7 +68,7 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
     }
     given |= {"tell_wrong_routes": {}, "lineup_of": Mock(router=None)}
     for name, gives in given.items():
-        monkeypatch.setattr(route_file, name, lambda *_, gives=gives: gives)
+        monkeypatch.setattr(route_file, name, lambda *_, gives=gives, **__: gives)
     place = f"{context.round.id}/router"
     monkeypatch.setattr(route_file, "_candidate", then(lambda: found.append(Router.load(other.fetch(place)).version)))
     with pytest.raises(Reached):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from db import AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
+from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
 from models.adapters.files import WEIGHTS, adapter_digest
 from tasks import train as stage_file
 from tasks.round.context import Context
@@ -222,6 +222,24 @@ def test_what_may_be_begun_from(
         assert [start.adapter for start in found] == ["fits-id", "zeta-id"]
         starting.starts_for(context, CAPABILITY, wanted, champion)
     assert "only 2 adapters are compared, left out: zeta" in caplog.text
+
+
+def test_the_live_generalist_is_compared_however_many_there_are(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calibration plays it behind a champion: a training with its advice could not begin from it. A blend is nothing
+    that could be begun from, and nothing is wrong with that."""
+    names = ("buy_bread", "call_home", "dig_holes", GENERALIST)
+    members = {name: {"adapter_id": stored(context, name, context.folder / name).id} for name in names}
+    blends = {"blend-buy_bread-2-call_home-2": {"adapter_id": ""}}
+    context.__dict__["parent"] = SimpleNamespace(members=members | blends | {CAPABILITY: {"adapter_id": "champion"}})
+    monkeypatch.setattr(starting, "MOST", 3)
+    champion = starting.Start(CAPABILITY, "champion", context.folder)
+    with caplog.at_level("INFO", "trace"):
+        found = starting.starts_for(context, CAPABILITY, stage_file.training_settings(context.settings), champion)
+    assert [start.capability for start in found] == [CAPABILITY, "buy_bread", GENERALIST]
+    assert "only 3 adapters are compared, left out: call_home, dig_holes" in caplog.text
+    assert "blend" not in caplog.text
 
 
 def test_a_start_that_has_come_apart_is_left_out(context: Context) -> None:

@@ -16,6 +16,9 @@ from environments.contract import TargetTask
 from environments.sandbox.workers import ModuleError, WorkerDied
 from errors import AdapterError, EnvironmentFault, Untrainable
 from models.adapters.files import WEIGHTS
+from models.adapters.fingerprint import Fingerprint, moves
+from models.adapters.loading import load_folder
+from tasks import register as register_file
 from tasks import train as stage_file
 from tasks.round.adapters import adapter_id
 from tasks.round.context import Context
@@ -188,3 +191,25 @@ def test_a_server_that_does_not_take_an_adapter_ends_the_round(
     monkeypatch.setattr(context.policy, "load_adapter", load)
     with pytest.raises(AdapterError, match="dropped"):
         stage_file.train.do(context, CAPABILITY)
+
+
+def test_weights_are_probed_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When their training ends: not again where the process died before the stage's end, nor to be registered."""
+    probe, probed = course_file.fingerprint_on, list[str]()
+
+    def counted(policy: Any, given: Any, name: str) -> Fingerprint:
+        probed.append(name)
+        return probe(policy, given, name)
+
+    for file in (course_file, register_file):
+        monkeypatch.setattr(file, "fingerprint_on", counted)
+    result = stage_file.train._work(context, CAPABILITY)
+    course_file.check_alive(context, CAPABILITY, result.adapter)
+    row = context.store.row(AdapterRow, id=result.adapter)
+    assert row is not None
+    proof = register_file.proof_of(context, row, "not loaded")
+    assert (len(probed), moves(proof), proof.base != proof.adapted) == (1, True, True)
+    # Other weights under the same id, as of a training that was done again.
+    name = load_folder(context.policy, context.files.fetch(row.path), CAPABILITY, "x", row.sha256)
+    register_file.proof_of(context, replace(row, sha256="other"), name)
+    assert probed[1:] == [name]

@@ -13,10 +13,12 @@ import pandas as pd
 from db import AdapterRow
 from environments.contract import TargetTask
 from errors import AdapterError, NotFinite, Untrainable
+from models.adapters.fingerprint import Fingerprint
 from models.adapters.loading import fingerprint_on
 from models.training.grpo import TrainingResult
 from models.training.records import Dialled, come_apart
 from models.training.rollouts import PlayedBefore
+from tasks.round.adapters import keep_proof, kept_proof
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import StartFigures, TransferFigures
@@ -138,20 +140,23 @@ def choose(
 
 def check_alive(context: Context, capability: str, identity: str) -> None:
     """Raise `Untrainable` for an adapter that changes nothing, or whose weights have come apart: nothing of it could be
-    registered, and that would end the round."""
+    registered, and that would end the round. What shows that it does is kept, and weights are probed once."""
     row = context.store.row(AdapterRow, id=identity)
     assert row is not None, "it was trained"
+    if kept_proof(row) is not None:
+        return
     try:
         with loaded(context, context.files.fetch(row.path), capability) as name, context.model:
             assert name is not None
-            _check_moves(context, name)
+            proof = _proof(context, name)
     except NotFinite as problem:
         raise Untrainable(str(problem)) from problem
+    keep_proof(context.store, row, proof)
 
 
-def _check_moves(context: Context, name: str) -> None:
+def _proof(context: Context, name: str) -> Fingerprint:
     """Apart from loading, whose own `AdapterError` says that a server is broken."""
     try:
-        fingerprint_on(context.policy, context.probe, name)
+        return fingerprint_on(context.policy, context.probe, name)
     except AdapterError as problem:
         raise Untrainable(str(problem)) from problem

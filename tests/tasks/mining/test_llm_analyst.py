@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 
 from db import CapabilityRow, LabelRow, Store, TrajectoryRow, open_store, row_id
-from errors import ProviderError
+from errors import LabelError, ProviderError
 from models.providers.analyst import Refused
 from models.providers.litellm_client import CallFailed
 from tasks.mining import llm_analyst
-from tasks.mining.labelling import MiningSettings, Transcript
+from tasks.mining.discovery import discover_readable
+from tasks.mining.labelling import MiningSettings, Transcript, shown_of
 from tasks.mining.llm_analyst import LlmAnalyst
 from tasks.mining.selection import CapabilitySelection
 from tasks.round.stored import StoredRound
@@ -82,6 +83,58 @@ def test_what_is_refused_is_counted_and_where_it_leaves_one_outcome_nothing_is_f
     assert (result.runs, result.refused, result.labels) == (10, {}, 10 * 11 * 2)
     alone = contrasted(store, rule, [t for t in TRANSCRIPTS if t.passed or t is TRANSCRIPTS[1]])[0]
     assert (alone.candidates, len(alone.filtered)) == ([], 1)
+
+
+def naming(*words: str, alone: bool = True) -> Callable[[Any], Any]:
+    """A filter that stops whoever is to name candidates by one of these words; and each alone, to say what is in it."""
+
+    def rule(request: dict[str, Any]) -> dict[str, Any]:
+        task, content = (m["content"] for m in request["messages"])
+        single = task.startswith("Say in one sentence")
+        if ((single and alone) or task.startswith("Name")) and any(word in content for word in words):
+            raise Refused("the provider's filter stopped it")
+        return {"gist": "It looked."} if single else answer_to(request)
+
+    return rule
+
+
+def test_candidates_are_named_without_what_is_refused_alone(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    result, client = contrasted(store, naming("W1.", "W2."), TRANSCRIPTS)
+    assert sorted(i.split("/")[1] for i in result.unread) == sorted([TRANSCRIPTS[1].id, TRANSCRIPTS[2].id])
+    assert "goes on without 2 conversations, refused also alone: the provider's filter" in caplog.text
+    assert (result.filtered, result.labels) == ([], 10 * 12 * 2), "labelling may be answered on them"
+    first, *singly = client.questions[: 1 + len(TRANSCRIPTS)]
+    assert all(q.messages[1]["content"].count("### T") == 1 for q in singly)
+    again = client.questions[1 + len(TRANSCRIPTS)].messages[1]["content"]
+    assert (first.messages[1]["content"].count("### T"), again.count("### T")) == (12, 10)
+    examples = {e for row in store.rows(CapabilityRow) for kind in ("failed", "passed") for e in row.examples[kind]}
+    assert examples
+    assert not examples & set(result.unread)
+
+
+def test_refusals_that_leave_no_contrast_find_nothing_and_those_of_all_fail(store: Store) -> None:
+    failed, passed = ([t for t in TRANSCRIPTS if t.passed is outcome] for outcome in (False, True))
+    found, _ = contrasted(
+        store, naming("W1."), [TRANSCRIPTS[1], *(t for t in TRANSCRIPTS if t.passed != TRANSCRIPTS[1].passed)]
+    )
+    assert (found.candidates, len(found.unread), store.rows(CapabilityRow)) == ([], 1, [])
+    with pytest.raises(LabelError, match="every one of 12 trajectories is refused: the provider's filter stopped it"):
+        contrasted(store, naming("### T1"), TRANSCRIPTS)
+    with pytest.raises(Refused, match="filter"):  # none of them is what it is refused for
+        contrasted(store, naming("### T1", alone=False), [*failed, *passed])
+
+
+def test_others_take_the_place_of_all_that_was_shown_of_an_outcome() -> None:
+    client = ScriptedAsker(naming("W1."))
+    mine = TRANSCRIPTS[1]
+    pool = [mine, *(t for t in TRANSCRIPTS if t is not mine)]
+    for seed in range(40):  # until it is the one that is shown of its outcome
+        settings = MiningSettings(shown=1, seed=seed)
+        if mine in shown_of(pool, settings):
+            break
+    found = discover_readable(client, pool, CONTEXT, settings)
+    assert list(found.refused) == [mine.id]
+    assert found.candidates
 
 
 def selection(name: str, selected: bool) -> CapabilitySelection:

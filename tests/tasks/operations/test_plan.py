@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from db import RoundState, open_store
+from db import ReleaseRow, ReleaseState, RoundState, open_store
 from environments.contract import Target
 from environments.targets.catalogue import load_target
 from settings import PROFILES, load_settings
@@ -35,7 +35,7 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     settings = load_settings(profile="smoke", rollout={"trials": 3, "tasks": 2, "max_tokens": 8})
     plan = plan_of(settings, target)
     assert plan.diagnosis == 3 * min(2, len(target.tasks("diagnosis")))
-    assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 8)
+    assert (plan.steps, plan.batch, plan.calibration) == (1, 8, 2 * 8)
     assert plan.choosing == 0, "of a single step there is nothing to choose"
     laptop, without = load_settings(profile="laptop"), {"carry": False, "generalist": 0, "demonstrations": 0}
     alone = plan_of(load_settings(profile="laptop", train=without), target).choosing
@@ -56,6 +56,30 @@ def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     assert last.evaluation - plain.evaluation == diagnosis + validation * laptop.evaluation.validation_trials
     assert last.rollouts == plain.rollouts + last.generalist + last.evaluation - plain.evaluation
     assert f", {last.generalist} generalist, " in last.text()
+
+
+def test_calibrations_with_advice_and_behind_a_champion_are_planned(settings_folder: Path) -> None:
+    """Each policy plays without advice and with it; where both are live, a champion and then the generalist."""
+
+    def planned(*members: str, **train: object) -> RoundPlan:
+        live = ReleaseRow(
+            id="r", target="shop", number=1, round_id="x", base="b", base_revision="r", data_hash="d",
+            members={m: {"adapter_id": "" if m.startswith("blend") else m} for m in members}, router="",
+            router_path="", state=ReleaseState.LIVE,
+        )  # fmt: skip
+        return plan_of(load_settings(profile="laptop", train=train), target, live=live if members else None)
+
+    once = planned(hints=0).calibration
+    assert planned().calibration == 2 * once
+    assert planned("generalist", "blend-generalist-2").calibration == planned("pay_debt").calibration == 2 * once
+    both = planned("generalist", "pay_debt")
+    assert both.calibration == 4 * once
+    assert planned("generalist", "pay_debt", hints=0).calibration == 2 * once
+    assert planned("generalist", "pay_debt", carry=False).calibration == 2 * once
+    # Fresh seeds are played by what was trained on from, too.
+    fresh = load_settings(profile="laptop").evaluation.fresh
+    assert (planned().fresh, planned("generalist").fresh, both.fresh) == (2 * fresh, 2 * fresh, 3 * fresh)
+    assert both.generalist - planned("pay_debt").generalist == fresh
 
 
 @pytest.mark.parametrize("profile", ["gpu-small", "gpu", "cluster"])
@@ -86,7 +110,7 @@ def test_the_pace_is_that_of_a_round_that_trained_here(settings_folder: Path) ->
 def test_a_dry_run_of_any_profile_opens_no_round(settings_folder: Path) -> None:
     settings = load_settings(profile="laptop", home=settings_folder, limits={"hours": 2})
     lines = rehearse(settings)
-    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(64 calibration \+ 8 x 32", lines[2])
+    assert re.search(r"plan: at most [0-9,]+ rollouts: 160 diagnosis, 2 x \(128 calibration \+ 8 x 32", lines[2])
     assert lines[3] == "limits: 2 hours"
     assert lines[4].startswith("memory: a training takes at most about ")
     with open_store(settings.database_url) as store:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tasks.routing import examples
 from tasks.routing.examples import (
     EXAMPLES_PER_CAPABILITY,
     Example,
@@ -17,6 +18,7 @@ from tasks.routing.examples import (
     diagnosed,
     joined,
     played_by_most,
+    players_of,
     practised,
     successes_of,
 )
@@ -87,6 +89,39 @@ def test_a_task_that_two_rounds_played_is_one_example_the_latest_with_what_both_
     found = joined(given)
     assert [e.id for e in found] == ["c", "b", "d", "e"]
     assert found[0].successes == {"move": 0.5, "base": 0.0, "refund": 1.0}
+
+
+def test_what_an_earlier_version_solved_of_a_task_says_nothing_where_the_last_one_played_it() -> None:
+    def example(name: str, successes: dict[str, float], **players: str) -> Example:
+        return Example(name, Mock(), np.zeros(2), "", successes, "t1", players)
+
+    given = [example("a", {"": 1.0, "move": 1.0, "swap": 1.0}, move="move-1", swap="swap-1")]
+    given += [example("b", {"": 0.0, "move": 1.0, "swap": 0.0}, move="move-2", swap="swap-1")]
+    given += [example("c", {"": 0.5, "move": 0.0}, move="move-2")]
+    frame = pd.concat([outcomes(("1", "t1", True), ("2", "t1", False)), outcomes(("3", "t2", True), acted="move")])
+    frame["adapter_id"] = [None, None, "move-1"]
+    tried = {"move": pd.Series({"t1": 1.0})}
+    shared = {("", "t1"): "", ("move", "t2"): "move-1"}
+    assert players_of(frame, tried, {"move": "move-2"}) == shared | {("move", "t1"): "move-2"}
+    tried["move"]["t2"] = 0.5  # the round's own version tells it, as in `successes_of`
+    assert players_of(frame, tried, {"move": "move-2"})["move", "t2"] == "move-2"
+    (found,) = joined(given)
+    assert found.id == "c"
+    assert found.successes == {"": 0.5, "move": 0.5, "swap": 0.5}
+    assert joined([*given[:1], example("d", {"swap": 0.0}, swap="swap-2")])[0].successes["swap"] == 0.0
+
+
+def test_an_example_says_whose_success_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    frame = outcomes(*((f"{i}", f"t{i}", i % 2 == 0) for i in range(8)))
+    frame["acted"], frame["adapter_id"] = ["", "move"] * 4, [None, "move-1"] * 4
+    tried = {"move": pd.Series({f"t{i}": 1.0 for i in range(8)})}
+    drawn = {i: Example(i, Mock(), rng.normal(size=4).astype(np.float32), "") for i in frame["id"]}
+    monkeypatch.setattr(examples, "_embedded", lambda *_: drawn)
+    found = examples._by_success(Mock(), frame, tried, {"move": "move-2"}, ["", "move"], {})
+    assert found["0"].players == {"": "", "move": "move-2"}
+    assert found["1"].players == {"move": "move-2"}
+    assert found["0"].successes == {"": 1.0, "move": 1.0}
 
 
 @pytest.mark.parametrize(

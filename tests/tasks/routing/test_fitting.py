@@ -11,6 +11,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from models.router import router as router_file
+from models.router import validation
 from tasks.routing import fitting
 from tasks.routing.examples import Example
 from tasks.routing.fitting import CALIBRATION_SHARE, LEAST_PLAYED, fitted, kept_out
@@ -72,6 +74,27 @@ def test_what_different_rounds_have_tried_is_put_together() -> None:
     fresh, truth = np.stack([e.vector for e in given]), [e.successes["call"] == 1 for e in given]
     decisions = found.router.decide(fresh)
     assert np.mean([(d.capability == "call") == t for d, t in zip(decisions, truth, strict=True)]) > 0.85
+
+
+def test_labels_are_read_with_the_definitions_of_the_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What mode and threshold are chosen on and what answers later are the same lines of the prompt."""
+    read: list[tuple[str, ...]] = []
+
+    def probabilities(policy: Any, renderer: Any, candidates: Any, requests: Any) -> Any:
+        read.append(tuple(c.line for c in candidates))
+        return np.tile([0.9, 0.1], (len(requests), 1))
+
+    def embedded(policy: Any, openings: Any, layers: Any) -> Any:
+        return np.zeros((len(openings), 32), dtype=np.float32)
+
+    given = [replace(e, label="call") if kept_out(e.id) else e for e in examples(60)]  # labels earn their place
+    monkeypatch.setattr(router_file, "label_probabilities", probabilities)
+    monkeypatch.setattr(validation, "label_probabilities", probabilities)
+    monkeypatch.setattr(router_file, "embed_openings", embedded)
+    monkeypatch.setattr(validation, "embed_openings", embedded)
+    found = fitted(settings("auto"), given, "", definitions={"all": "Uses\nall.", "call": "Calls.", "gone": "Is gone."})
+    assert set(read) == {("all: Uses all.", "call: Calls.")}
+    assert [c.description for c in found.router.candidates] == ["Uses all.", "Calls."]
 
 
 def test_without_successes_neighbours_vote_and_it_is_said(

@@ -20,7 +20,7 @@ from db import ConversationRow, ReleaseRow, Store, open_store
 from environments.contract import Message
 from environments.targets.shop.target import target
 from errors import AdapterError, ConfigurationError, StoreError
-from models.adapters.blending import blend, blend_name
+from models.adapters.blending import blend, blend_name, parts_named
 from models.adapters.deltas import folder_deltas
 from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
@@ -357,6 +357,8 @@ def test_names_and_weights_of_blends() -> None:
     assert blend_name({"a": 0.55, "b": 0.45}) == "blend-a-2-b-2"
     assert blend_name({"a": 0.95, "b": 0.05}) == "a"
     assert blend_name({"a": 0.7, "": 0.3}) == "blend-a-3"
+    assert parts_named(blend_name({"a_b": 0.55, "c": 0.45})) == {"a_b": 2, "c": 2}
+    assert parts_named("blend") == parts_named("a_b") == parts_named("blend-a-b") == {}
     with pytest.raises(AdapterError, match="leave no adapter"):
         blend_name({"a": 0.1, "": 0.9})
     assert parse_weights(["a=0.5", "b=.25"]) == {"a": 0.5, "b": 0.25}

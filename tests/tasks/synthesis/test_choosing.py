@@ -12,7 +12,7 @@ import pytest
 from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.targets.catalogue import load_target
-from errors import EnvironmentFault
+from errors import ConfigurationError, EnvironmentFault
 from models.training.records import GroupFigures, StepRecord
 from models.training.rollouts import scenario_seed
 from settings import load_settings
@@ -161,3 +161,15 @@ def test_rounds_have_seeds_of_their_own() -> None:
     longest = DRAWS * (most // 2)
     looked = sorted(kind + seed_offset(number) for kind in (CHOOSING_SEED, CARRY_SEED) for number in range(1, 61))
     assert all(b - a >= longest for a, b in pairwise(looked))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "most"),
+    [("calibration", "seeds", seed_offset(2)), ("evaluation", "fresh", 10_000), ("train", "choosing", 10_000)],
+)
+def test_a_setting_that_would_meet_other_seeds_is_refused(
+    settings_folder: Path, part: str, name: str, most: int
+) -> None:
+    load_settings(**{part: {name: most}})
+    with pytest.raises(ConfigurationError, match=f"{part}.{name} = {most + 1}.*less than or equal to {most}"):
+        load_settings(**{part: {name: most + 1}})

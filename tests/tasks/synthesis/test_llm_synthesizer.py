@@ -49,9 +49,10 @@ def test_the_report_warns_of_a_missing_sandbox(level: str) -> None:
 
 
 def test_the_report_says_which_runs_and_trajectories_were_left_out() -> None:
-    left = {"refused": {"3": "it refused"}, "too_long": ["a", "b"], "filtered": ["c"]}
+    left = {"refused": {"3": "it refused"}, "too_long": ["a", "b"], "filtered": ["c"], "unread": ["d"]}
     contrast = ContrastResult(analyst="llm", candidates=[], labels=0, **left)
     warnings = analyst_warnings([], contrast)
     assert warnings[0] == "Labelling run 3 was refused: it refused"
     assert warnings[1].startswith("2 trajectories were too long")
     assert warnings[2].startswith("1 trajectories were refused by the model or its provider's filter, also alone")
+    assert warnings[3].endswith("when candidates were looked for; these were named without them.")
