@@ -3,6 +3,7 @@ PostgreSQL server."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 
 from flows.cli.main import QUIET
+
+# Until everything is collected, which imports millions of objects that stay: looking through them again and again would
+# take a fifth of that time.
+gc.disable()
 
 # Set before the libraries that read them are imported by any test module.
 for _name, _value in QUIET.items():
@@ -110,6 +115,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path not in slow and not any(item.get_closest_marker(name) for name in ("integration", "model")):
             item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays and is looked through no more: each full collection in a test, of which accelerate
+    asks for many, would take half a second over it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
