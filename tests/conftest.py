@@ -135,6 +135,15 @@ def loggers_as_before() -> Iterator[None]:
         logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def databases_like_the_first() -> Iterator[None]:
+    """An empty store, and MLflow's, are made by their migrations once a process: a test in four makes one."""
+    from tests.databases_made import made_from_the_first
+
+    with made_from_the_first():
+        yield
+
+
 @pytest.fixture(scope="session")
 def embedded_model() -> tuple[Any, Any]:
     """(policy, renderer) of the embedded model; loaded once a session. Tests leave no adapter and no session behind."""
