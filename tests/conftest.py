@@ -138,7 +138,7 @@ def loggers_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def databases_like_the_first() -> Iterator[None]:
     """An empty store, and MLflow's, are made by their migrations once a process: a test in four makes one."""
-    from tests.databases_made import made_from_the_first
+    from tests.db.homes.databases_made import made_from_the_first
 
     with made_from_the_first():
         yield

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from db import open_store
-from db.migrate import ensure_schema
-from tests import databases_made
+from tests.db.homes import databases_made
 
 
 def told(file: Path) -> list[str]:
@@ -21,10 +20,10 @@ def told(file: Path) -> list[str]:
         return sorted(connection.iterdump())
 
 
-def test_a_store_is_as_its_migrations_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("first", "second"):
-        open_store(f"sqlite:///{tmp_path}/{name}.db").close()
-    monkeypatch.setattr("db.store.ensure_schema", ensure_schema)
+def test_a_store_is_as_its_migrations_make_it(tmp_path: Path) -> None:
+    with databases_made.made_from_the_first():
+        for name in ("first", "second"):
+            open_store(f"sqlite:///{tmp_path}/{name}.db").close()
     open_store(f"sqlite:///{tmp_path}/migrated.db").close()
     assert told(tmp_path / "second.db") == told(tmp_path / "first.db") == told(tmp_path / "migrated.db")
     assert any("alembic" in line or "version" in line for line in told(tmp_path / "second.db"))
