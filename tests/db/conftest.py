@@ -18,3 +18,8 @@ def store(database_url: str) -> Iterator[Store]:
 @pytest.fixture
 def round_(store: Store) -> Round:
     return store.start_round("shop", "data1", 7, "laptop", {"budget": 100, "nested": {"b": 1, "a": [1, 2]}}, "abc1234")
+
+
+@pytest.fixture(autouse=True)
+def databases_like_the_first() -> None:
+    """Here every database is made by its migrations: they are the matter."""

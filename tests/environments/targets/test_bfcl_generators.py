@@ -16,7 +16,7 @@ from environments.targets.bfcl.single import generate
 from environments.targets.bfcl.single.generate import COMMON, SHORTEST, Pool
 from environments.targets.bfcl.single.items import FAMILIES, Item, item_of, live_items, splits
 from environments.targets.bfcl.single.numbers import with_other_numbers
-from environments.targets.bfcl.single.target import CAPABILITIES, SingleTarget, describe
+from environments.targets.bfcl.single.target import ADAPTER_VERSION, CAPABILITIES, SingleTarget, describe
 from environments.targets.reference_check import oracle, play
 from errors import TargetError
 
@@ -120,6 +120,14 @@ def test_equal_seeds_give_equal_scenarios_in_any_process(scenarios: list[TargetT
     by_id = {task.id: task for task in scenarios}
     tasks = [by_id[f"{family}-{seed}"] for family in reversed(FAMILIES) for seed in (7, 2)]
     assert done.stdout.strip() == content_hash([[task.id, task.seed, task.payload] for task in tasks])
+
+
+def test_another_generator_is_another_version(scenarios: list[TargetTask]) -> None:
+    """A scenario's id is its family and seed, and an episode is stored under it and `data_hash`, which covers the
+    generators by ADAPTER_VERSION alone: raise it when they give something else, or stored episodes of other questions
+    are taken for theirs."""
+    made = content_hash([[task.id, task.seed, task.payload] for task in scenarios])
+    assert (ADAPTER_VERSION, made) == (1, "85b5b178be4040ef")
 
 
 def test_a_function_that_must_not_be_called_shares_no_telling_word(scenarios: list[TargetTask]) -> None:
