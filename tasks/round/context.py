@@ -37,6 +37,7 @@ from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
+from tasks.tracking.left import end_runs
 from tasks.unattended.limits import RoundLimits
 
 
@@ -226,6 +227,8 @@ class Context:
         try:
             with answering(self.registry, "how the round ended"):
                 self.registry.end_run(run, failed=state == RoundState.FAILED, stopped=state != RoundState.DONE)
+                if state != RoundState.DONE:  # a training that was broken off has a run of its own
+                    end_runs(self.registry, self.round.id, state)
         except StoreError as problem:  # the round itself is stored
             logger.warning("%s", problem)
 
