@@ -37,8 +37,9 @@ from errors import (
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
-from flows.left_running import left_runs_ended, shown_as
-from flows.one_at_a_time import alone_on, deaths_before
+from flows.runs.left_running import left_runs_ended, shown_as
+from flows.runs.missed import makes_way
+from flows.runs.one_at_a_time import alone_on, deaths_before
 from flows.train_apart import apart, at_once, train_together
 from settings import BUDGET, LARGEST, Settings, load_settings
 from tasks.calibrate import calibrate
@@ -200,6 +201,8 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     died = deaths_before()
     if died:
         tell_deaths(settings, died)
+    if (way := makes_way()) is not None:
+        return way  # type: ignore[no-any-return]
     try:
         with contextlib.ExitStack() as held:
             with told_when_refused(settings, bool(deployment.id)):

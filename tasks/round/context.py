@@ -32,12 +32,11 @@ from tasks.round.analyst import analyst_settings, author_settings, round_client,
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, check_adapters, open_backend
 from tasks.round.progress import Stopwatch
-from tasks.round.registry import open_registry, round_key, run_name
+from tasks.round.registry import end_runs, open_registry, round_key, run_name
 from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
-from tasks.tracking.left import end_runs
 from tasks.unattended.limits import RoundLimits
 
 

@@ -19,8 +19,9 @@ from prefect.client.orchestration import get_client
 from prefect.states import Completed, Running
 
 from db import Round, RoundState, Store, open_store
-from flows import improve, left_running
-from flows.left_running import FLOW_RUN, end_left_runs, left_runs_ended
+from flows import improve
+from flows.runs import left_running
+from flows.runs.left_running import FLOW_RUN, end_left_runs, left_runs_ended
 from models.adapters.registry import Registry
 from settings import Settings, load_settings
 from tasks.round.registry import open_registry, round_key

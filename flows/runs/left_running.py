@@ -29,8 +29,7 @@ from db import Round, StageRow, Store, open_store
 from db.copies import sqlite_file
 from errors import StoreError
 from settings import Settings
-from tasks.round.registry import mlflow_failures, open_registry
-from tasks.tracking.left import end_runs
+from tasks.round.registry import end_runs, mlflow_failures, open_registry
 from tasks.unattended.alive import LEASE_SECONDS, has_ended
 
 logger = logging.getLogger("trace")
