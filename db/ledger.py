@@ -18,7 +18,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, or_, select, update
+from sqlalchemy import Connection, and_, delete, null, or_, select, update
 
 from db.engine import database_time
 from db.rows import PROCESS, StageRow, row_from
@@ -30,6 +30,8 @@ from db.writes import insert_rows
 from errors import StoreError, TransitionError
 
 _STAGES = TABLES["stages"]
+# Only its own machine knows that a process has ended, and may be away itself.
+KEPT_SECONDS = 7 * 86_400
 Door = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -217,10 +219,14 @@ class Working:
 class Presence:
     """A process that has a round open says that it lives, until `close`, whatever it waits for meanwhile. It is a row
     of `stages` that is no stage's, has neither begin nor seconds, and goes with its process: when that dies, its lease
-    runs out, and the next process of the round takes the row away."""
+    runs out, and the next process of the round takes the row away. `shown` is where else the process is seen at work
+    (its run in Prefect), kept as the row's result: such a row stays for `KEPT_SECONDS`, or until somebody has said
+    there that the process died (`presence_told`)."""
 
-    def __init__(self, write: Door, round_id: str, owner: str, lease_seconds: float) -> None:
-        self._write, self.round_id, self.owner = write, round_id, owner
+    def __init__(
+        self, write: Door, round_id: str, owner: str, lease_seconds: float, shown: Mapping[str, str] | None = None
+    ) -> None:
+        self._write, self.round_id, self.owner, self._shown = write, round_id, owner, shown
         self._lease, self._name = timedelta(seconds=lease_seconds), PROCESS + owner
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"presence {owner}", daemon=True)
@@ -235,11 +241,14 @@ class Presence:
         mine = {"id": row_id(self.round_id, self._name), "round_id": self.round_id, "name": self._name}
         with self._write() as connection:
             now = database_time(connection)
-            insert_rows(connection, _STAGES, [mine | {"state": StageState.RUNNING, "owner": self.owner}])
+            row = mine | {"state": StageState.RUNNING, "owner": self.owner}
+            insert_rows(connection, _STAGES, [row | ({} if self._shown is None else {"result": dict(self._shown)})])
             values = {"heartbeat_at": now, "lease_until": now + self._lease}
             connection.execute(update(_STAGES).where(_STAGES.c.id == mine["id"]).values(**values))
             of_round = and_(_STAGES.c.round_id == self.round_id, _STAGES.c.name.startswith(PROCESS))
-            connection.execute(delete(_STAGES).where(of_round, _STAGES.c.lease_until < now))
+            old = now - timedelta(seconds=KEPT_SECONDS)
+            gone = or_(and_(_STAGES.c.lease_until < now, _STAGES.c.result.is_(null())), _STAGES.c.lease_until < old)
+            connection.execute(delete(_STAGES).where(of_round, gone))
 
     def close(self) -> None:
         """Say it no more. Where the store fails the lease runs out instead."""

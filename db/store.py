@@ -165,9 +165,16 @@ class Store:
         """The handle of a stage; its row is made (pending) when it is not there yet."""
         return Stage(self._write, self._read, round_id, name)
 
-    def presence(self, round_id: str, lease_seconds: float) -> Presence:
-        """This process's presence in a round, which it has open; it begins with `begin`."""
-        return Presence(self._write, round_id, owner_name(), lease_seconds)
+    def presence(self, round_id: str, lease_seconds: float, shown: Mapping[str, str] | None = None) -> Presence:
+        """This process's presence in a round, which it has open; it begins with `begin`. `shown`: where else it is seen
+        at work, for whoever finds that it died."""
+        return Presence(self._write, round_id, owner_name(), lease_seconds, shown)
+
+    def presence_told(self, row_id: str) -> None:
+        """Where this row of `presences` was shown at work, it is shown as ended now."""
+        table = TABLES[StageRow.TABLE]
+        with self._write() as connection:
+            connection.execute(update(table).where(table.c.id == row_id).values(result=None))
 
     def shards(self, round_id: str) -> Shards:
         """The ledger of a round's shards."""

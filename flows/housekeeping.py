@@ -12,7 +12,8 @@ from prefect.runtime import deployment
 from pydantic import BaseModel, Field
 
 from errors import StoreError
-from flows.one_at_a_time import deaths_before
+from flows.runs.missed import makes_way
+from flows.runs.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
@@ -42,6 +43,8 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
     settings = load_settings(home=given.home, profile=given.profile)
     with told_when_refused(settings, bool(deployment.id), "housekeeping"):
         tell_last_run(settings, "housekeeping", deaths_before())
+        if (way := makes_way()) is not None:
+            return way  # type: ignore[no-any-return]
         chosen = removals(settings, given.older_than, given.keep)
         freed = told(settings, len(chosen), remove(settings, chosen), dry_run=False)
         if given.conversations_older_than is not None:

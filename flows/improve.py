@@ -37,7 +37,9 @@ from errors import (
 )
 from flows.approval import ask_approval
 from flows.code_version import code_version
-from flows.one_at_a_time import alone_on, deaths_before
+from flows.runs.left_running import left_runs_ended, shown_as
+from flows.runs.missed import makes_way
+from flows.runs.one_at_a_time import alone_on, deaths_before
 from flows.train_apart import apart, at_once, train_together
 from settings import BUDGET, LARGEST, Settings, load_settings
 from tasks.calibrate import calibrate
@@ -115,10 +117,13 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
     context.sharing = SharedPlay(context)
-    presence = context.store.presence(context.round.id, LEASE_SECONDS)
+    presence = context.store.presence(context.round.id, LEASE_SECONDS, shown_as())
     try:
         presence.begin()
-        with watched(settings.limits.idle_minutes, context.folder):
+        with (
+            watched(settings.limits.idle_minutes, context.folder),
+            left_runs_ended(settings, context.store, context.round.id),
+        ):
             context.limits.check()
             yield context
     except (KeyboardInterrupt, SystemExit, *SIGNALS) as stop:
@@ -196,6 +201,8 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     died = deaths_before()
     if died:
         tell_deaths(settings, died)
+    if (way := makes_way()) is not None:
+        return way  # type: ignore[no-any-return]
     try:
         with contextlib.ExitStack() as held:
             with told_when_refused(settings, bool(deployment.id)):

@@ -12,7 +12,8 @@ from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
 from errors import TargetBusy
-from flows.one_at_a_time import alone_on, deaths_before
+from flows.runs.missed import makes_way
+from flows.runs.one_at_a_time import alone_on, deaths_before
 from settings import load_settings, writable_folder
 from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.operations.watch import told, watch_release
@@ -39,6 +40,8 @@ def watch(params: WatchParameters | None = None) -> str:
         with told_when_refused(settings, bool(deployment.id), "watch"):
             preflight(settings)
             tell_last_run(settings, "watch", deaths_before(), hung_before(settings.folder))
+            if (way := makes_way()) is not None:
+                return way  # type: ignore[no-any-return]
             with alone_on(settings.target), watched(settings.limits.idle_minutes, writable_folder(settings.folder)):
                 found = watch_release(settings)
                 deliver(settings)

@@ -9,6 +9,9 @@ import typer
 
 from flows.cli.options import AsJson, Home, printed
 
+# As of a round's seed (settings.LARGEST): a larger one is refused by the database, after its episodes were played.
+LARGEST = 2**31 - 1
+
 
 def evaluate(
     target: Annotated[str, typer.Option(help="Such as shop or tau2:retail; tau2 stands for all its domains.")],
@@ -22,7 +25,7 @@ def evaluate(
         ),
     ] = "noop",
     trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST, help="Another seed gives other draws.")] = 0,
     user: Annotated[str | None, typer.Option(help="Simulated user: scripted, or litellm:MODEL.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks of the split.")] = None,
     api_base: Annotated[str, typer.Option(help="Address of an OpenAI-compatible server.")] = "",

@@ -23,8 +23,11 @@ def deploy(
 ) -> None:
     """Make work pool, deployments and the automations for dead runs on the server that PREFECT_API_URL names."""
     from flows.deploy import deploy as make
+    from flows.runs.left_running import end_left_runs_of
+    from settings import load_settings
 
     typer.echo("\n".join(make(pool, kind, project)))
+    end_left_runs_of(load_settings())
 
 
 def watch(

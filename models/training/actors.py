@@ -7,6 +7,7 @@ It is used after the server was seen to answer as the trainer's model does.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -119,6 +120,8 @@ class VllmActor:
         self._served[name] = folder
         self.policy.load_adapter(name, f"step-{step}", folder)
         expected = fingerprint_of(peft, self.probe)
+        if not all(map(math.isfinite, expected.adapted)):
+            raise NotFinite(f"the adapter of {self.name} after step {step} gives log-probabilities that are not finite")
         # A first step's adapter is zero and moves nothing: then only the base can be compared.
         proven = self.policy.on_each(lambda server: prove(server, expected, name, still=not moves(expected)))
         for address, found in proven.items():

@@ -27,11 +27,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from errors import AdapterError, ConfigurationError, PolicyError, ProviderError, TraceError
+from errors import AdapterError, ConfigurationError, NotFinite, PolicyError, ProviderError, TraceError
 from models.adapters.files import adapter_digest, export_adapter, round_name
 from models.policy import Generation, PolicyIdentity, Request, Sampling
+from models.vllm.answers import Completion, ServerAway
 from models.vllm.equality import check_adapter, check_base, check_live, probe
-from models.vllm.server import Completion, ServerAway, VllmServer
+from models.vllm.server import VllmServer
 from models.vllm.turns import FATAL, Turns
 
 logger = logging.getLogger("trace.models")
@@ -159,7 +160,8 @@ class VllmPolicy:
 
     def load_adapter(self, name: str, digest: str, folder: Path) -> None:
         """Load a PEFT folder (not to be changed afterwards) under a name that was never used, on every server in use,
-        and prove that it is the same adapter on all. Raises `AdapterError` for one that a server refuses or drops."""
+        and prove that it is the same adapter on all. Raises `AdapterError` for one that a server refuses or drops, and
+        `NotFinite` for one that has come apart."""
         if name in self._adapters:
             raise AdapterError(f"adapter name {name!r} was used before; a server's caches need a new one")
         shared = self._shared(name, folder)
@@ -169,7 +171,7 @@ class VllmPolicy:
                 scores = self.on_each(partial(probe, adapter=name))
                 figures = check_adapter(name, scores, self._base)
                 check_live(name, ", ".join(scores), figures, self._base, shared)
-            except (AdapterError, ConfigurationError):
+            except (AdapterError, ConfigurationError, NotFinite):
                 self._unload(name)  # from those that took it
                 raise
             self._use(name, Loaded(digest, shared, figures))

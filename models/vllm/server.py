@@ -2,7 +2,8 @@
 
 Failures are distinguished by what helps against them: no server (`ServerAway`), a name that the server does not have
 (`ModelMissing`), a busy or broken server (`ProviderError`, transient, after retries), a request that cannot work
-(`PolicyError`, `ContextOverflow`), a server that is set up otherwise (`ConfigurationError`).
+(`PolicyError`, `ContextOverflow`), an adapter that has come apart (`NotFinite`), a server that is
+set up otherwise (`ConfigurationError`). What its answers say is read in `models/vllm/answers.py`.
 
 The server: vLLM 0.32 or later, started with `--enable-lora --logprobs-mode processed_logprobs` and, for loading,
 `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1` in its environment. Its loading endpoints are for administrators: keep it where
@@ -11,8 +12,8 @@ only this project reaches it.
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,21 @@ from typing import Any
 
 import httpx
 
-from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
+from errors import AdapterError, ConfigurationError, PolicyError, ProviderError
+from models.vllm.answers import (
+    CANNOT_SAY,
+    Completion,
+    ModelMissing,
+    ServerAway,
+    ServerFailed,
+    ServerSilent,
+    come_apart,
+    figure,
+    read_choices,
+    read_completion,
+    read_document,
+    refusal,
+)
 
 logger = logging.getLogger("trace.models")
 
@@ -36,27 +51,6 @@ COMPLETIONS = "/v1/completions"
 EXACT = {"logprobs": 0, "return_token_ids": True}
 # Of /metrics: together they grow as long as the engine works on anything.
 _COUNTED = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-
-
-class ServerAway(ProviderError):
-    """No server answers at the address."""
-
-
-class ModelMissing(ProviderError):
-    """The server answers, but not under this name."""
-
-
-class ServerSilent(ProviderError):
-    """The server took the request and did not answer in time."""
-
-
-class ServerFailed(ProviderError):
-    """The server answered with a `status` that may go away by itself."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, transient=True)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -66,15 +60,6 @@ class ServedModel:
     name: str
     parent: str
     context: int
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What the server sampled: ids, their log-probabilities (nats), and whether it stopped by itself."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stopped: bool
 
 
 class VllmServer:
@@ -175,17 +160,34 @@ class VllmServer:
 
     def score(self, ids: Sequence[int], count: int, model: str | None = None) -> list[float]:
         """Log-probabilities (nats, temperature 1) of the last `count` (fewer than all) of `ids`, each given what stands
-        before it."""
+        before it. Raises `NotFinite` for an adapter that has come apart: vLLM answers 500, for JSON has no NaN, but
+        answers for the base that it stands on."""
+        of_base = model in (None, self.model)
+        try:
+            found = self._scored(ids, count, model, WAITS)
+        except ServerFailed as failed:
+            if of_base or failed.status != CANNOT_SAY:
+                raise
+            self._scored(ids, count, None, WAITS)  # raises where it is the server that fails
+            try:
+                return self._scored(ids, count, model, ())
+            except ServerFailed as again:
+                raise come_apart(self.url, str(model), f"which answers for its base, and here: {again}") from again
+        if not of_base and not all(map(math.isfinite, found)):
+            raise come_apart(self.url, str(model), f"log-probabilities {found}")
+        return found
+
+    def _scored(self, ids: Sequence[int], count: int, model: str | None, waits: Sequence[float]) -> list[float]:
         # One token is sampled after each beginning, and the wanted one's figure listed with it. `prompt_logprobs` would
         # take one prompt, but it ends the engine of vLLM 0.32 for CPUs when LoRA is on and others are in the batch.
         wanted = list(ids[len(ids) - count :])
         beginnings = [list(ids[:end]) for end in range(len(ids) - count, len(ids))]
         body = {"model": model or self.model, "prompt": beginnings, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
         body |= {"top_k": 0, "min_p": 0.0, "seed": 0, "logprobs": 0, "return_tokens_as_token_ids": True}
-        choices = self._choices(body | {"logprob_token_ids": sorted(set(wanted))}, count)
+        choices = self._choices(body | {"logprob_token_ids": sorted(set(wanted))}, count, waits)
         try:
             listed = [choice["logprobs"]["top_logprobs"][0] for choice in sorted(choices, key=itemgetter("index"))]
-            return [float(figures[f"token_id:{token}"]) for token, figures in zip(wanted, listed, strict=True)]
+            return [figure(figures[f"token_id:{token}"]) for token, figures in zip(wanted, listed, strict=True)]
         except (KeyError, IndexError, TypeError) as problem:
             raise PolicyError(
                 f"{self.url} did not give the log-probabilities that it was asked for ({problem!r}); a vLLM server of "
@@ -193,10 +195,10 @@ class VllmServer:
             ) from problem
 
     def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._choices(body, 1)[0]
+        return self._choices(body, 1, WAITS)[0]
 
-    def _choices(self, body: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        return _read_choices(self.url, body["model"], count, self._send("POST", COMPLETIONS, body, WAITS))
+    def _choices(self, body: Mapping[str, Any], count: int, waits: Sequence[float]) -> list[dict[str, Any]]:
+        return read_choices(self.url, body["model"], count, self._send("POST", COMPLETIONS, body, waits))
 
     # --- adapters ---------------------------------------------------------------------------------------------
 
@@ -311,70 +313,8 @@ class VllmServer:
         raise refusal(f"{self.url}{path}", response.status_code, response.text)
 
 
-def read_completion(url: str, model: str, answer: Mapping[str, Any]) -> Completion:
-    """A server's answer to a request with `EXACT` for one completion by `model`. Raises `PolicyError` for another."""
-    (choice,) = _read_choices(url, model, 1, answer)
-    ids, values = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or values is None or len(ids) != len(values) or not ids:
-        raise PolicyError(
-            f"{url} returned {ids!r:.60} with log-probabilities {values!r:.60}, not one for each token; "
-            "a vLLM server of version 0.32 or later is needed"
-        )
-    return Completion(tuple(ids), tuple(float(v) for v in values), choice.get("finish_reason") == "stop")
-
-
-def _read_choices(url: str, model: str, count: int, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if answer.get("model") != model:  # a proxy in between may fall back silently
-        raise ProviderError(
-            f"{url} was asked for {model!r} and answered as {answer.get('model')!r}; "
-            "point policy.url at the vLLM server itself"
-        )
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or len(choices) != count:
-        raise ProviderError(f"{url} gave {choices!r:.80} as choices, not {count}; a vLLM server is needed")
-    return choices
-
-
 def _document(response: httpx.Response) -> dict[str, Any]:
     """The answer as JSON; loading endpoints answer in plain text."""
     if "json" not in response.headers.get("content-type", ""):
         return {"text": response.text}
     return read_document(str(response.url), response.content)
-
-
-def read_document(where: str, content: bytes) -> dict[str, Any]:
-    """An answer's body, which should be JSON."""
-    try:
-        answer = json.loads(content)
-    except ValueError as problem:
-        raise ProviderError(
-            f"{where} sent what is not JSON ({problem}); look at the server's log", transient=True
-        ) from problem
-    return answer if isinstance(answer, dict) else {"text": answer}
-
-
-def refusal(where: str, status: int, text: str) -> PolicyError | ConfigurationError:
-    """The error that an answer other than 200 stands for; `text` is its body."""
-    said = _message(text)
-    if status == 404:
-        return ModelMissing(f"{where} answers 404: {said}; load the adapter, or correct the name")
-    if status in (401, 403):
-        return ConfigurationError(
-            f"{where} answers {status}: {said}; name the variable that holds the key in policy.api_key_env"
-        )
-    if status in RETRIED:
-        return ServerFailed(f"{where} answers {status}: {said}; look at the server's log", status)
-    if "context length" in said or "max_model_len" in said or "got 0" in said:  # no room for one token
-        return ContextOverflow(f"{where} answers {status}: {said}; start it with a larger --max-model-len")
-    return PolicyError(f"{where} answers {status}: {said}; correct the request or the server's settings")
-
-
-def _message(text: str) -> str:
-    """What the server says went wrong, in at most 300 characters."""
-    try:
-        body = json.loads(text)
-    except ValueError:
-        return text[:300].strip()
-    error = body.get("error", body) if isinstance(body, dict) else body
-    said = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
-    return str(said)[:300]

@@ -24,10 +24,21 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from errors import AdapterError, ConfigurationError, PolicyError, ProviderError, TraceError
+from errors import AdapterError, ConfigurationError, NotFinite, PolicyError, ProviderError, TraceError
 from models.vllm import server as protocol
+from models.vllm.answers import (
+    CANNOT_SAY,
+    Completion,
+    ModelMissing,
+    ServerAway,
+    ServerFailed,
+    come_apart,
+    read_completion,
+    read_document,
+    refusal,
+)
 from models.vllm.balance import Balance
-from models.vllm.server import COMPLETIONS, EXACT, Completion, ModelMissing, ServerAway, VllmServer
+from models.vllm.server import COMPLETIONS, EXACT, VllmServer
 
 logger = logging.getLogger("trace.models")
 
@@ -38,7 +49,7 @@ CHECK_SECONDS = 120.0
 # Shorter than the five seconds after which a server closes an idle connection.
 IDLE_SECONDS = 2.0
 # What no turn would survive.
-FATAL = (ServerAway, ModelMissing, ConfigurationError, AdapterError)
+FATAL = (ServerAway, ModelMissing, ConfigurationError, AdapterError, NotFinite)
 Restore = Callable[[VllmServer], None]
 Done = Callable[[Completion | TraceError], None]
 
@@ -194,7 +205,27 @@ class Turns:
         assert problem is not None
         if isinstance(problem, FATAL):  # of one server: others are there, and other turns go on
             raise ProviderError(str(problem), transient=True) from problem
+        if isinstance(problem, ServerFailed) and problem.status == CANNOT_SAY:
+            return await self._blamed(problem, model, content)
         raise problem
+
+    async def _blamed(self, problem: ServerFailed, model: str, content: bytes) -> Completion:
+        """A turn that servers failed at, however often it was tried, asked of the base in the adapter's place and then
+        once more of the adapter: `NotFinite` where that alone fails, and else what is the server's."""
+        replica = self._replicas[self._balance.used[0]]
+        if model == replica.server.model:
+            raise problem
+        one_token = {**json.loads(content), "model": replica.server.model, "max_tokens": 1}
+        try:
+            await self._ask(replica, replica.server.model, json.dumps(one_token).encode())
+        except TraceError:
+            raise problem from None
+        try:
+            return await self._ask(replica, model, content)
+        except ServerFailed as again:
+            if again.status != CANNOT_SAY:
+                raise
+            raise come_apart(replica.server.url, model, f"which answers for its base, and here: {again}") from again
 
     async def _ask(self, replica: Replica, model: str, content: bytes) -> Completion:
         """One request to one server, with what its failure says of the server."""
@@ -227,13 +258,13 @@ class Turns:
             circuit.busy -= 1
         replica.heard, replica.looked = self._loop.time(), None
         if status != 200:
-            refused = protocol.refusal(where, status, text.decode(errors="replace"))
+            refused = refusal(where, status, text.decode(errors="replace"))
             if isinstance(refused, ProviderError) and refused.transient and status != 429:  # that is busy, not broken
                 self._failed(replica, refused)
             raise refused
         if circuit.again is None:
             self._balance.answered(server.url)
-        return protocol.read_completion(server.url, model, protocol.read_document(where, text))
+        return read_completion(server.url, model, read_document(where, text))
 
     async def _post(self, server: VllmServer, content: bytes) -> tuple[int, bytes]:
         headers = {"content-type": "application/json", **server.headers}

@@ -100,6 +100,7 @@ def leases(store: Store) -> Iterator[Finding]:
     left = [row for row in stages if row.lease_until is not None and row.lease_until < now]
     # Who left a stage is told with it. A round that has ended is owed nothing.
     told = {row.round_id for row in left} | {i for i, r in rounds.items() if r.state != RoundState.RUNNING}
+    told |= {row.round_id for row in store.held()}  # another process goes on with it
     between = [row for row in store.presences() if row.round_id not in told]
     left += [row for row in between if row.lease_until is not None and row.lease_until < now]
     for row in left:

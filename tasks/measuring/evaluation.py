@@ -21,6 +21,7 @@ from models.episodes import Episode, Guarded
 from models.policy import TokenPolicy
 from models.providers.litellm_client import missing_keys
 from models.providers.spending import SpendingCap, Spent
+from tasks.measuring.outcomes import evaluation_stage, told_release
 from tasks.measuring.policy_names import LoadedPolicy
 from tasks.round.engine import Engine, Origin, Playground, PlayOptions
 
@@ -86,19 +87,14 @@ def evaluation_id(spec: EvaluationSpec, loaded: LoadedPolicy) -> str:
 def latest(store: Store, spec: EvaluationSpec, loaded: LoadedPolicy, fresh: bool) -> EvaluationSpec:
     """The spec with the number of the newest start that is stored, or of the next one when `fresh`."""
     number = 0
-    while store.rows(SpendRow, stage=_stage(evaluation_id(replace(spec, start=number), loaded))):
+    while store.rows(SpendRow, stage=evaluation_stage(evaluation_id(replace(spec, start=number), loaded))):
         number += 1
     return replace(spec, start=number if fresh or not number else number - 1)
 
 
-def _stage(identity: str) -> str:
-    """The name under which an evaluation's spending is stored."""
-    return f"evaluation:{identity}"
-
-
 def spent_before(store: Store, spec: EvaluationSpec, loaded: LoadedPolicy) -> float:
     """Dollars that earlier runs of the evaluation have spent."""
-    return store.spent(None, stage=_stage(evaluation_id(spec, loaded)))["dollars"]
+    return store.spent(None, stage=evaluation_stage(evaluation_id(spec, loaded)))["dollars"]
 
 
 def run_evaluation(
@@ -112,11 +108,13 @@ def run_evaluation(
 
     def put_spent() -> None:
         sums = cap.spent or {loaded.identity.base: Spent()}
-        stage = _stage(identity)
+        stage = evaluation_stage(identity)
         store.put([_spend_row(f"{run_row}-{i}", stage, m, s) for i, (m, s) in enumerate(sums.items())],
                   replace=True)  # fmt: skip
 
     put_spent()
+    if loaded.release is not None:
+        store.put([told_release(identity, loaded.release)])
     sampling = loaded.sampling
     ground = Playground(
         spec.target.environment, spec.called, "evaluation", sampling.temperature, sampling.max_tokens,

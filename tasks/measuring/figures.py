@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from db import Store
 from tasks.measuring.evaluation import EvaluationRun, EvaluationSpec
+from tasks.measuring.outcomes import evaluation_stage, played_releases
 from tasks.measuring.statistics import clustered_interval
 
 # Families shown in the table; the JSON has all of them.
@@ -39,12 +40,14 @@ class Success(_Figures):
 class EvaluationRow(_Figures):
     """One policy on one target's split. `scored` is None while no episode was finished; `lost` counts episodes by the
     part of the system that lost them, `owed` those without a result,
-    `earlier` those whose result an earlier run stored."""
+    `earlier` those whose result an earlier run stored. `release` is the number of the release that was played (0: the
+    bare base), None where it was none."""
 
     target: str
     split: str
     policy: str
     evaluation: str
+    release: int | None = None
     data_hash: str
     user: str
     seed: int
@@ -95,6 +98,7 @@ def figures_of(store: Store, spec: EvaluationSpec, policy: str, run: EvaluationR
         split=spec.split,
         policy=policy,
         evaluation=run.id,
+        release=played_releases(store, [run.id]).get(run.id),
         data_hash=spec.target.data_hash,
         user=spec.user,
         seed=spec.seed,
@@ -109,7 +113,7 @@ def figures_of(store: Store, spec: EvaluationSpec, policy: str, run: EvaluationR
         earlier=run.resumed,
         steps=float(finished["n_steps"].mean()) if len(finished) else 0.0,
         sampled_tokens=int(frame["sampled_tokens"].sum()),
-        dollars=store.spent(None, stage=f"evaluation:{run.id}")["dollars"],
+        dollars=store.spent(None, stage=evaluation_stage(run.id))["dollars"],
         stopped=run.stopped,
         first_error=str(lost["error"].iloc[0]) if len(lost) else "",
         answered_by=run.answered_by,
@@ -125,6 +129,7 @@ def overall(name: str, rows: Sequence[tuple[EvaluationRow, pd.DataFrame]]) -> Ev
         update={
             "target": name,
             "evaluation": "",
+            "release": first.release if len({r.release for r, _ in rows}) == 1 else None,
             "data_hash": " ".join(r.data_hash for r, _ in rows),
             "tasks": sum(r.tasks for r, _ in rows),
             "scored": success_of(pd.concat(frames, ignore_index=True)),
@@ -186,6 +191,9 @@ def _line(name: str, wide: int, s: Success | None, lost: int | None) -> str:
 
 def _notes(r: EvaluationRow) -> list[str]:
     notes = []
+    if r.evaluation and r.policy != "noop":  # what 'compare' takes
+        of = "" if r.release is None else f", of release@{r.release}"
+        notes.append(f"{r.policy}: evaluation {r.evaluation}{of}")
     ended = {k: n for k, n in r.terminations.items() if k != "done"}
     if ended:
         notes.append(f"{r.policy}: ended without the environment: " + ", ".join(f"{k} {n}" for k, n in ended.items()))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from db import AdapterRow, Round, RouteRow, StageRow, Store
+from db import AdapterRow, Round, RouteRow, SpendRow, StageRow, Store
 from errors import ConfigurationError, StoreError
 from tasks.releases.lookup import live_around, release_numbered
 from tasks.round.registry import registry_name
@@ -31,6 +31,9 @@ TRUTH = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0, 
 BASE = 0
 # Evaluations that are named at most where a release's own episodes are missing.
 NAMED = 5
+# Evaluations that are asked at most which release they played, newest first.
+MOST_TOLD = 1000
+RELEASE = "release@"
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,8 @@ def _routed(store: Store, adapter_id: str, rows: pd.DataFrame, target: str) -> f
 
 
 def _not_played(store: Store, what: str, which: Mapping[str, Any], target: str) -> str:
-    """What is missing, and where it may be all the same: an evaluation does not store which release it played."""
+    """What is missing, and where it may be all the same: in an evaluation, by its id. Those of earlier versions do not
+    say which release they played."""
     said = f"nothing is stored of {what} on tasks of {target or 'a target'}; evaluate it first"
     if "id" not in which:
         return said
@@ -182,11 +186,37 @@ def _not_played(store: Store, what: str, which: Mapping[str, Any], target: str) 
     )["group_id"].tolist()
     if not found:
         return said
+    played = played_releases(store, found[:MOST_TOLD])
+    mine = [i for i in found if str(played.get(i)) == what.removeprefix(RELEASE)]
+    if mine:
+        return (
+            f"no round has played {what} on tasks of {target}, and 'trace-agent evaluate' has: give the id of that "
+            f"evaluation ({', '.join(mine[:NAMED])})"
+        )
     ids = ", ".join(map(str, found[:NAMED])) + (" and others" if len(found) > NAMED else "")
     return (
         f"no round has played {what} on tasks of {target}; if 'trace-agent evaluate' has, give the id that it printed "
         f"(the newest stored evaluations are {ids}), else evaluate it first"
     )
+
+
+def evaluation_stage(identity: str) -> str:
+    """The name under which an evaluation's spending is stored."""
+    return f"evaluation:{identity}"
+
+
+def told_release(identity: str, number: int) -> SpendRow:
+    """What says that an evaluation played a release (0: the bare base): that it spent nothing on a model so called."""
+    return SpendRow(id=f"{identity}-release", stage=evaluation_stage(identity), model=f"{RELEASE}{number}")
+
+
+def played_releases(store: Store, identities: Sequence[str]) -> dict[str, int]:
+    """The number of the release that each of these evaluations played, of those that say so: since they store it, and
+    where it was a release."""
+    stages = {evaluation_stage(identity): identity for identity in identities}
+    rows = store.rows(SpendRow, stage=list(stages)) if stages else []
+    told = {stages[r.stage]: r.model.removeprefix(RELEASE) for r in rows if r.model.startswith(RELEASE)}
+    return {identity: int(number) for identity, number in told.items() if number.isdecimal()}
 
 
 def _evaluation(store: Store, beginning: str) -> str:
@@ -242,7 +272,9 @@ def _stored(store: Store, what: str, which: Mapping[str, Any], target: str, stat
     gated = rows["split"].eq("validation") & ("group_id" not in which)
     routed = _routed(store, which["adapter_id"], rows, target) if "adapter_id" in which else frozenset[str]()
     of, validation = str(rows["target"].iloc[0]), frozenset(rows["task_id"][gated])
-    return Outcomes(what, frame, of, data[0], validation, routed, older)
+    played = played_releases(store, [which["group_id"]]) if "group_id" in which else {}
+    name = f"{what} ({RELEASE}{played[which['group_id']]})" if played else what
+    return Outcomes(name, frame, of, data[0], validation, routed, older)
 
 
 def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -70,7 +70,8 @@ class PolicyOptions:
 class LoadedPolicy:
     """A policy ready to play. `renderer` and `adapter` are a token policy's (`served` is the adapter's name in the
     registry), `context` is in tokens where it is known, `chat` is the policy once more if it is an API model's. A
-    release has `choose`, which gives each task's adapter, and `acting`, the identity of the whole. `close` ends threads
+    release has its number in `release` (0: the bare base), `choose`, which gives each task's adapter, and `acting`, the
+    identity of the whole. `close` ends threads
     and connections; a policy on servers takes its adapters from them."""
 
     name: PolicyName
@@ -84,6 +85,7 @@ class LoadedPolicy:
     chat: ChatPolicy | None = None
     choose: Callable[[Sequence[TargetTask]], list[str | None]] | None = None
     acting: PolicyIdentity | None = None
+    release: int | None = None
     close: Callable[[], None] = lambda: None
 
     @property
@@ -144,7 +146,7 @@ def load_policy(
     if name.kind == "scripted":
         return LoadedPolicy(name, SCRIPTED[name.model](), Sampling(0.0, 0))
     if name.kind == "release" and name.text == BARE:
-        return _load_token_policy(replace(name, model=settings.base_model), options, settings)
+        return replace(_load_token_policy(replace(name, model=settings.base_model), options, settings), release=0)
     if name.kind == "release":
         from tasks.measuring.release_policy import load_release
 

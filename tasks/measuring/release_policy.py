@@ -89,6 +89,7 @@ def load_release(name: PolicyName, options: PolicyOptions, settings: Settings, t
         context=policy.context,
         choose=choose,
         acting=replace(policy.identity(), adapter=f"release-{release.number}-{what}"),
+        release=release.number,
         close=policy.close,
     )
 

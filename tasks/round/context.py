@@ -32,7 +32,7 @@ from tasks.round.analyst import analyst_settings, author_settings, round_client,
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, check_adapters, open_backend
 from tasks.round.progress import Stopwatch
-from tasks.round.registry import open_registry, round_key, run_name
+from tasks.round.registry import end_runs, open_registry, round_key, run_name
 from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
@@ -226,6 +226,8 @@ class Context:
         try:
             with answering(self.registry, "how the round ended"):
                 self.registry.end_run(run, failed=state == RoundState.FAILED, stopped=state != RoundState.DONE)
+                if state != RoundState.DONE:  # a training that was broken off has a run of its own
+                    end_runs(self.registry, self.round.id, state)
         except StoreError as problem:  # the round itself is stored
             logger.warning("%s", problem)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from db import RoundState
 from environments.contract import content_hash
 from errors import StoreError
 from models.adapters.registry import Registry, without_password
@@ -14,6 +15,10 @@ from settings import Settings
 ARTIFACTS = "mlartifacts"
 # Characters of a target's name that the registry takes.
 LONGEST_NAME = 120
+# MLflow's page of a search; a round has a run for itself, and one for each part of it.
+MOST_RUNS = 1000
+# What a run is then. One that may be gone on with is set running by whoever goes on with it (`Registry.start_run`).
+STATUS: Mapping[RoundState, str] = {RoundState.DONE: "FINISHED", RoundState.FAILED: "FAILED"}
 
 
 def registry_name(target: str) -> str:
@@ -43,6 +48,19 @@ def round_key(round_id: str) -> str:
 def run_name(target: str, number: int | None, part: str = "") -> str:
     """What a run is called: the target, the night, and the part of it ("": the whole round)."""
     return f"{target} night {number or '?'}{f': {part}' if part else ''}"
+
+
+def end_runs(registry: Registry, round_id: str, state: RoundState, ended: int | None = None) -> list[str]:
+    """End the runs of a round, and of its parts, that are still shown as running, at `ended` milliseconds since 1970
+    (now); their ids. `state` is how the round ended: any but done and failed may be gone on with, and is KILLED."""
+    wanted = f"tags.round = '{round_id}' and attributes.status = 'RUNNING'"
+    found = [
+        str(run.info.run_id)
+        for run in registry.client.search_runs([registry.experiment_id], wanted, max_results=MOST_RUNS)
+    ]
+    for run in found:
+        registry.client.set_terminated(run, STATUS.get(state, "KILLED"), ended)
+    return found
 
 
 @contextmanager

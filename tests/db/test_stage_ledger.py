@@ -181,6 +181,25 @@ def test_a_process_that_has_a_round_open_says_so_until_it_leaves_or_dies(store: 
     store.presence(round_.id, 1.0).close()  # one that never began
 
 
+def test_the_word_of_who_died_stays_until_it_is_told_where_else_that_was_seen(store: Store, round_: Round) -> None:
+    def present() -> set[str | None]:
+        return {row.owner for row in store.presences()}
+
+    dead, lives = store.presence(round_.id, 1e-6, {"flow_run": "a"}), store.presence(round_.id, 3600.0)
+    dead.beat()
+    (left,) = store.presences()
+    assert left.result == {"flow_run": "a"}
+    lives.beat()
+    assert present() == {dead.owner, lives.owner}
+    store.presence_told(left.id)
+    lives.beat()
+    assert present() == {lives.owner}
+    dead.beat()
+    expire(store)
+    lives.beat()
+    assert present() == {lives.owner}, "nobody came to tell of it for a week"
+
+
 def test_a_stage_is_claimed_beside_those_that_have_the_round_open(store: Store, round_: Round) -> None:
     presence = store.presence(round_.id, 3600.0)
     presence.beat()

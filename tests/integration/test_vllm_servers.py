@@ -31,8 +31,9 @@ from models.serving.fleet.hosts import VllmHost
 from models.serving.fleet.lifecycle import AdapterState
 from models.training.actors import VllmActor
 from models.training.grpo import StepRecord, train_adapter
+from models.vllm.answers import ModelMissing
 from models.vllm.policy import VllmPolicy
-from models.vllm.server import ModelMissing, VllmServer
+from models.vllm.server import VllmServer
 from settings import load_settings
 from tasks.measuring.policy_names import PolicyOptions
 from tasks.measuring.targets import EvaluateRequest, evaluate_targets

@@ -229,3 +229,15 @@ def test_a_comparison_of_another_base_has_homes_of_its_own_and_is_not_refused(
     for of_a_round in (["improve"], ["improve", "--dry-run"], ["stage", "select"]):
         with pytest.raises(ConfigurationError, match="release 3 of shop is live and stands on large"):
             CliRunner().invoke(app, [*of_a_round, *words], catch_exceptions=False)
+
+
+def test_a_seed_that_the_database_cannot_hold_is_refused_before_an_episode_is_played(tmp_path: Path) -> None:
+    from flows.cli.evaluate import LARGEST
+    from settings import LARGEST as OF_ROUNDS
+
+    assert LARGEST == OF_ROUNDS
+    home = tmp_path / "home"
+    given = ["evaluate", "--target", "shop", "--seed", str(2**63), "--limit", "1", "--home", str(home)]
+    done = CliRunner().invoke(app, given)
+    assert (done.exit_code, home.exists()) == (2, False)
+    assert "less than or equal to 2147483647" in " ".join(done.output.split())

@@ -17,8 +17,9 @@ from models.adapters.files import WEIGHTS, carries_weights
 from models.policy import PolicyIdentity, Request, Sampling
 from models.vllm import server as vllm_server
 from models.vllm import turns as vllm_turns
+from models.vllm.answers import ServerAway
 from models.vllm.policy import VllmPolicy
-from models.vllm.server import ServerAway, VllmServer
+from models.vllm.server import VllmServer
 from settings import load_settings
 from tasks.round.policies import check_policy
 from tests.models.vllm_backend.stub_episodes import Episodes

@@ -18,6 +18,7 @@ from models.training.learner import FusedLearner
 from models.training.records import StepRecord
 from models.training.trl_trainer import EpisodeGRPO
 from models.vllm import server as vllm_server
+from models.vllm.answers import ServerAway
 from models.vllm.policy import VllmPolicy
 from models.vllm.server import VllmServer
 from settings import load_settings
@@ -91,11 +92,11 @@ def test_a_server_that_does_not_wake_is_told_and_is_woken_at_the_next_try(
     policy, actor = at_rest(stub, tiny_model, tmp_path)
 
     def silent(server: VllmServer) -> None:
-        raise vllm_server.ServerAway("it does not answer")
+        raise ServerAway("it does not answer")
 
     with monkeypatch.context() as patch:
         patch.setattr(VllmServer, "wake_up", silent)
-        with pytest.raises(vllm_server.ServerAway):
+        with pytest.raises(ServerAway):
             actor.retire()
     assert stub.asleep
     actor.retire()
@@ -115,7 +116,7 @@ def test_they_wake_when_what_a_failed_step_holds_is_free(
     def watched(server: VllmServer) -> None:
         waking.append(held())
         if not wakes:
-            raise vllm_server.ServerAway("it does not answer")
+            raise ServerAway("it does not answer")
         wake_up(server)
 
     monkeypatch.setattr(VllmServer, "wake_up", watched)
@@ -185,3 +186,23 @@ def test_weights_that_have_come_apart_are_no_fault_of_a_server(stub: Stub, tiny_
     policy.close()
     assert sum(path == "/v1/load_lora_adapter" for path in stub.calls) == 1
     assert not stub.asleep
+
+
+def test_an_adapter_that_overflows_on_the_servers_ends_its_own_training(
+    stub: Stub, tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, renderer = tiny_model
+    monkeypatch.setattr(vllm_server, "WAITS", (0.01,))
+    policy = VllmPolicy([VllmServer(stub.url, "base")], PolicyIdentity("s", "r", "v", "", "r"), renderer.stop_ids, 8)
+    actor = VllmActor(policy, local.model, tmp_path / "shared", [5, 6, 7, 8], "toy", True)
+    load = policy.load_adapter
+
+    def torn(name: str, digest: str, folder: Path) -> None:
+        stub.torn.add(name)
+        load(name, digest, folder)
+
+    monkeypatch.setattr(policy, "load_adapter", torn)
+    with pytest.raises(Untrainable, match="the adapter after step 0 gives log-probabilities that are not finite"):
+        train_adapter(Source(), actor, renderer, SMALL, tmp_path / "training", lambda _: None)
+    policy.close()
+    assert (stub.names, stub.asleep) == (set(), False)

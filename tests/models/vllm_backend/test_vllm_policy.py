@@ -14,13 +14,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from environments.contract import Observation, TargetTask
-from errors import AdapterError, ConfigurationError, ContextOverflow, PolicyError, ProviderError
+from errors import AdapterError, ConfigurationError, ContextOverflow, NotFinite, PolicyError, ProviderError
 from models.adapters.files import adapter_digest
 from models.policy import PolicyIdentity, Request, Sampling, TokenPolicy
 from models.vllm import policy as vllm_policy
 from models.vllm import server as vllm_server
+from models.vllm.answers import ModelMissing, ServerAway
 from models.vllm.policy import VllmPolicy
-from models.vllm.server import ModelMissing, ServerAway, VllmServer
+from models.vllm.server import VllmServer
 from tests.models.vllm_backend.vllm_stub import Stub, vllm_stub
 
 BASE = PolicyIdentity("small", "r1", "vllm:base", "", "renderer")
@@ -207,6 +208,43 @@ def test_a_turn_that_fails_for_good_is_its_own_problem_only(stub: Stub, policy: 
     assert answer.problem.transient
     assert "500" in str(answer.problem)
     assert policy.generate([turn("good")])[0].problem is None
+
+
+def test_an_adapter_that_has_come_apart_is_no_fault_of_a_server(stub: Stub, policy: VllmPolicy, tmp_path: Path) -> None:
+    """Finite weights whose figures are none: vLLM answers 500, for JSON has no NaN, or null."""
+    stub.torn = {"a@v1-1"}
+    with pytest.raises(NotFinite, match=r"'a@v1-1' gives log-probabilities that are not finite .* lower learning rate"):
+        policy.load_adapter("a@v1-1", "abc", tmp_path)
+    assert (stub.names, policy.adapters) == (set(), ())
+    stub.moves["a@v2-1"] = float("nan")
+    with pytest.raises(NotFinite, match="'a@v2-1'"):
+        policy.load_adapter("a@v2-1", "abc", tmp_path)
+    assert policy.generate([turn()])[0].problem is None, "the others go on"
+    # One whose probe is well, on a turn of its own.
+    for name, torn in (("a@v3-1", {"a@v3-1"}), ("a@v4-1", set())):
+        policy.load_adapter(name, "abc", tmp_path)
+        stub.torn, stub.moves[name] = torn, float("nan")
+        with pytest.raises(NotFinite, match=f"{name!r} gives log-probabilities that are not finite"):
+            policy.generate([turn("bad", name), turn("good")])
+
+
+def test_a_server_that_fails_at_an_adapter_and_its_base_is_to_blame(
+    stub: Stub, policy: VllmPolicy, tmp_path: Path
+) -> None:
+    policy.load_adapter("a@v2-1", "abc", tmp_path)
+    stub.torn = {"base", "a@v2-1"}
+    (answer,) = (policy.submit(turn("s", "a@v2-1")), policy.poll())[1]
+    assert isinstance(answer.problem, ProviderError)
+    assert answer.problem.transient
+    stub.torn = set()
+    stub.failures = [500] * 4  # all tries of the turn: then the base answers, and so does the adapter
+    assert policy.generate([turn("s", "a@v2-1")])[0].ids
+    stub.failures = [500] * 4
+    policy.load_adapter("a@v3-1", "abc", tmp_path)
+    stub.torn = {"base", "a@v1-1"}
+    with pytest.raises(ProviderError, match="500") as raised:
+        policy.load_adapter("a@v1-1", "abc", tmp_path)
+    assert raised.value.transient
 
 
 def test_a_refused_request_is_not_tried_again(stub: Stub, policy: VllmPolicy) -> None:

@@ -23,11 +23,13 @@ Moves = dict[str, float]
 class Stub:
     """State of the stub. `failures` are statuses that the next completions get first; `delay` is seconds an answer.
     While `stalled` is set, completions get no answer. `tokens` is what /metrics count; None: there are none. `scorer`
-    gives a model's log-probabilities of the token after a prompt, in the place of `logprob`."""
+    gives a model's log-probabilities of the token after a prompt, in the place of `logprob`. Of models in `torn` it
+    cannot say any: 500, as JSON has no NaN."""
 
     url: str = ""
     names: set[str] = field(default_factory=set)
     moves: Moves = field(default_factory=dict)
+    torn: set[str] = field(default_factory=set)
     failures: list[int] = field(default_factory=list)
     delay: float = 0.0
     raw_logprobs: bool = False
@@ -179,6 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
         stub, model = self.stub, body["model"]
         if model != "base" and model not in stub.names:
             return self._refuse(404, f"The model `{model}` does not exist.")
+        if model in stub.torn:
+            return self._refuse(500, "Out of range float values are not JSON compliant: nan")
         with stub.lock:
             stub.bodies.append(body)
         move = stub.moves.get(model, 0.0 if model == "base" else MOVE)

@@ -222,6 +222,10 @@ def dead_between_stages(p: Patient) -> None:
             round_ = home.store.start_round(target, "d", 1, "laptop", {})
             home.store.presence(round_.id, 1e-6).beat()
         home.store.finish_round(round_.id, RoundState.DONE)
+        round_ = home.store.start_round("third", "d", 1, "laptop", {})  # and this one goes on in another process
+        home.store.presence(round_.id, 1e-6, {"flow_run": ""}).beat()
+        patch.setattr("db.store.owner_name", lambda: "a-machine:2")
+        home.store.presence(round_.id, 3600.0).beat()
 
 
 def moved_by_hand(p: Patient) -> None:

@@ -18,7 +18,7 @@ from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG, take_fingerprint
 from models.local.base import load_base
 from models.policy import Sampling
-from models.scripted import NoopPolicy
+from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.measuring.figures import EvaluationRow, table
 from tasks.measuring.policy_names import BARE, LoadedPolicy, PolicyName, PolicyOptions, parse_policy
@@ -68,6 +68,23 @@ def test_figures_by_family_and_the_no_op_row(tmp_path: Path) -> None:
     assert "data counting-1, user: none" in text
     assert "  even" in text
     assert text.index("oracle ") < text.index("noop ")
+
+
+def test_the_release_that_was_played_is_stored_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of `release`, which is another one after the next night."""
+
+    def live(name: PolicyName, *given: Any) -> LoadedPolicy:
+        release = name.kind == "release"
+        policy = OraclePolicy() if release else NoopPolicy()
+        return LoadedPolicy(name, policy, Sampling(0.0, 0), release=3 if release else None)
+
+    monkeypatch.setattr("tasks.measuring.targets.load_policy", live)
+    row, noop = evaluate("release")
+    assert (row.policy, row.release, noop.release) == ("release", 3, None)
+    text = table([row, noop])
+    assert f"release: evaluation {row.evaluation}, of release@3" in text
+    assert not any(line.startswith("noop: evaluation") for line in text)
+    assert row.dollars == 0.0
 
 
 def test_what_an_earlier_run_played_is_said_until_it_is_played_again() -> None:

@@ -17,8 +17,8 @@ from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.local.base import BaseModel
 from models.vllm import server as vllm_server
+from models.vllm.answers import ServerAway
 from models.vllm.policy import VllmPolicy
-from models.vllm.server import ServerAway
 from settings import load_settings
 from tasks.round import policies
 from tasks.round import stage as stages

@@ -14,8 +14,8 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.states import Completed, Running
 
 from errors import TargetBusy
-from flows import one_at_a_time
-from flows.one_at_a_time import alone_on, limit_name
+from flows.runs import one_at_a_time
+from flows.runs.one_at_a_time import alone_on, limit_name
 
 NAME = limit_name("left over")
 

@@ -10,8 +10,8 @@ import pytest
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows import one_at_a_time
-from flows.one_at_a_time import deaths_before
+from flows.runs import one_at_a_time
+from flows.runs.one_at_a_time import deaths_before
 
 DEPLOYMENT = UUID(int=7)
 
