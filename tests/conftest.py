@@ -27,8 +27,8 @@ os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-home-")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-# Files that take two seconds or more on a quiet core, Prefect's server aside, which one file of them all starts: they
-# train, score whole benchmarks, start processes, attack modules or wait for leases.
+# Files that take two seconds or more on a quiet core: they train, score whole benchmarks, start processes or Prefect's
+# server, attack modules or wait for leases.
 SLOW = (
     "db/test_stage_ledger.py",
     "db/test_store_processes.py",
@@ -42,6 +42,8 @@ SLOW = (
     "environments/targets/test_reasoning_gym.py",
     "environments/targets/test_shop_draws.py",
     "environments/targets/test_tau2.py",
+    "flows/runs/test_left_over_slots.py",
+    "flows/runs/test_left_running.py",
     "flows/test_approval.py",
     "flows/test_light_start.py",
     "flows/supervised/test_services.py",

@@ -174,6 +174,7 @@ def test_a_run_with_nothing_later_to_play_is_played(monkeypatch: pytest.MonkeyPa
     assert getattr(server, "cancelled", []) == []
 
 
+@pytest.mark.integration
 def test_a_round_that_makes_way_plays_nothing(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     said = Cancelled(message="not made up for")
     monkeypatch.setattr(improve, "makes_way", lambda: said)
