@@ -15,6 +15,11 @@ from models.adapters.tracking import make_database
 from settings_parts import sqlite_url
 
 
+@pytest.fixture(autouse=True)
+def databases_like_the_first() -> None:
+    """Here every database is made by MLflow's migrations: they are the matter."""
+
+
 def schema(file: Path) -> dict[str, object]:
     """Columns of every table, all indexes, and the version (MLflow writes a table's checks in any order)."""
     with closing(sqlite3.connect(file)) as opened:

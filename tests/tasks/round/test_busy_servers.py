@@ -145,11 +145,14 @@ def ask(settings: Settings, policy: str) -> None:
 
 def test_release_0_is_the_bare_base_of_the_settings(monkeypatch: pytest.MonkeyPatch, settings_folder: Path) -> None:
     """As `compare` and `rollback` have it."""
-    monkeypatch.setattr(policy_names, "_load_token_policy", lambda name, *given: name)
     nothing: Any = None
+    monkeypatch.setattr(
+        policy_names, "_load_token_policy", lambda name, *given: policy_names.LoadedPolicy(name, nothing, nothing)
+    )
     given = PolicyOptions(), load_settings(base_model="smollm2-135m"), nothing, nothing
-    loaded: Any = load_policy(parse_policy("release@0"), *given)
-    assert (loaded.text, loaded.model, loaded.adapter) == ("release@0", "smollm2-135m", "")
+    loaded = load_policy(parse_policy("release@0"), *given)
+    name = loaded.name
+    assert (name.text, name.model, name.adapter, loaded.release) == ("release@0", "smollm2-135m", "", 0)
 
 
 @pytest.mark.usefixtures("lives")
