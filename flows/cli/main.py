@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,11 @@ QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "NO_PROXY": "127.0.0.1,localhost",
 }
+
+# How often torch's threads look for one another before they sleep: some ten microseconds. The 300,000 that libgomp has
+# of its own keep a core that another program wants, and each of thousands of operations then waits for the next slice
+# of time: beside one busy program a round took ten times as long. Alone it gains nothing (benchmarks/README.md).
+SPINS = "10000"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -313,10 +319,17 @@ def _cannot_print() -> bool:
     return False
 
 
+def prepare(environ: MutableMapping[str, str]) -> None:
+    """Set what libraries read when they are imported, where the user has not."""
+    for name, value in QUIET.items():
+        environ.setdefault(name, value)
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", SPINS)
+
+
 def main() -> None:
     """Entry point: one line for what the user can mend, a non-zero exit for every failure."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
+    prepare(os.environ)
     sys.path.insert(0, os.getcwd())  # a user's own target lies in the working folder
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a dash that a terminal cannot show must not end a round in an error

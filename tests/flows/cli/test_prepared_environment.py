@@ -1,0 +1,27 @@
+"""What the command line sets for libraries before they are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from flows.cli.main import SPINS, prepare
+
+
+def test_threads_wait_briefly_unless_the_user_says_how() -> None:
+    plain: dict[str, str] = {}
+    prepare(plain)
+    assert (plain["GOMP_SPINCOUNT"], plain["DO_NOT_TRACK"]) == (SPINS, "true")
+    given = {"GOMP_SPINCOUNT": "0"}
+    prepare(given)
+    assert given["GOMP_SPINCOUNT"] == "0"
+    active = {"OMP_WAIT_POLICY": "active"}
+    prepare(active)
+    assert "GOMP_SPINCOUNT" not in active
+
+
+def test_nothing_that_reads_it_is_imported_by_then() -> None:
+    """libgomp reads it once, when torch is imported."""
+    said = "import sys, flows.cli.main; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", said], check=True, capture_output=True, text=True).stdout
+    assert found.split() == ["False", "False"]
