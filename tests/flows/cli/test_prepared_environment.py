@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from flows.cli.main import SPINS, prepare
 
@@ -18,6 +19,12 @@ def test_threads_wait_briefly_unless_the_user_says_how() -> None:
     active = {"OMP_WAIT_POLICY": "active"}
     prepare(active)
     assert "GOMP_SPINCOUNT" not in active
+
+
+def test_a_worker_of_the_image_waits_as_briefly() -> None:
+    """Its runs do not begin with the command line."""
+    image = Path(__file__).parents[3] / "docker" / "Dockerfile"
+    assert f"GOMP_SPINCOUNT={SPINS}\n" in image.read_text()
 
 
 def test_nothing_that_reads_it_is_imported_by_then() -> None:
