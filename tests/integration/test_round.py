@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from db.rows import PROCESS
 from tests.integration.shapes.rounds_played import HOT, TARGET, TEMPLATES
 from tests.integration.shapes.shapes_served import saved_shape
 from tests.integration.targets.signs import SIZE
@@ -129,7 +130,9 @@ def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path
     assert count(tmp_path, "rounds") == 1
     total = count(tmp_path, "trajectories")
     assert ask(tmp_path, "SELECT COUNT(DISTINCT id) FROM trajectories") == [(total,)]
-    assert count(tmp_path, "stages WHERE state NOT IN ('done', 'skipped')") == 0
+    # A killed process's presence stays beside the stages until its lease has run out: a quick round does not wait for it.
+    owed = f"stages WHERE state NOT IN ('done', 'skipped') AND name NOT LIKE '{PROCESS}%'"
+    assert count(tmp_path, owed) == 0
     assert count(tmp_path, "trajectories WHERE error IS NOT NULL AND reward IS NOT NULL") == 0
 
     (report,) = (tmp_path / "home").glob("*/report.html")
