@@ -130,7 +130,7 @@ def test_a_round_that_was_killed_goes_on_and_stores_nothing_twice(tmp_path: Path
     assert count(tmp_path, "rounds") == 1
     total = count(tmp_path, "trajectories")
     assert ask(tmp_path, "SELECT COUNT(DISTINCT id) FROM trajectories") == [(total,)]
-    # A killed process's presence stays beside the stages until its lease has run out: a quick round does not wait for it.
+    # A killed process's presence stays beside the stages until its lease has run out: no quick round waits for it.
     owed = f"stages WHERE state NOT IN ('done', 'skipped') AND name NOT LIKE '{PROCESS}%'"
     assert count(tmp_path, owed) == 0
     assert count(tmp_path, "trajectories WHERE error IS NOT NULL AND reward IS NOT NULL") == 0
