@@ -163,7 +163,7 @@ class HttpUpstream:
             raw = await response.read()
             if response.status != 200:
                 raise problem_of(response.status, raw, turn, address)
-        body = part_of(raw)
+        body = _answer_in(raw)
         self._check(body, turn)
         choice = (body.get("choices") or [{}])[0]
         turn.heard.message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
@@ -187,7 +187,7 @@ class HttpUpstream:
                         done = True
                         continue
                     try:
-                        chunk = part_of(data)
+                        chunk = _answer_in(data)
                     except ApiError:
                         if passed:  # what came before it is the client's
                             yield _joined(passed)
@@ -312,6 +312,14 @@ async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGene
         for data in events:
             if data != b"[DONE]":
                 yield part_of(data)
+
+
+def _answer_in(raw: bytes) -> dict[str, Any]:
+    """An answer, or a part of one. Raises `ApiError` also where the server says that it could not finish it."""
+    body = part_of(raw)
+    if any(choice.get("finish_reason") in UNFINISHED for choice in body.get("choices") or ()):
+        raise ApiError(502, BROKEN_OFF)
+    return body
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

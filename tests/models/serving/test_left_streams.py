@@ -265,6 +265,39 @@ def test_an_answer_that_a_server_breaks_off_is_none(
     assert (log.turns, gateway.metrics.share.total()) == ([], 0), "neither stored nor counted"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_answer_that_a_server_says_it_could_not_finish_is_none(streamed: bool) -> None:
+    """As vLLM says "abort" when it is stopped, or puts its requests away: the text before it is no whole answer."""
+    asked = parse_chat({"model": "base", "messages": [{"role": "user", "content": "x"}], "stream": streamed})
+
+    async def answer(request: HttpRequest) -> Response:
+        said = {"role": "assistant", "content": "Ref"}
+        whole = {"model": "base", "choices": [{"index": 0, "message": said, "finish_reason": "abort"}]}
+        parts = [{"model": "base", "choices": [{"index": 0, "delta": said, "finish_reason": None}]}]
+        parts += [{"model": "base", "choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}]
+        return Response(b"".join(map(event, [*parts, "[DONE]"])) if streamed else json.dumps(whole).encode())
+
+    async def heard(url: str) -> bytes:
+        turn, upstream = Turn(asked, None, "base", "c"), HttpUpstream(Pool(Servers([url])), "base")
+        said = b""
+        try:
+            if streamed:
+                async for part in upstream.stream(turn):
+                    said += part
+            else:
+                await upstream.answer(turn)
+        except ApiError as problem:
+            assert (problem.status, "broke off its answer" in str(problem)) == (502, True)
+            return said
+        finally:
+            await upstream.close()
+        raise AssertionError("it passes for a whole answer")
+
+    with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
+        said = asyncio.run(heard(url))
+    assert (b"Ref" in said, b"[DONE]" in said) == (streamed, False), "what came before it is the client's"
+
+
 def test_an_error_in_the_place_of_a_whole_answer_is_told_as_one() -> None:
     with pytest.raises(ApiError, match="the server behind the gateway failed") as refused:
         part_of(b'{"error": {"message": "died in /secret/path", "code": "engine_dead"}}')
