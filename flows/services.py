@@ -253,7 +253,8 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
         while True:
             time.sleep(EVERY_SECONDS)
             try:
-                if known and not known["gateway"] and has_round():
+                # One that supervisor has given up is not among these: it is tried again with the others, and said.
+                if known and not known["gateway"] and never_started(supervisor, "gateway") and has_round():
                     with suppress(xmlrpc.client.Fault):  # it is being started again
                         supervisor.startProcess("gateway", False)
                 now = dict(pids(supervisor))
@@ -316,6 +317,11 @@ def pids(supervisor: Any) -> Mapping[str, int]:
 def given_up(supervisor: Any) -> list[str]:
     """Services that failed so often, one start after the other, that supervisor leaves them down."""
     return [info["name"] for info in supervisor.getAllProcessInfo() if info["statename"] == "FATAL"]
+
+
+def never_started(supervisor: Any, name: str) -> bool:
+    """Whether nobody has started a service yet, or somebody has stopped it."""
+    return bool(supervisor.getProcessInfo(name)["statename"] == "STOPPED")
 
 
 def connect(path: Path) -> Any:
