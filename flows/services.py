@@ -249,6 +249,11 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
     answer is asked again."""
     supervisor, answered, looked = services.connection(), Answered(services.health), time.monotonic()
     known: Mapping[str, int] = {}
+
+    def tell(what: str) -> None:
+        with suppress(OSError):  # a disk that is full, or a terminal that is gone, ends no service
+            say(what)
+
     try:
         while True:
             time.sleep(EVERY_SECONDS)
@@ -261,25 +266,25 @@ def follow(services: Services, has_round: Callable[[], bool], say: Callable[[str
                 if time.monotonic() - looked > GIVEN_UP_EVERY:
                     looked = time.monotonic()
                     for name in given_up(supervisor):
-                        say(f"{name} failed at every start, and is tried again: its log is {services.log(name)}")
+                        tell(f"{name} failed at every start, and is tried again: its log is {services.log(name)}")
                         supervisor.startProcess(name, False)
             except (OSError, HTTPException, xmlrpc.client.Error) as problem:
                 if not running(services.socket):
-                    say("supervisor was stopped, by 'trace-agent down' or otherwise")
+                    tell("supervisor was stopped, by 'trace-agent down' or otherwise")
                     return
                 logger.warning("supervisor or the store did not answer (%s): asked again", problem)
                 supervisor = services.connection()
                 continue
             for name in (n for n in known if now[n] != known[n]):
                 before = "died and " if known[name] else ""
-                say(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
+                tell(f"{name} {before}{f'runs as process {now[name]}' if now[name] else 'is started again'}")
             known = now
             for name in answered.hung(now):
-                say(f"{name} lives and has not answered for {SECONDS_TO_HANG:g} s: it is killed, to be started again")
+                tell(f"{name} lives and has not answered for {SECONDS_TO_HANG:g} s: it is killed, to be started again")
                 with suppress(ProcessLookupError):
                     os.killpg(now[name], signal.SIGKILL)
     except KeyboardInterrupt:
-        say("stopping")
+        tell("stopping")
 
 
 class Answered:

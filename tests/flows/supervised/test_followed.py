@@ -56,3 +56,18 @@ def test_a_gateway_that_waited_for_a_round_is_started(monkeypatch: pytest.Monkey
     supervisor = Supervisor(mlflow="RUNNING", gateway="STOPPED")
     followed(monkeypatch, supervisor, lambda said: None)
     assert set(supervisor.started) == {"gateway"}
+
+
+def test_a_line_that_cannot_be_written_ends_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log on the disk that is full, for which the service that is told of has died."""
+    tried = list[str]()
+
+    def full(said: str) -> None:
+        tried.append(said)
+        raise OSError(28, "No space left on device")
+
+    supervisor = Supervisor(mlflow="RUNNING", worker="FATAL", gateway="RUNNING")
+    followed(monkeypatch, supervisor, full)
+    assert supervisor.looks > 75, "it went on until it was stopped"
+    assert any("died and runs as process" in said for said in tried)
+    assert supervisor.started == ["worker"] * 2
