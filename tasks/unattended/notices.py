@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from db.values.types import utc_now
 from errors import ConfigurationError
@@ -93,8 +92,13 @@ def check_webhook(settings: Settings) -> None:
     name = settings.unattended.webhook_variable
     if not name:
         return
-    address = urlsplit(os.environ.get(name, ""))
-    if address.scheme not in ("http", "https") or not address.hostname:
+    import httpx
+
+    try:  # by whoever will ask there: a line's end from a file with Windows' ones, or a port that is no number
+        address = httpx.URL(os.environ.get(name, ""))
+    except httpx.InvalidURL:
+        address = httpx.URL("")
+    if address.scheme not in ("http", "https") or not address.host:
         raise ConfigurationError(
             f"unattended.webhook_variable names the variable {shown_variable(name)}, which holds no http(s) address; "
             "put the webhook's address there, or clear the setting"

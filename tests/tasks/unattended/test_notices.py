@@ -190,6 +190,19 @@ def test_a_variable_without_an_address_is_refused_and_not_shown(
     assert SECRET not in str(raised.value)
 
 
+@pytest.mark.parametrize("end", ["\r", "\n", ":port"])
+def test_an_address_that_nobody_can_ask_is_refused_before_a_round(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """As one from a file with Windows' line ends: each notice would fail, and with those that wait watch and
+    housekeeping."""
+    address = f"http://127.0.0.1{end}/{SECRET}" if end == ":port" else f"http://127.0.0.1/{SECRET}{end}"
+    monkeypatch.setenv("HOOK", address)
+    with pytest.raises(ConfigurationError, match="'HOOK', which holds no http") as raised:
+        check_webhook(settings)
+    assert SECRET not in str(raised.value)
+
+
 def test_without_a_webhook_nothing_is_stored(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_emit", lambda notice: None)
     settings = load_settings(home=settings_folder)
