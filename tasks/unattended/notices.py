@@ -130,7 +130,8 @@ def deliver(settings: Settings) -> int:
             elif answer.status_code in REFUSED:
                 aside = path.with_suffix(SUFFIX)
                 logger.warning("the webhook refuses a notice with status %d: it stays as %s", answer.status_code, aside)
-                path.rename(aside)
+                with suppress(FileNotFoundError):  # another process has put it aside
+                    path.rename(aside)
                 _bound(path.parent, SUFFIX)
             else:
                 _later(f"status {answer.status_code}", len(waiting) - sent)

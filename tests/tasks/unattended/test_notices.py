@@ -203,6 +203,24 @@ def test_an_address_that_nobody_can_ask_is_refused_before_a_round(
     assert SECRET not in str(raised.value)
 
 
+def test_a_refused_notice_that_another_process_puts_aside_stops_nothing(
+    settings: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, others = Path.rename, list[Path]()
+
+    def late(path: Path, aside: Path) -> Path:
+        if path.suffix == ".json":
+            others.append(rename(path, aside))
+        return rename(path, aside)
+
+    receiver.status = 503
+    notify(settings, STARTED)
+    receiver.status = 400
+    monkeypatch.setattr(Path, "rename", late)
+    assert deliver(settings) == 0
+    assert list(outbox(settings).iterdir()) == others
+
+
 def test_without_a_webhook_nothing_is_stored(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_emit", lambda notice: None)
     settings = load_settings(home=settings_folder)
