@@ -278,20 +278,20 @@ def test_an_answer_that_a_server_says_it_could_not_finish_is_none(streamed: bool
         return Response(b"".join(map(event, [*parts, "[DONE]"])) if streamed else json.dumps(whole).encode())
 
     async def heard(url: str) -> bytes:
-        turn, upstream = Turn(asked, None, "base", "c"), HttpUpstream(Pool(Servers([url])), "base")
-        said = b""
-        try:
+        turn, upstream, said = Turn(asked, None, "base", "c"), HttpUpstream(Pool(Servers([url])), "base"), list[bytes]()
+
+        async def ask() -> None:
             if streamed:
                 async for part in upstream.stream(turn):
-                    said += part
+                    said.append(part)
             else:
                 await upstream.answer(turn)
-        except ApiError as problem:
-            assert (problem.status, "broke off its answer" in str(problem)) == (502, True)
-            return said
-        finally:
-            await upstream.close()
-        raise AssertionError("it passes for a whole answer")
+
+        with pytest.raises(ApiError, match="broke off its answer") as refused:
+            await ask()
+        await upstream.close()
+        assert refused.value.status == 502
+        return b"".join(said)
 
     with serving(Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])) as url:
         said = asyncio.run(heard(url))
