@@ -165,9 +165,12 @@ class Worker:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
-        if self._cleanup:
-            subprocess.run(self._cleanup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
-            self._cleanup = []
+        command, self._cleanup = self._cleanup, []
+        if command:
+            try:
+                subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
+            except (OSError, subprocess.SubprocessError) as problem:  # no fault of the module's, or of the call's
+                logger.warning("a sandbox may still be there: %r failed (%s)", " ".join(command), problem)
 
     def _load(self, source: str) -> list[str]:
         first = {

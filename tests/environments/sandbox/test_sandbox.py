@@ -269,6 +269,17 @@ def test_a_worker_may_be_killed_while_another_thread_reads_from_it(monkeypatch):
         assert isinstance(spinning.exception(20), WorkerDied)
 
 
+def test_a_container_that_cannot_be_removed_changes_no_verdict_and_is_told(caplog):
+    pool = WorkerPool(ECHO, limits=LIMITS)
+    pool.call("echo", [0])
+    pool._current()._cleanup = ["/no/docker", "rm", "--force", "trace-sandbox-1"]
+    with pytest.raises(WorkerDied, match="deadline"), caplog.at_level(logging.WARNING):
+        pool.call("spin")
+    assert "trace-sandbox-1" in caplog.text
+    assert pool.call("echo", [1]) == 1
+    pool.close()
+
+
 @pytest.mark.parametrize("argument", [float("nan"), object(), "x" * (2 << 20), {1, 2}])
 def test_requests_that_cannot_be_sent_are_refused_and_leave_the_worker_well(argument):
     worker = Worker(ECHO)
