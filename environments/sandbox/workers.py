@@ -124,12 +124,12 @@ class Worker:
     def __init__(self, source: str, level: SandboxLevel | None = None, limits: SandboxLimits = DEFAULT_LIMITS) -> None:
         self.level = level or choose_level()
         self.limits = limits
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a call that ends the worker holds it already
         self._count = 0
         self._process, self._cleanup = SPAWNER.run(self.level)
         try:
             self.names: tuple[str, ...] = tuple(self._load(source))
-        except SandboxError:
+        except BaseException:  # whatever it was, a limit of time among it: nobody else can end the process
             self.kill()
             raise
 
@@ -161,12 +161,16 @@ class Worker:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        if self._cleanup:
-            subprocess.run(self._cleanup, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
-            self._cleanup = []
+        with self._lock:  # another thread's call meets the end of the pipe first: its number may be another file's then
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+        command, self._cleanup = self._cleanup, []
+        if command:
+            try:
+                subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
+            except (OSError, subprocess.SubprocessError) as problem:  # no fault of the module's, or of the call's
+                logger.warning("a sandbox may still be there: %r failed (%s)", " ".join(command), problem)
 
     def _load(self, source: str) -> list[str]:
         first = {
@@ -199,7 +203,7 @@ class Worker:
             answer = self._answer(deadline)
             if not isinstance(answer, dict) or answer.get("id") != request["id"]:
                 raise WorkerDied("the worker wrote something that is no answer to the call")
-        except WorkerDied:
+        except BaseException:  # also a limit of time: the next call would be given this one's answer
             self.kill()
             raise
         if "error" in answer:

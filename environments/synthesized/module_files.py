@@ -204,7 +204,7 @@ def save_module(folder: Path, source: str, verdict: ValidationVerdict) -> Path:
         raise EnvironmentFault(f"a refused environment is not kept: {verdict.reasons[0]}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{verdict.figures['capability']}-{verdict.figures['code_hash'][:12]}.py"
-    path.write_text(source, encoding="utf-8")
+    path.write_bytes(source.encode())
     path.with_suffix(".json").write_text(
         json.dumps(verdict.as_dict(), indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
@@ -213,26 +213,42 @@ def save_module(folder: Path, source: str, verdict: ValidationVerdict) -> Path:
 
 def load_module(path: Path, level: SandboxLevel | None = None) -> SandboxedModule:
     """The module of a file, in the sandbox. Raises `TargetError` when there is no such file, or when a verdict lies
-    beside it that was given to other code."""
+    beside it that was given to other code, or that cannot be read."""
+    source, verdict = _source_of(path), path.with_suffix(".json")
+    stored = _judged_code(verdict) if verdict.is_file() else None
+    module = SandboxedModule(source, level)
+    if stored is not None and stored != module.code_hash:
+        module.close()
+        raise TargetError(f"{path} was changed after it was accepted: {module.code_hash[:12]} is not {stored[:12]}")
+    return module
+
+
+def _source_of(path: Path) -> str:
+    """The text of a module's file as it was written, its ends of lines too: they are in its hash."""
     if not path.is_file():
         raise TargetError(f"there is no environment at {path}; give the path of a module (.py)")
-    module = SandboxedModule(path.read_text(encoding="utf-8"), level)
-    verdict = path.with_suffix(".json")
-    if verdict.is_file():
-        stored = json.loads(verdict.read_text(encoding="utf-8"))["figures"].get("code_hash")
-        if stored != module.code_hash:
-            module.close()
-            raise TargetError(f"{path} was changed after it was accepted: {module.code_hash[:12]} is not {stored[:12]}")
-    return module
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as problem:
+        raise TargetError(f"{path} is no text in UTF-8 ({problem}); save it as such") from problem
+
+
+def _judged_code(verdict: Path) -> str:
+    """The hash of the code that a verdict was given to."""
+    try:
+        return str(json.loads(verdict.read_bytes())["figures"]["code_hash"])
+    except (ValueError, LookupError, TypeError) as problem:
+        raise TargetError(
+            f"{verdict} is no verdict on a module ({type(problem).__name__}: {problem}); move it away, then "
+            "'trace-agent validate' judges the module again"
+        ) from problem
 
 
 def validate_file(
     path: Path, limits: Limits = DEFAULT_LIMITS, target_tools: Sequence[Mapping[str, Any]] | None = None
 ) -> ValidationVerdict:
     """`trace-agent validate ENV`: judge the module of a file again, without a model."""
-    if not path.is_file():
-        raise TargetError(f"there is no environment at {path}; give the path of a module (.py)")
-    return validate_module(path.read_text(encoding="utf-8"), limits, target_tools=target_tools)
+    return validate_module(_source_of(path), limits, target_tools=target_tools)
 
 
 def verdict_lines(verdict: ValidationVerdict) -> list[str]:

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from decimal import localcontext
 from typing import Any
 
 from environments.targets.third_party.adapter import TOOL_ERRORS
@@ -22,6 +23,8 @@ _COUNTS = ("precision", "decimal_places")
 # With long results BFCL's services write what they found into a record of their module, which all episodes share, and
 # give that: until it is written out, no other may call.
 _SHARED_RECORD = threading.Lock()
+# It sets the precision of all of mpmath, for whoever computes in another thread too, and its result is written with it.
+_SHARED_PRECISION = "logarithm"
 # What BFCL fills up with records of a module, as they are, for long results: one episode's payment would be missing on
 # the cards of all others.
 _SHARED = ("credit_card_list", "booking_record")
@@ -54,7 +57,8 @@ class Services:
         """The result as BFCL writes it, and whether the call failed."""
         try:
             _check_size(name, arguments)
-            with self._alone:
+            alone = _SHARED_RECORD if name == _SHARED_PRECISION else self._alone
+            with alone, localcontext():  # `square_root` sets the precision of all decimals of a thread
                 return _written(self._methods[name](*positional, **arguments)), False
         except TOOL_ERRORS as error:  # also of a result that cannot be written: an integer of too many digits
             return f"Error during execution: {error}", True

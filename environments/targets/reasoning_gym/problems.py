@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import DefaultContext, localcontext
 from functools import cache, lru_cache
 from typing import Any
 
@@ -166,7 +167,8 @@ def _refuse(family: str) -> None:
 def _entry(family: str, number: int, harder: bool) -> Mapping[str, Any]:
     """The package's question of a number. Raises TargetError where the package fails to make it."""
     try:
-        entry: Mapping[str, Any] = _dataset(family, harder)[number]
+        with localcontext(DefaultContext):  # `decimal_arithmetic` sets the precision of all decimals of a thread
+            entry: Mapping[str, Any] = _dataset(family, harder)[number]
     except _FAILURES as error:
         raise TargetError(
             f"{DISTRIBUTION} cannot make question {number} of family {family!r} ({error!r}); leave the family out"
@@ -198,7 +200,8 @@ def package_score(asked: Problem, answer: str, harder: bool = False) -> float:
     each letter in its place, whatever follows.
     """
     try:
-        score = float(_dataset(asked.family, harder).score_answer(answer, dict(asked.entry)))
+        with localcontext(DefaultContext):
+            score = float(_dataset(asked.family, harder).score_answer(answer, dict(asked.entry)))
     except TOOL_ERRORS:
         return 0.0
     if asked.family in WORD_FOR_WORD:

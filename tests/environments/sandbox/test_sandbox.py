@@ -225,6 +225,61 @@ def test_a_call_that_has_reached_its_worker_is_never_made_twice():
     pool.close()
 
 
+class Interrupt(BaseException):
+    """As a limit of time is raised within a call that takes too long, or a user's Ctrl-C."""
+
+
+def test_a_call_that_is_interrupted_leaves_no_answer_to_the_next(monkeypatch):
+    pool = WorkerPool(ECHO)
+    pool.call("echo", [0])
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "_answer", lambda *given: (_ for _ in ()).throw(Interrupt))
+        with pytest.raises(Interrupt):
+            pool.call("echo", ["interrupted"])
+    assert pool.call("echo", ["next"]) == "next"
+    pool.close()
+
+
+def test_a_worker_whose_start_is_interrupted_is_ended(monkeypatch):
+    started = []
+
+    def interrupted(worker, source):
+        started.append(psutil.Process(worker.pid))
+        raise Interrupt
+
+    monkeypatch.setattr(Worker, "_load", interrupted)
+    with pytest.raises(Interrupt):
+        Worker(ECHO)
+    assert not runs(started[0])
+
+
+def test_a_worker_may_be_killed_while_another_thread_reads_from_it(monkeypatch):
+    """The reading thread comes to its read only when the other one has had all the time to close the pipe."""
+    worker, killed, wait = Worker(ECHO, limits=LIMITS), threading.Event(), Worker._wait
+
+    def dawdling(*given):
+        wait(*given)
+        killed.wait(0.3)
+
+    monkeypatch.setattr(Worker, "_wait", dawdling)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        spinning = threads.submit(worker.call, "spin")
+        threads.submit(worker.kill).result(20)
+        killed.set()
+        assert isinstance(spinning.exception(20), WorkerDied)
+
+
+def test_a_container_that_cannot_be_removed_changes_no_verdict_and_is_told(caplog):
+    pool = WorkerPool(ECHO, limits=LIMITS)
+    pool.call("echo", [0])
+    pool._current()._cleanup = ["/no/docker", "rm", "--force", "trace-sandbox-1"]
+    with pytest.raises(WorkerDied, match="deadline"), caplog.at_level(logging.WARNING):
+        pool.call("spin")
+    assert "trace-sandbox-1" in caplog.text
+    assert pool.call("echo", [1]) == 1
+    pool.close()
+
+
 @pytest.mark.parametrize("argument", [float("nan"), object(), "x" * (2 << 20), {1, 2}])
 def test_requests_that_cannot_be_sent_are_refused_and_leave_the_worker_well(argument):
     worker = Worker(ECHO)

@@ -1,5 +1,6 @@
 """Ten modules, written by hand as a model might write them: five sound, five flawed in one way each."""
 
+import hashlib
 import json
 import re
 import time
@@ -9,11 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from environments.contract import Action, Environment, ToolCall
+from environments.sandbox.confinement import SPAWNER
 from environments.synthesized import module_files
 from environments.synthesized.module_files import load_module, play_by_hand, save_module, validate_file, validate_module
 from environments.synthesized.modules import SandboxedModule
 from environments.synthesized.static_checks import static_faults
-from environments.validation.checks import Limits
+from environments.validation.checks import Limits, ValidationVerdict
 from errors import EnvironmentFault, SandboxError, TargetError
 
 MODULES = Path(__file__).with_name("modules")
@@ -147,6 +149,36 @@ def test_accepted_modules_are_files_that_load_again_and_changed_ones_are_not(tmp
         save_module(tmp_path, source, validate_file(MODULES / "flawed_escaping.py"))
     with pytest.raises(TargetError, match="no environment at"):
         load_module(tmp_path / "missing.py")
+
+
+def accepted(source):
+    figures = {"capability": "copied", "code_hash": hashlib.sha256(source.encode()).hexdigest()}
+    return ValidationVerdict(True, (), figures)
+
+
+def test_a_module_is_kept_with_the_ends_of_lines_that_it_was_judged_with(tmp_path):
+    source = EXAMPLE.read_text().replace("\n", "\r\n")
+    loaded = load_module(save_module(tmp_path, source, accepted(source)))
+    assert loaded.source == source
+    loaded.close()
+
+
+@pytest.mark.parametrize("verdict", ['{"figures"', "[]", '{"figures": {}}', "\xff"])
+def test_a_verdict_that_cannot_be_read_is_told_before_anything_is_started(tmp_path, monkeypatch, verdict):
+    source = EXAMPLE.read_text()
+    path = save_module(tmp_path, source, accepted(source))
+    path.with_suffix(".json").write_bytes(verdict.encode("latin-1"))
+    monkeypatch.setattr(SPAWNER, "run", lambda level: pytest.fail("a worker was started"))
+    with pytest.raises(TargetError, match="is no verdict on a module"):
+        load_module(path)
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_bytes(b'"""\xff"""')
+    for read in (load_module, validate_file):
+        with pytest.raises(TargetError, match="no text in UTF-8"):
+            read(path)
 
 
 def test_tools_must_be_the_targets(module):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from decimal import getcontext
 from typing import Any
 
 import pytest
@@ -101,3 +104,29 @@ def test_two_episodes_with_long_results_read_their_own_temperatures(monkeypatch:
     monkeypatch.setattr(services, "_written", slowly)
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(read, (1, 2))) == alone
+
+
+def test_two_episodes_compute_with_their_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BFCL sets mpmath's for the whole process, and Python's own for the thread."""
+
+    def computed(precision: int) -> str:
+        opened = Services({"involved_classes": ["MathAPI"], "initial_config": {}}, False)
+        return opened.call("logarithm", {"value": 7, "base": 3, "precision": precision})[0]
+
+    alone = [computed(5), computed(50)]
+    assert len(alone[0]) < len(alone[1])
+    write, both = services._written, threading.Barrier(2)
+
+    def together(value: Any) -> str:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return write(value)
+
+    monkeypatch.setattr(services, "_written", together)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(computed, (5, 50))) == alone
+    before = getcontext().prec
+    Services({"involved_classes": ["MathAPI"], "initial_config": {}}, False).call(
+        "square_root", {"number": 2, "precision": 3}
+    )
+    assert getcontext().prec == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Iterator
+from decimal import Decimal, getcontext, localcontext
 from pathlib import Path
 
 import pytest
@@ -300,3 +301,19 @@ def test_other_and_refused_families_are_neither_made_nor_played(target: Reasonin
                 ask(family)
     with pytest.raises(TargetError, match="'countdown' of reasoning-gym runs answers as Python code"):
         target.environment().reset(TargetTask("countdown-1", "test", "countdown", 1, {"number": 1}))
+
+
+@needs_package
+def test_a_verdict_does_not_depend_on_the_precision_that_another_question_left_behind() -> None:
+    """`decimal_arithmetic` computes with twelve digits, and set that for all that its thread did afterwards."""
+    asked = problem("decimal_arithmetic", 0)
+    assert asked is not None
+    off = str(Decimal(asked.answer) + Decimal("0.0010000000000001"))  # by more than the package allows
+    scores = set()
+    for digits in (12, 28):
+        with localcontext(prec=digits):
+            scores.add(package_score(asked, off))
+    assert scores == {0.0}
+    with localcontext(prec=28):
+        problem.__wrapped__("decimal_arithmetic", 1)
+        assert getcontext().prec == 28
