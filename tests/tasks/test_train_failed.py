@@ -115,6 +115,20 @@ def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
     assert result.began_from(CAPABILITY) == "the adapter for ask_it"
 
 
+def test_why_a_failed_training_did_not_begin_from_its_champion_is_told(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise Untrainable("the loss is nan at step 1")
+
+    monkeypatch.setattr(stage_file, "champion_start", lambda *_: (None, "its champion has rank 8, train.rank is 4"))
+    monkeypatch.setattr(stage_file, "train_adapter", fails)
+    result = stage_file.train._work(context, CAPABILITY)
+    assert (result.ending, result.began) == ("failed", "its champion has rank 8, train.rank is 4")
+    again = stage_file.train._work(context, CAPABILITY)  # a process that died before the stage's end
+    assert again.began == result.began
+
+
 def silent(folder: Path) -> None:
     """Weights that add nothing."""
     found = load_file(folder / WEIGHTS)
