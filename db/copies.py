@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from errors import StoreError
 
 _WAIT_SECONDS = 30.0
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -37,12 +38,18 @@ def copy_sqlite(source: Path, destination: Path) -> None:
 
 
 def problem_of_sqlite(file: Path) -> str:
-    """What SQLite finds wrong with a file, "" for nothing."""
+    """What SQLite finds damaged in a file, "" for nothing. Raises `StoreError` for one that it cannot look at, as
+    another process holds it or this user may not: that says nothing of what is in it."""
     try:
         with _opened(file) as opened:
             found = str(opened.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.Error as problem:
-        return str(problem)
+        if getattr(problem, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # the low byte of what SQLite answers
+            return str(problem)
+        raise StoreError(
+            f"{file} cannot be looked at ({problem}); make the file and its folder writable for this user, or wait for "
+            "the process that holds it"
+        ) from problem
     return "" if found == "ok" else found
 
 

@@ -17,7 +17,7 @@ from flows.runs.one_at_a_time import deaths_before
 from settings import load_settings
 from tasks.housekeeping.doctor import examine, lines
 from tasks.housekeeping.findings import Level
-from tasks.housekeeping.retention import forget, removals, remove, told
+from tasks.housekeeping.retention import forget, removals, remove, told, told_forgotten
 from tasks.operations.told import tell_last_run, told_when_refused
 from tasks.unattended.notices import Notice, deliver, notify
 
@@ -47,8 +47,8 @@ def housekeeping(params: HousekeepingParameters | None = None) -> str:
             return way  # type: ignore[no-any-return]
         chosen = removals(settings, given.older_than, given.keep)
         freed = told(settings, len(chosen), remove(settings, chosen), dry_run=False)
-        if given.conversations_older_than is not None:
-            freed += "\n" + forget(settings, given.conversations_older_than, dry_run=False)
+        if (days := given.conversations_older_than) is not None:
+            freed += "\n" + told_forgotten(days, forget(settings, days, dry_run=False), dry_run=False)
         logger.info("%s", freed)
         deliver(settings)
         findings = examine(settings)

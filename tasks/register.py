@@ -8,6 +8,7 @@ from dataclasses import replace
 from prefect.artifacts import create_link_artifact
 
 from db import AdapterRow, AdapterState
+from errors import EpisodesLost
 from models.adapters.files import AdapterRecord
 from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.adapters.fingerprint import Fingerprint
@@ -59,6 +60,11 @@ def register(context: Context, capability: str) -> RegisterResult:
             f"{capability}: fresh seeds, {side}",
         )
         sides[side] = outcomes(context.store, ids)
+        if sides[side].empty:
+            raise EpisodesLost(
+                f"all {len(ids)} episodes of {side} on fresh seeds of {capability} were lost to errors, so it has no "
+                "rate; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
+            )
     rates = {
         side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
         for side, f in sides.items()

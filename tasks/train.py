@@ -120,7 +120,7 @@ def _failed(context: Context, capability: str, version: int, row: AdapterRow, wh
     key = f"{context.round.id}-{_folder_name(capability, version)}"
     run = context.part_run(key, capability, capability=capability, kind="training")  # the one that was begun, if any
     done, verdict = len(context.store.rows(TrainingStepRow, adapter_id=row.id)), f"{FAILED}: {why}"
-    began = {name: row.config[name] for name in ("start", "starts", "keeps") if name in row.config}
+    began = {name: row.config[name] for name in ("start", "starts", "keeps", "began") if name in row.config}
     given = {"adapter": row.id, "sha256": "", "steps": done, "run": run, "ending": "failed", "chosen": 0}
     return TrainResult(**given, verdict=verdict, **began)
 
@@ -147,7 +147,7 @@ def _folder_name(capability: str, version: int) -> str:
 
 def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
     start, began = champion_start(context, capability, wanted)
-    course = course_of(context, capability)
+    course = replace(course_of(context, capability), began=began)
     stored = course.environment
     course = replace(course, environment=focused(context, capability, stored))
     if context.settings.train.carry or comes_first(context):
@@ -162,8 +162,7 @@ def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> 
         )
     if course.starts:
         logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
-    result = train_on(context, course, start.folder if start else None)
-    return result.model_copy(update={"began": began}) if began else result
+    return train_on(context, course, start.folder if start else None)
 
 
 def _generalist(context: Context, wanted: TrainingSettings) -> TrainResult:
@@ -217,7 +216,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
                 base=context.base.identity.base,
                 base_revision=context.base.identity.revision,
                 state=AdapterState.TRAINING,
-                config=settings.told() | start_config(digest_of_start, course.starts, course.keeps),
+                config=settings.told() | start_config(digest_of_start, course.starts, course.keeps, course.began),
             )
         ],
     )
@@ -313,6 +312,7 @@ def train_on(context: Context, course: Course, start: Path | None = None) -> Tra
         start=digest_of_start,
         starts=list(course.starts),
         keeps=list(course.keeps),
+        began=course.began,
         level=result.records[-1].level if levels_of(environment)[1] > 1 and result.records else None,
         transfer=transfer,
     )

@@ -11,6 +11,8 @@ from flows.cli.options import AsJson, Home, printed
 
 # As of a round's seed (settings.LARGEST): a larger one is refused by the database, after its episodes were played.
 LARGEST = 2**31 - 1
+# All of a run's episodes are listed before the first one: a number that was mistyped would take all memory for them.
+MOST_TRIALS = 1000
 
 
 def evaluate(
@@ -24,7 +26,7 @@ def evaluate(
             "the registry; provider/model (LiteLLM); vllm:URL#MODEL\\[@ADAPTER]."
         ),
     ] = "noop",
-    trials: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="Episodes per task.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=LARGEST, help="Another seed gives other draws.")] = 0,
     user: Annotated[str | None, typer.Option(help="Simulated user: scripted, or litellm:MODEL.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks of the split.")] = None,

@@ -82,17 +82,26 @@ def clean(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     home: Home = None,
+    as_json: AsJson = False,
 ) -> None:
     """Remove what no release, report or label needs, in the home and in `files`: checkpoints of finished rounds, copies
     that are fetched again."""
     from settings import load_settings
-    from tasks.housekeeping.retention import forget, removals, remove, told
+    from tasks.housekeeping.retention import forget, removals, remove, told, told_forgotten
 
     settings = load_settings(home=home)
     chosen = removals(settings, older_than, keep)
-    for removal in chosen:
+    for removal in chosen if not as_json else ():  # each is told before the first one goes
         typer.echo(f"{removal.bytes / 1e6:>10.1f} MB  {removal.since:%Y-%m-%d}  {removal.place}  ({removal.what})")
     freed = sum(removal.bytes for removal in chosen) if dry_run else remove(settings, chosen)
-    typer.echo(told(settings, len(chosen), freed, dry_run))
-    if conversations is not None:
-        typer.echo(forget(settings, conversations, dry_run))
+    if not as_json:
+        typer.echo(told(settings, len(chosen), freed, dry_run))
+    forgotten = None if conversations is None else forget(settings, conversations, dry_run)
+    if as_json:
+        entries = [{n: getattr(r, n) for n in ("place", "bytes", "since", "what")} for r in chosen]
+        said = {"dry_run": dry_run, "bytes": freed, "entries": entries}
+        if forgotten is not None:
+            said["conversations"] = dict(zip(("removed", "kept"), forgotten, strict=True))
+        printed(said, as_json, "")
+    elif conversations is not None and forgotten is not None:
+        typer.echo(told_forgotten(conversations, forgotten, dry_run))

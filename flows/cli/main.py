@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -301,6 +302,14 @@ add_operations(app)
 add_database(app)
 
 
+# What a person does about a path that the system does not let this process use.
+UNREACHABLE = {
+    errno.EACCES: "let this user read and write it, or give another path",
+    errno.EPERM: "let this user read and write it, or give another path",
+    errno.EROFS: "it lies on a disk that takes no writing: give another path",
+    errno.ENAMETOOLONG: "give a shorter one",
+}
+
 # The exit code of a command that Ctrl-C ended, as shells have it: 128 and the signal's number.
 INTERRUPTED = 130
 
@@ -341,6 +350,9 @@ def main() -> None:
         typer.echo(f"error ({problem.boundary}): {problem}", err=True)
         raise SystemExit(2) from None
     except OSError as problem:
+        if problem.errno in UNREACHABLE and problem.filename is not None:
+            typer.echo(f"error (files): {problem.filename}: {problem.strerror}; {UNREACHABLE[problem.errno]}", err=True)
+            raise SystemExit(2) from None
         if problem.filename is not None or not _cannot_print():
             raise
         why = problem.strerror or problem

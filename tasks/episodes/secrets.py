@@ -24,8 +24,11 @@ def secrets_of(settings: Settings) -> list[str]:
     found = {os.environ.get(name, "") for name in named if name}
     found |= {key.strip() for key in settings.gateway_keys.get_secret_value().split(",")}
     for address in (settings.database, settings.tracking):
-        password = urlparse(address).password or ""
-        found |= {password, unquote(password)}
+        parts = urlparse(address)
+        # PostgreSQL takes it from the query, too, where addresses are shown without it as well.
+        asked = [value for name, _, value in (p.partition("=") for p in parts.query.split("&")) if name == "password"]
+        for password in (parts.password or "", *asked):
+            found |= {password, unquote(password)}
     return sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)
 
 

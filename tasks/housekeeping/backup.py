@@ -18,7 +18,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -74,7 +74,8 @@ def make_backup(settings: Settings, file: Path, code_version: str) -> Manifest:
             "file; nothing was left behind, and the home is as it was"
         ) from problem
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it cannot be removed either
+            part.unlink(missing_ok=True)
     return manifest
 
 

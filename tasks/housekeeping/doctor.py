@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from errors import TraceError
 from settings import Settings
-from tasks.housekeeping.findings import Finding, Level, of_error
+from tasks.housekeeping.findings import Finding, Level, fault, of_error
 from tasks.housekeeping.machine_checks import machine_findings
 from tasks.housekeeping.round_checks import round_findings
 from tasks.housekeeping.service_checks import service_findings
@@ -33,8 +33,12 @@ def lines(findings: list[Finding]) -> list[str]:
 
 
 def _careful(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """An error of ours that ends a group of checks is a finding as well; the other groups are still looked at."""
+    """An error of ours that ends a group of checks is a finding as well, and so is a file that nobody here may look at;
+    the other groups are still looked at."""
     try:
         yield from findings
     except TraceError as problem:
         yield of_error(check, problem)
+    except OSError as problem:
+        said = f"{problem.filename or 'a file'} cannot be looked at ({problem.strerror or problem})"
+        yield fault(check, said, "let this user read and write it, or give another path")

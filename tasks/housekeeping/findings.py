@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from db.copies import problem_of_sqlite
 from errors import TraceError
 
 
@@ -52,3 +54,14 @@ def refused(check: str, work: Callable[[], object]) -> Finding | None:
     except TraceError as problem:
         return of_error(check, problem)
     return None
+
+
+def of_sqlite(check: str, file: Path) -> Finding | None:
+    """What is wrong with a SQLite file; None where it is whole. Only a damaged one is to be restored."""
+    try:
+        problem = problem_of_sqlite(file)
+    except TraceError as refusal:
+        return of_error(check, refusal)
+    if not problem:
+        return None
+    return fault(check, f"{file} is damaged: {problem}", "restore a backup ('trace-agent restore')")

@@ -97,11 +97,17 @@ def told(settings: Settings, count: int, freed: int, dry_run: bool) -> str:
     return f"{what} removed, {gb} freed; {there} now"
 
 
-def forget(settings: Settings, days: int, dry_run: bool) -> str:
-    """Remove users' conversations that are older than `days`; what was removed, or would be. The watch compares what
-    was said of releases for as long as they live, so that is kept, without a word of the conversation."""
+def forget(settings: Settings, days: int, dry_run: bool) -> tuple[int, int]:
+    """Remove users' conversations that are older than `days`; how many were removed, or would be, and of how many
+    success and reward are kept. The watch compares what was said of releases for as long as they live, so that is
+    kept, without a word of the conversation."""
     with open_store(settings.database_url) as store:
-        gone, bare = store.forget_conversations(utc_now() - timedelta(days=days), dry_run)
+        return store.forget_conversations(utc_now() - timedelta(days=days), dry_run)
+
+
+def told_forgotten(days: int, found: tuple[int, int], dry_run: bool) -> str:
+    """What `forget` has found, in words."""
+    gone, bare = found
     done = "would be removed" if dry_run else "removed"
     kept = "would keep" if dry_run else "kept"
     return f"conversations of more than {days} days ago: {gone} {done}; {bare} {kept} success and reward alone"

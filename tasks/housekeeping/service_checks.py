@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from db.copies import problem_of_sqlite, sqlite_file, sqlite_revision
+from db.copies import sqlite_file, sqlite_revision
 from errors import TraceError
 from models.adapters.addresses import REVISION_TABLE, known_revisions, newest_revision
 from models.adapters.registry import without_password
 from models.objects import files_of
 from models.vllm.server import VllmServer
 from settings import Settings
-from tasks.housekeeping.findings import Finding, fault, of_error, refused, well
+from tasks.housekeeping.findings import Finding, fault, of_error, of_sqlite, refused, well
 from tasks.round.policies import open_servers
 from tasks.unattended.servers import SECONDS, NamedServer, ask, mlflow_server, prefect_server
 
@@ -48,8 +48,8 @@ def mlflow(settings: Settings) -> Finding:
     assert file is not None
     if not file.is_file():
         return well("mlflow", f"{file} is made by the first round")
-    if problem := problem_of_sqlite(file):
-        return fault("mlflow", f"{file} is damaged: {problem}", "restore a backup ('trace-agent restore')")
+    if wrong := of_sqlite("mlflow", file):
+        return wrong
     found = sqlite_revision(file, REVISION_TABLE)
     if found not in known_revisions():
         return fault(

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from db import AdapterRow, ReleaseRow, ReleaseState, Round, RoundState, StageRow, StageState, Store, open_store
-from db.copies import problem_of_sqlite, sqlite_file
+from db.copies import sqlite_file
 from db.engine import make_engines, parse_url, show
 from db.migrate import known_revisions, stored_revision
 from db.rows import PROCESS
@@ -24,7 +24,7 @@ from models.adapters.registry import Registry
 from models.adapters.releases import answering, read_aliases
 from models.objects import files_of
 from settings import Settings
-from tasks.housekeeping.findings import Finding, Level, fault, refused, warning, well
+from tasks.housekeeping.findings import Finding, Level, fault, of_sqlite, refused, warning, well
 from tasks.releases.lifecycle import check_files, live_release, release_router
 from tasks.round.registry import ARTIFACTS, artifact_storage, open_registry
 
@@ -55,8 +55,8 @@ def database(settings: Settings) -> Finding:
     if file is not None:
         if not file.is_file():
             return well("database", f"{file} is made by the first round")
-        if problem := problem_of_sqlite(file):
-            return fault("database", f"{file} is damaged: {problem}", "restore a backup ('trace-agent restore')")
+        if wrong := of_sqlite("database", file):
+            return wrong
     engines = make_engines(url)
     try:
         if found := refused("database", lambda: stored_revision(engines)):

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from db import AdapterRow, Round, RouteRow, SpendRow, StageRow, Store
+from db.values.text import clean_text
 from errors import ConfigurationError, StoreError
 from tasks.releases.lookup import live_around, release_numbered
 from tasks.round.registry import registry_name
@@ -289,12 +290,12 @@ def _records(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if kind == ".csv":
         yield from _csv_records(path, text)
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may hold what `splitlines` takes for a line's end
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise ConfigurationError(f"{path}, line {number}: no JSON ({problem}); write an object a line") from problem
         if not isinstance(record, dict):
             raise ConfigurationError(f"{path}, line {number}: {line[:40]!r} is no object; write an object a line")
@@ -321,7 +322,8 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]
 def _text(value: Any, column: str, where: str) -> str:
     if isinstance(value, bool | float | list | dict):
         raise ConfigurationError(f"{where}: {column} is {value!r}; give a text or a whole number")
-    return "" if value is None else str(value).strip()
+    # As the store keeps it, so that a task has one name in both.
+    return "" if value is None else clean_text(str(value).strip())
 
 
 def _success(value: Any, where: str) -> float:

@@ -1,9 +1,10 @@
 """What a round will play at most, before it begins, and about how long that takes on this machine.
 
-    at most 2,400 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 training + 44 choosing + 64 fresh seeds), 864
-    evaluation; at most about 12 minutes on this machine
+    at most 2,292 rollouts: 144 diagnosis, 3 x (64 calibration + 4 x 32 to 64 training + 44 choosing + 64 fresh seeds),
+    864 evaluation; at most about 12 minutes on this machine
 
-The minutes are the pace of the last finished round of the same target, profile and base in this home; without one they
+A step of a training plays its batch, and as many batches as `train.collections` says while no group of it teaches. The
+minutes are the pace of the last finished round of the same target, profile and base in this home; without one they
 are not known, and the plan says so.
 """
 
@@ -29,13 +30,16 @@ from tasks.round.registry import open_registry
 from tasks.synthesis.choosing import retained
 from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.starting import MOST
+from tasks.synthesis.transfer import first_third
 
 
 @dataclass(frozen=True)
 class RoundPlan:
     """Episodes of a round at most, by what they are for; those in the middle are of one capability, of `capabilities`,
     and `generalist` are those of the adapter that is made of all successes (0: there is none). `seconds` is what an
-    episode took in the last round, all stages included; None: there was none."""
+    episode took in the last round, all stages included; None: there was none. A step plays `batch` episodes at least
+    and `collections` times as many at most; `transfer` are those of the early check. `written`: a model writes the
+    environments, and what further versions and levels of one play is in no sum."""
 
     diagnosis: int
     capabilities: int
@@ -48,22 +52,30 @@ class RoundPlan:
     generalist: int = 0
     calls: int = 0
     seconds: float | None = None
+    collections: int = 1
+    transfer: int = 0
+    written: bool = False
 
     @property
     def rollouts(self) -> int:
         """All of them."""
-        each = self.calibration + self.steps * self.batch + self.choosing + self.fresh
+        training = self.steps * self.batch * self.collections
+        each = self.calibration + training + self.transfer + self.choosing + self.fresh
         return self.diagnosis + self.capabilities * each + self.generalist + self.evaluation
 
     def text(self) -> str:
         """The plan in one sentence."""
-        each = f"{self.calibration} calibration + {self.steps} x {self.batch} training"
+        most = f" to {self.batch * self.collections}" if self.collections > 1 else ""
+        each = f"{self.calibration} calibration + {self.steps} x {self.batch}{most} training"
+        each += f" + {self.transfer} transfer" if self.transfer else ""
         each += f" + {self.choosing} choosing" if self.choosing else ""
         text = (
             f"at most {self.rollouts:,} rollouts: {self.diagnosis} diagnosis, {self.capabilities} x ({each} + "
             f"{self.fresh} fresh seeds), {f'{self.generalist} generalist, ' if self.generalist else ''}"
             f"{self.evaluation} evaluation"
         )
+        if self.written:
+            text += "; further versions and levels of a written environment are calibrated and trained in besides"
         if self.calls:
             text += f"; at least {self.calls} calls of a language model"
         if self.seconds is None:
@@ -81,6 +93,8 @@ def plan_of(
     # The last checkpoint is compared with what training began from; a single candidate is taken as it is.
     contenders = min(t.candidates, s.training_steps()) + 1 if t.candidates > 1 and s.training_steps() > 1 else 0
     starts = MOST + 1 if t.carries else 0
+    # What the early check has played of the start is not played again where the start is chosen among.
+    looked = t.transfer + (1 if contenders else 2) * t.choosing if t.transfer and first_third(s.training_steps()) else 0
     trials, further = s.evaluation.validation_trials, s.selection.most * s.evaluation.own_tasks
     # An adapter alone: every trial on its own families, and once on diagnosis, for the router.
     adapters = (_own_tasks(target, s.selection.most, most["validation"]) + further) * trials
@@ -108,6 +122,9 @@ def plan_of(
         batch=batch,
         choosing=choosing,
         fresh=fresh,
+        collections=t.collections,
+        transfer=looked,
+        written=s.synthesizer.kind == "llm",
         generalist=again + (0 if t.demonstrations else _shown(target)) if t.generalist else 0,
         evaluation=adapters + validation + test,
         calls=least_calls(s, target),

@@ -178,7 +178,9 @@ def _router(stored: StoredRound, target: Target, test: TestResult) -> RouterFigu
     served = list(live.members) if live else stored.result(GateResult).promoted
     if not (routes and served):
         return RouterFigures(**kept_out)
-    frame = outcomes(stored.store, test.routed_ids).drop_duplicates("task")
+    frame = outcomes(stored.store, test.routed_ids)
+    # A task that did not open when it was to be routed has no decision, and may have opened when it was played.
+    frame = frame[frame["id"].isin(list(routes))].drop_duplicates("task")
     times = sorted(r.milliseconds for r in routes.values())
     told = {
         "sent": sum(bool(routes[i].capability) for i in frame["id"]) / max(1, len(frame)),

@@ -262,10 +262,13 @@ def choose(figures: Sequence[StartFigures], advised: str | None = None) -> list[
     return [f.model_copy(update={"chosen": f is best}) for f in figures]
 
 
-def start_config(digest: str, figures: Sequence[StartFigures], keeps: Sequence[str]) -> dict[str, object]:
-    """What the store keeps of a beginning: the digest of the weights ("": from zero), what was compared, and the
-    families that are kept for the start's sake."""
+def start_config(
+    digest: str, figures: Sequence[StartFigures], keeps: Sequence[str], began: str = ""
+) -> dict[str, object]:
+    """What the store keeps of a beginning: the digest of the weights ("": from zero), what was compared, the families
+    that are kept for the start's sake, and why it was not the champion (`began`)."""
     config: dict[str, object] = {"start": digest} if digest else {}
+    config |= {"began": began} if began else {}
     if figures:
         chosen = next(f for f in figures if f.chosen)
         config |= {"start_adapter": chosen.adapter, "starts": [f.model_dump() for f in figures], "keeps": list(keeps)}

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from db import GENERALIST, AdapterRow, AdapterState
 from environments.contract import TargetTask
 from environments.sandbox.workers import ModuleError, WorkerDied
-from errors import AdapterError, EnvironmentFault, Untrainable
+from errors import AdapterError, EnvironmentFault, EpisodesLost, Untrainable
 from models.adapters.files import WEIGHTS
 from models.adapters.fingerprint import Fingerprint, moves
 from models.adapters.loading import load_folder
@@ -115,6 +117,20 @@ def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
     assert result.began_from(CAPABILITY) == "the adapter for ask_it"
 
 
+def test_why_a_failed_training_did_not_begin_from_its_champion_is_told(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise Untrainable("the loss is nan at step 1")
+
+    monkeypatch.setattr(stage_file, "champion_start", lambda *_: (None, "its champion has rank 8, train.rank is 4"))
+    monkeypatch.setattr(stage_file, "train_adapter", fails)
+    result = stage_file.train._work(context, CAPABILITY)
+    assert (result.ending, result.began) == ("failed", "its champion has rank 8, train.rank is 4")
+    again = stage_file.train._work(context, CAPABILITY)  # a process that died before the stage's end
+    assert again.began == result.began
+
+
 def silent(folder: Path) -> None:
     """Weights that add nothing."""
     found = load_file(folder / WEIGHTS)
@@ -191,6 +207,21 @@ def test_a_server_that_does_not_take_an_adapter_ends_the_round(
     monkeypatch.setattr(context.policy, "load_adapter", load)
     with pytest.raises(AdapterError, match="dropped"):
         stage_file.train.do(context, CAPABILITY)
+
+
+def test_a_side_of_which_every_fresh_episode_was_lost_is_played_again_and_no_defect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context, none = Mock(), pd.DataFrame(columns=["task", "family", "success", "reward"])
+    context.settings.evaluation.fresh, context.round.number = 2, 1
+    context.engine.play.return_value = ["one", "two"]
+    for name in ("own_adapter", "load_trained", "proof_of"):
+        monkeypatch.setattr(register_file, name, Mock())
+    monkeypatch.setattr(register_file, "champion_of", lambda *_: None)
+    monkeypatch.setattr(register_file, "stored_environment", lambda *_: Made())
+    monkeypatch.setattr(register_file, "outcomes", lambda *_: none)
+    with pytest.raises(EpisodesLost, match="all 2 episodes of base on fresh seeds of say_it were lost to errors"):
+        register_file.register._work(context, CAPABILITY)
 
 
 def test_weights_are_probed_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ class Course:
     in the round; `folder` is where the training keeps its files. `steps` and `solved` follow from the settings where
     they are not given; `hinted`: with advice; `patience`, `judged` as in `TrainingSettings`. What is trained for no
     capability (a mixture, the target itself) has no ids of it. `starts` is what was compared to begin from, `keeps` are
-    families that the environment has for the sake of what was chosen, `ready` is what was played of its first step
-    already."""
+    families that the environment has for the sake of what was chosen, `began` says why that is not the champion ("": it
+    is, or there is none), `ready` is what was played of its first step already."""
 
     name: str
     environment: TrainingEnvironment
@@ -52,6 +52,7 @@ class Course:
     judged: bool = True
     starts: tuple[StartFigures, ...] = ()
     keeps: tuple[str, ...] = ()
+    began: str = ""
     ready: PlayedBefore = field(default_factory=PlayedBefore)
 
 

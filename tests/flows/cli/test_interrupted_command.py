@@ -79,6 +79,26 @@ def test_an_output_that_takes_nothing_is_one_line_and_any_other_defect_is_not(
     assert capsys.readouterr().err == (said if lost else "")
 
 
+def test_a_path_that_may_not_be_used_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def work() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/home/trace.db")
+
+    monkeypatch.setattr(command_line, "app", app)
+    monkeypatch.setattr(command_line, "_logging", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["trace-agent"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    assert end.value.code == 2
+    what = "let this user read and write it, or give another path"
+    assert capsys.readouterr().err == f"error (files): /data/home/trace.db: Permission denied; {what}\n"
+
+
 def test_no_bound_on_a_rank_is_below_zero() -> None:
     done = CliRunner().invoke(command_line.app, ["blend", "refund=0.5", "--most-rank", "-1"])
     assert done.exit_code == 2

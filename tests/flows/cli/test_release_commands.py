@@ -231,13 +231,17 @@ def test_a_comparison_of_another_base_has_homes_of_its_own_and_is_not_refused(
             CliRunner().invoke(app, [*of_a_round, *words], catch_exceptions=False)
 
 
-def test_a_seed_that_the_database_cannot_hold_is_refused_before_an_episode_is_played(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "value", "most"), [("--seed", 2**63, 2**31 - 1), ("--trials", 10**9, 1000)])
+def test_a_number_that_cannot_be_played_is_refused_before_an_episode_is(
+    tmp_path: Path, option: str, value: int, most: int
+) -> None:
+    """A seed that the database cannot hold, and more episodes than memory holds."""
     from flows.cli.evaluate import LARGEST
     from settings import LARGEST as OF_ROUNDS
 
     assert LARGEST == OF_ROUNDS
     home = tmp_path / "home"
-    given = ["evaluate", "--target", "shop", "--seed", str(2**63), "--limit", "1", "--home", str(home)]
+    given = ["evaluate", "--target", "shop", option, str(value), "--limit", "1", "--home", str(home)]
     done = CliRunner().invoke(app, given)
     assert (done.exit_code, home.exists()) == (2, False)
-    assert "less than or equal to 2147483647" in " ".join(done.output.split())
+    assert f"less than or equal to {most}" in " ".join(done.output.split())

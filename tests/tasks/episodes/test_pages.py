@@ -197,7 +197,7 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
         "HOOK": "https://hooks.example/T0/secret-666666",
         "ANALYST_KEY": "sk-analyst-key-1", "AUTHOR_KEY": "sk-author-key-7", "SERVER_KEY": "server-key-22",
         "TRACE_GATEWAY_KEYS": "gateway-key-333,short",
-        "TRACE_DATABASE": "postgresql://trace:p%40ssword-4444@db/trace", "TRACE_TRACKING": "http://me:track-55555@ml",
+        "TRACE_DATABASE": "postgresql://trace:p%40ssword-4444@db/trace?password=in-query-88", "TRACE_TRACKING": "http://me:track-55555@ml",
     }  # fmt: skip
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -209,7 +209,7 @@ def test_keys_and_passwords_of_the_settings_are_on_no_page(
         unattended={"webhook_variable": "HOOK"},
     )
     secrets = ["sk-analyst-key-1", "sk-author-key-7", "server-key-22", "gateway-key-333", "p%40ssword-4444",
-               "p@ssword-4444", given["HOOK"], "track-55555"]  # fmt: skip
+               "p@ssword-4444", given["HOOK"], "track-55555", "in-query-88"]  # fmt: skip
     assert sorted(secrets_of(settings)) == sorted(secrets), "a short one would tear words apart"
     made = Practised(store)
     leak = [

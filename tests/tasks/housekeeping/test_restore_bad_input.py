@@ -126,6 +126,11 @@ def test_an_archive_that_was_cut_short_or_is_another_file(archive: Path, tmp_pat
     assert not (tmp_path / "home").exists()
 
 
+def test_a_place_below_a_file_is_no_place_for_a_backup(archive: Path, original: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot be written .*; free space there or give another file"):
+        make_backup(settings_of(original), archive / "b.zip", "1")
+
+
 def test_where_it_goes_and_comes_from(archive: Path, original: Path, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -247,3 +248,17 @@ def test_the_command_says_first_and_does_then(kept: dict[str, Any]) -> None:
     nothing = f"nothing to remove: {takes}, and all of it is needed, younger than --older-than, or within --keep"
     assert re.match(nothing, run())
     assert CliRunner().invoke(app, ["clean", "--older-than", "0"]).exit_code == 2
+
+
+def test_a_program_reads_what_goes(kept: dict[str, Any]) -> None:
+    given = ["clean", "--older-than", "7", "--home", str(kept["home"].folder), "--json"]
+
+    def run(*words: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(CliRunner().invoke(app, [*given, *words], catch_exceptions=False).output)
+        return found
+
+    would = run("--dry-run", "--conversations-older-than", "30")
+    assert (would["dry_run"], would["bytes"], would["conversations"]) == (True, 11_000, {"removed": 0, "kept": 0})
+    assert [e["place"] for e in would["entries"]] == [r.place for r in removals(kept["settings"], 7)]
+    assert run() == {"dry_run": False, "bytes": 11_000, "entries": would["entries"]}
+    assert run() == {"dry_run": False, "bytes": 0, "entries": []}

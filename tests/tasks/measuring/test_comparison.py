@@ -65,6 +65,13 @@ def test_csv_and_json_lines_say_the_same(tmp_path: Path) -> None:
     assert result.families == {}
 
 
+def test_a_line_ends_where_json_lines_end_and_a_task_is_called_as_the_store_keeps_it(tmp_path: Path) -> None:
+    """Line separators of Unicode may stand in a text; what is no text cannot be printed."""
+    text = '{"task": "a\u2028b\x85", "trial": 0, "success": 1}\n{"task": "t\\ud800\\u0000", "trial": 0, "success": 1}\n'
+    found = read_outcomes(Path(written(tmp_path, "a.jsonl", text)))
+    assert found.frame["task"].tolist() == ["a\u2028b", "t\ufffd\ufffd"]
+
+
 def test_families_are_taken_from_the_side_that_has_them(tmp_path: Path) -> None:
     a = written(tmp_path, "a.csv", HEADER + "t1,refund,0,0\nt2,cancel,0,1\n")
     b = written(tmp_path, "b.csv", "task,trial,success\nt1,0,1\nt2,0,1\n")
@@ -93,6 +100,7 @@ def test_families_are_taken_from_the_side_that_has_them(tmp_path: Path) -> None:
         ("a.jsonl", '{"task": ["t"], "trial": 0, "success": 1}\n', r"task is \['t'\]"),
         ("a.jsonl", "[1]\n", "is no object"),
         ("a.jsonl", "{\n", "line 1: no JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: no JSON"),
     ],
 )
 def test_files_that_cannot_be_read_without_guessing_are_refused(

@@ -31,6 +31,27 @@ def test_the_sentence_adds_up() -> None:
     assert timed.text().endswith("; at least 12 calls of a language model; at most about 14 minutes on this machine")
 
 
+def test_nothing_that_a_capabilitys_training_may_play_is_left_out(settings_folder: Path) -> None:
+    """Collections of groups that teach nothing, and the early check: on the target, and before and after in the
+    environment, where what it begins from is played once for the choice of a checkpoint as well."""
+
+    def planned(**train: object) -> RoundPlan:
+        return plan_of(load_settings(profile="laptop", train=train), target)
+
+    once, three = planned(collections=1), planned(collections=3)
+    assert three.rollouts - once.rollouts == three.capabilities * 2 * three.steps * three.batch > 0
+    assert f" + {three.steps} x {three.batch} to {3 * three.batch} training + " in three.text()
+    assert f" + {once.steps} x {once.batch} training + " in once.text()
+    choosing = load_settings(profile="laptop").train.choosing
+    without, some, alone = planned(transfer=0), planned(transfer=9), planned(transfer=9, candidates=1)
+    assert (without.transfer, some.transfer, alone.transfer) == (0, 9 + choosing, 9 + 2 * choosing)
+    assert some.rollouts - without.rollouts == some.capabilities * some.transfer
+    assert planned(transfer=9, steps=2).transfer == 0, "a training of two steps has no third to look back on"
+    assert "besides" not in without.text()
+    written = replace(without, written=True)
+    assert "; further versions and levels of a written environment are calibrated and trained in" in written.text()
+
+
 def test_a_plan_follows_the_settings(settings_folder: Path) -> None:
     settings = load_settings(profile="smoke", rollout={"trials": 3, "tasks": 2, "max_tokens": 8})
     plan = plan_of(settings, target)

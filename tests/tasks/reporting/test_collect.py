@@ -25,6 +25,7 @@ from db import (
     open_store,
     row_id,
 )
+from db.schema import TABLES
 from models.policy import PolicyIdentity
 from settings import Settings, load_settings
 from tasks.reporting.analyst import analyst_figures
@@ -242,6 +243,22 @@ def test_a_release_of_mined_names_has_no_known_truth_for_its_router(shop: Shop, 
     page = render(found)
     assert "sent 95.0 % of 20 examples right" in page
     assert "unlike all of them is answered by set_address, which solves more" in page
+
+
+def test_a_task_that_could_not_be_routed_and_was_played_has_no_place_in_the_routers_figures(
+    shop: Shop, settings: Settings
+) -> None:
+    """It did not open when the router looked at it: the base has its episode, which went well."""
+    one, row = prepared(shop)
+    finished(shop, one, row, promoted=True)
+    first = StoredRound(shop.store, row).result(TestResult).routed_ids[:2]  # both trials of a refund
+    with shop.store.transaction() as connection:
+        routes = TABLES[RouteRow.TABLE]
+        connection.execute(routes.delete().where(routes.c.trajectory_id.in_(first)))
+    router = figures(shop, row, settings).router
+    assert router is not None
+    assert router.counts == [[0, 0, 1], [0, 2, 0], [0, 0, 0]]
+    assert (router.accuracy, router.sent) == (2 / 3, 2 / 3)
 
 
 @pytest.mark.parametrize(
