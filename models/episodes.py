@@ -108,6 +108,7 @@ class Playing:
     messages: list[Message] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     conversation: Conversation = field(default_factory=Conversation)
+    closed: bool = False
 
 
 class Player:
@@ -163,7 +164,7 @@ class Player:
         try:
             first = self._guarded("reset", self._reset, playing)
         except TraceError:
-            self._close(environment)
+            self.close(playing)
             raise
         playing.messages.extend(first.messages)
         self._spent(began)
@@ -223,7 +224,7 @@ class Player:
             except TraceError as raised:
                 problem, termination = raised, Termination.ERROR
             self._spent(since)
-        self._close(playing.environment)
+        self.close(playing)
         episode = playing.episode
         return Trajectory(
             episode,
@@ -241,10 +242,13 @@ class Player:
     def _guarded(self, name: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return guarded(self.step_seconds, name, call, *args, **kwargs)
 
-    def _close(self, environment: Environment) -> None:
-        """Close an environment. Its episode is over and scored, so a failure here is only logged."""
+    def close(self, playing: Playing) -> None:
+        """Close an episode's environment, once. The episode is over or given up, so a failure here is only logged."""
+        if playing.closed:
+            return
+        playing.closed = True
         try:
-            self._guarded("close", environment.close)
+            self._guarded("close", playing.environment.close)
         except TraceError as problem:
             logger.warning("%s", problem)
 

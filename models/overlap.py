@@ -15,7 +15,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from environments.contract import Termination
+from environments.contract import Observation, Termination
 from errors import TraceError
 from models.lanes import Lanes
 from models.policy import Cancelling, Generation, TokenPolicy, Waking
@@ -38,6 +38,7 @@ class Overlap:
     def __init__(self, player: Player, policy: TokenPolicy, renderer: Renderer) -> None:
         self.player, self.policy, self.renderer = player, policy, renderer
         self.open: dict[str, Playing | None] = {}
+        self.begun: dict[str, Playing] = {}  # by their lanes' threads
         self.sampling: set[str] = set()  # whose turn is in flight
         self.waking = isinstance(policy, Waking)
         self.lasted: deque[float] = deque(maxlen=RECENT)
@@ -49,13 +50,15 @@ class Overlap:
             while True:
                 for episode in islice(episodes, self.player.window - len(self.open)):
                     self.open[episode.key] = None
-                    self.lanes.start(episode.key, partial(self.player.begin, episode), partial(self._begun, episode))
+                    self.lanes.start(episode.key, partial(self._begin, episode), partial(self._begun, episode))
                 if not self.open:
                     return
                 yield from self._heard()
                 if self.sampling:
                     self._sample()
         finally:
+            for key in self.open:  # given up: each lane closes its environments behind the call that it is in
+                self.lanes.start(key, partial(self._give_up, key), bool)
             self.lanes.close()
             if isinstance(self.policy, Cancelling):  # where playing is given up early, others go on with the policy
                 for key in self.sampling:
@@ -99,6 +102,15 @@ class Overlap:
 
     def _end(self, playing: Playing, termination: Termination, problem: TraceError | None = None) -> None:
         self._call(playing, partial(self.player.end, playing, termination, problem), self._ended)
+
+    def _begin(self, episode: Episode) -> tuple[Playing, Observation]:
+        playing, first = self.player.begin(episode)
+        self.begun[episode.key] = playing
+        return playing, first
+
+    def _give_up(self, key: str) -> None:
+        if key in self.begun:
+            self.player.close(self.begun[key])
 
     def _begun(self, episode: Episode, result: Callable[[], Any]) -> Trajectory | None:
         try:
@@ -154,4 +166,5 @@ class Overlap:
 
     def _forget(self, key: str) -> None:
         del self.open[key]
+        self.begun.pop(key, None)
         self.lanes.release(key)

@@ -15,7 +15,7 @@ from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits, ValidationVerdict, validate_environment
 from errors import EnvironmentFault, TargetError
 from models.episodes import STEP_SECONDS, Guarded, guarded
-from tasks.measuring.lineup import champion_of, load_member
+from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
 from tasks.round.rollouts import outcomes, success_by_family
@@ -24,6 +24,7 @@ from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose, contrasted
 from tasks.synthesis.learning.generalist import compose_generalist
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
+from tasks.synthesis.starting import trainable_champion
 from tasks.synthesis.transfer import transfer_verdict
 
 
@@ -159,7 +160,7 @@ def _writer(context: Context) -> EnvironmentWriter:
     """What has environments written; the base is loaded when the first one is calibrated."""
 
     def calibrate(environment: WrittenEnvironment) -> Calibration:
-        champion = champion_of(context, environment.spec.capability)
+        champion = trainable_champion(context, environment.spec.capability)
         name = load_member(context, environment.spec.capability, champion) if champion else None
         return measure(context.engine, context.settings, environment, name, context.round.number)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 
 from errors import AdapterError
-from models.adapters.files import adapter_digest
+from models.adapters.files import CONFIG, adapter_digest
 
 WRAPPER = "base_model.model."
 
@@ -75,7 +77,6 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, Delta]]:
         raise AdapterError(
             f"{folder.name}/adapter_model.safetensors cannot be read: {problem}; download it again"
         ) from problem
-    scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
     deltas = {}
     for key, a in weights.items():
         if not key.endswith(".lora_A.weight"):
@@ -84,7 +85,25 @@ def folder_deltas(folder: Path) -> tuple[str, dict[str, Delta]]:
         b = weights.get(f"{name}.lora_B.weight")
         if b is None or b.shape[1] != a.shape[0]:
             raise AdapterError(f"{folder.name}: {name} has no matching lora_B; the file is damaged, download it again")
-        deltas[name.removeprefix(WRAPPER)] = Delta(a, b, scaling)
-    if not deltas:
-        raise AdapterError(f"{folder.name} holds no LoRA weights; train the adapter again")
+        module = name.removeprefix(WRAPPER)
+        deltas[module] = Delta(a, b, _scaling(config, module, folder.name))
+    if 2 * len(deltas) != len(weights):
+        raise AdapterError(
+            f"{folder.name} holds {len(weights)} tensors, of which lora_A and lora_B of {len(deltas)} linear layers "
+            "can be used; train a plain LoRA on linear layers"
+        )
     return digest, deltas
+
+
+def _scaling(config: Mapping[str, Any], module: str, name: str) -> float:
+    """The factor of a module's delta, as PEFT and vLLM have it: the first pattern that a module's name ends with says
+    rank and alpha in the place of the configuration's."""
+    found = []
+    for key, patterns in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        own = (value for end, value in (config.get(patterns) or {}).items() if re.match(rf"(.*\.)?({end})$", module))
+        value = next(own, config.get(key))
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise AdapterError(f"{name}/{CONFIG} has {key} = {value!r} for {module}, which is no number above 0")
+        found.append(value)
+    rank, alpha = found
+    return float(alpha / (rank**0.5 if config.get("use_rslora") else rank))

@@ -11,10 +11,11 @@ import asyncio
 import threading
 import time
 from concurrent.futures import CancelledError
+from dataclasses import replace
 
 from errors import ProviderError
-from models.providers.litellm_client import CallFailed, Completion, ModelCall, send
-from models.providers.spending import SpendingCap, SpendLog, Spent, most_prompt_tokens
+from models.providers.litellm_client import CallFailed, Completion, ModelCall, price_of, send
+from models.providers.spending import SpendingCap, SpendLog, Spent, most_prompt_tokens, most_tokens
 
 # What is reserved for the reply to a call that sets no limit of its own.
 UNLIMITED_TOKENS = 1024
@@ -40,13 +41,14 @@ class ModelClient:
         """The reply to one call.
 
         Raises `BudgetExceeded` before a call that may pass the cap, `CallFailed` when the provider fails, and
-        `ConfigurationError` for a missing key. A call that failed counts as a call and costs nothing.
+        `ConfigurationError` for a missing key. A call that failed counts as a call and costs nothing; a reply of which
+        the server tells no tokens costs the upper estimate of its text and of the prompt.
         """
         most, cost, began = most_prompt_tokens(call.messages, call.tools), Spent(calls=1), 0.0
         try:
             with self.cap.call(call.model, most, call.max_tokens or UNLIMITED_TOKENS, call.price) as charge:
                 began = time.monotonic()
-                reply = self._wait_for(call)
+                reply = _told(call, self._wait_for(call), most)
                 cost = Spent(1, reply.prompt_tokens, reply.sampled_tokens, reply.dollars)
                 charge(cost)
                 return reply
@@ -86,6 +88,17 @@ class ModelClient:
                 self._thread = threading.Thread(target=self._loop.run_forever, name="models", daemon=True)
                 self._thread.start()
             return self._loop
+
+
+def _told(call: ModelCall, reply: Completion, prompt: int) -> Completion:
+    """The reply with tokens and dollars also where its server tells none: counted as nothing, no cap would ever hold.
+    `prompt` is the upper estimate of the prompt's tokens."""
+    if not reply.finish or reply.prompt_tokens or reply.sampled_tokens:
+        return reply
+    sampled = most_tokens("".join([reply.content, *(part for c in reply.calls for part in (c.name, c.arguments))]))
+    rates = call.price or price_of(call.model) or (0.0, 0.0)
+    dollars = reply.dollars or (prompt * rates[0] + sampled * rates[1]) / 1e6
+    return replace(reply, prompt_tokens=prompt, sampled_tokens=sampled, dollars=dollars)
 
 
 async def _cancel_others() -> None:

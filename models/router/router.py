@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from environments.contract import content_hash
@@ -343,7 +344,7 @@ class Router:
             fields["candidates"] = tuple(Candidate(*values) for values in fields["candidates"])
             fields |= {name: tuple(fields[name]) for name in TUPLES if name in fields}
             router = cls(**(fields | arrays))
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
             raise StoreError(f"router in {folder} cannot be read ({problem}); fit and save it again") from problem
         if router.version != version:
             raise StoreError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,8 @@ from models.training.records import StepRecord
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+logger = logging.getLogger("trace.models")
 
 # What PyTorch and safetensors say of a file that they could not write, which is no OSError.
 UNWRITTEN = ("PytorchStreamWriter failed", "iostream error", "unexpected pos", "I/O error", "No space left")
@@ -50,11 +53,12 @@ class Ended:
 
 
 def last_whole_checkpoint(output: Path) -> tuple[Path, list[StepRecord]] | None:
-    """The newest checkpoint that was written to its end, with the records up to it."""
+    """The newest checkpoint that was written to its end, with the records up to it. One whose records a machine's own
+    end (a power cut) has left empty counts as cut off."""
     folders = sorted(output.glob("checkpoint-*"), key=lambda p: int(p.name.rpartition("-")[2]), reverse=True)
     for folder in folders:
-        if (folder / COMPLETE).is_file():
-            return folder, [StepRecord.read(r) for r in json.loads((folder / COMPLETE).read_text())]
+        if (folder / COMPLETE).is_file() and (stored := _read(folder / COMPLETE)) is not None:
+            return folder, [StepRecord.read(r) for r in stored]
     return None
 
 
@@ -112,7 +116,8 @@ def write_ended(output: Path, ended: Ended) -> None:
 def read_ended(output: Path) -> Ended | None:
     """How the training ended, if it did before its last step for want of anything to learn."""
     path = output / ENDED
-    return Ended(**json.loads(path.read_text())) if path.is_file() else None
+    stored = _read(path) if path.is_file() else None
+    return None if stored is None else Ended(**stored)
 
 
 def put_training(files: HomeFiles, output: Path) -> None:
@@ -186,6 +191,15 @@ def _state(peft: Any) -> dict[str, Any]:
 
 def _weights(output: Path, step: int) -> Path:
     return output / "weights" / f"step-{step}"
+
+
+def _read(path: Path) -> Any:
+    """What `_write` wrote; None, with a warning, where it is no JSON any more."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as problem:
+        logger.warning("%s cannot be read (%s); it counts as not written", path, problem)
+        return None
 
 
 def _write(path: Path, content: Any) -> None:

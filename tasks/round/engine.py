@@ -177,27 +177,35 @@ class Engine:
         self, ground: Playground, episodes: Iterable[Episode], count: int, what: str, run: PlayRun
     ) -> list[str]:
         """Keys of the episodes that were lost to what may pass."""
-        options, lost, again = self.options, 0, list[str]()
+        options, lost, again, late = self.options, 0, list[str](), list[_Ended]()
         at_once = options.workers if self._threaded else self.window
         # Left in this order: episodes under way end (and cost) first, then what is still unwritten is stored.
         with (
             closing(_Writer(self.store, options)) as writer,
             Meter(what, count, "episodes", at_once=at_once) as meter,
-            closing(self._trajectories(ground, episodes, run, meter)) as playing,
         ):
-            for ended in playing:
-                trajectory = ended.trajectory
-                writer.add(_with(row_of(trajectory, ground, self.origin), ended.columns))
+
+            def keep(ended: _Ended) -> None:
+                writer.add(_with(row_of(ended.trajectory, ground, self.origin), ended.columns))
                 run.played += 1
                 run.model_seconds += ended.model_seconds
                 run.environment_seconds += ended.environment_seconds
-                lost = lost + 1 if trajectory.boundary else 0
-                if trajectory.boundary in options.passing:
-                    again.append(trajectory.episode.key)
-                run.stopped = options.reason_to_stop(trajectory, lost)
-                if run.stopped:
-                    break
-                meter.advance(options.note(run.steps))
+
+            try:
+                with closing(self._trajectories(ground, episodes, run, meter, late)) as playing:
+                    for ended in playing:
+                        trajectory = ended.trajectory
+                        keep(ended)
+                        lost = lost + 1 if trajectory.boundary else 0
+                        if trajectory.boundary in options.passing:
+                            again.append(trajectory.episode.key)
+                        run.stopped = options.reason_to_stop(trajectory, lost)
+                        if run.stopped:
+                            break
+                        meter.advance(options.note(run.steps))
+            finally:
+                for ended in late:
+                    keep(ended)
         return again
 
     @property
@@ -208,11 +216,11 @@ class Engine:
         return self.options.workers > 1 or isinstance(self.policy, ChatPolicy)
 
     def _trajectories(
-        self, ground: Playground, episodes: Iterable[Episode], run: PlayRun, meter: Meter
+        self, ground: Playground, episodes: Iterable[Episode], run: PlayRun, meter: Meter, late: list[_Ended]
     ) -> Generator[_Ended]:
-        """Episodes as they end."""
+        """Episodes as they end; those that end well after the generator was closed are `late`."""
         if self._threaded:
-            yield from self._in_threads(ground, episodes, run)
+            yield from self._in_threads(ground, episodes, run, late)
             return
         player = Player(ground.make, self.policy, self.renderer, _sampling(ground), self.window)
 
@@ -228,9 +236,11 @@ class Engine:
             run.model_seconds += player.policy_seconds
             run.environment_seconds += player.environment_seconds
 
-    def _in_threads(self, ground: Playground, episodes: Iterable[Episode], run: PlayRun) -> Generator[_Ended]:
+    def _in_threads(
+        self, ground: Playground, episodes: Iterable[Episode], run: PlayRun, late: list[_Ended]
+    ) -> Generator[_Ended]:
         """As many episodes at once as there are workers. Closing the generator lets those under way end at their next
-        call."""
+        call; what has come to its end by then is paid for, and `late`."""
 
         def one(episode: Episode) -> _Ended:
             turns = ChatTurns(self.policy) if isinstance(self.policy, ChatPolicy) else self.policy
@@ -241,7 +251,8 @@ class Engine:
             return _Ended(trajectory, _columns(turns), turns.seconds, player.environment_seconds)
 
         workers = self.options.workers
-        pool, left, running = ThreadPoolExecutor(workers, "evaluation"), iter(episodes), set[Future[_Ended]]()
+        pool, left = ThreadPoolExecutor(workers, "evaluation"), iter(episodes)
+        running, done = set[Future[_Ended]](), set[Future[_Ended]]()
         try:
             while True:
                 for episode in left:
@@ -251,14 +262,17 @@ class Engine:
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    ended = future.result()
+                while done:
+                    ended = done.pop().result()
                     run.steps += len(ended.trajectory.steps)
                     yield ended
         finally:
             if isinstance(self.policy, ChatPolicy) and running:
                 self.policy.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
+            over = [f.result() for f in (*done, *running) if not f.cancelled() and f.exception() is None]
+            late += [ended for ended in over if not ended.trajectory.boundary]
+            run.steps += sum(len(ended.trajectory.steps) for ended in late)
 
 
 class _Writer:

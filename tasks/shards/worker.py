@@ -179,7 +179,8 @@ def _load(context: Context, policy: TrainablePolicy, name: str, digest: str, ada
             "itself needs the round's home on a disk that it shares, or in object storage (files), or policy.backend = "
             "'vllm'"
         )
-    load_folder(policy, folder, name, row.round_id, digest)
+    # The shard's name begins with the capability, from which this policy makes the same name again.
+    load_folder(policy, folder, name.partition("@")[0], row.round_id, digest)
 
 
 def _check_ids(engine: Engine, work: Work) -> None:

@@ -23,6 +23,7 @@ from errors import AdapterError, EnvironmentFault, NotFinite
 from models.adapters.files import adapter_digest
 from models.episodes import Episode
 from models.training.records import TrainingSettings
+from settings_parts import TrainSettings
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
 from tasks.round.adapters import families_about
 from tasks.round.context import Context
@@ -48,13 +49,20 @@ class Start:
     folder: Path
 
 
-def other_shape(adapter: AdapterRow, wanted: TrainingSettings) -> str:
+def other_shape(adapter: AdapterRow, wanted: TrainingSettings | TrainSettings) -> str:
     """Why an adapter's weights cannot be trained on; "" when they can."""
     for name in ("rank", "alpha", "upper_layers"):
         given, ours = adapter.config.get(name), getattr(wanted, name)
         if given != ours:
             return f"has {name} {given}, train.{name} is {ours}"
     return ""
+
+
+def trainable_champion(context: Context, capability: str) -> str | None:
+    """Id of the champion that a training may begin from by its shape; None where there is none, or one of another."""
+    champion = champion_of(context, capability)
+    row = context.store.row(AdapterRow, id=champion) if champion else None
+    return None if row is not None and other_shape(row, context.settings.train) else champion
 
 
 def champion_start(context: Context, capability: str, wanted: TrainingSettings) -> tuple[Start | None, str]:

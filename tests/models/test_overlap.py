@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -171,3 +172,24 @@ def test_giving_up_early_ends_what_is_in_flight(policy: VllmPolicy, tiny_model: 
     again = play_all(Player(Meeting, policy, tiny_model[1], SAMPLING, 3), episodes(4))
     assert [t.termination for t in again] == [Termination.DONE] * 4
     assert len(left) <= 3
+
+
+def test_what_is_given_up_is_closed_in_its_thread_and_once(policy: VllmPolicy, tiny_model: Any) -> None:
+    made, closed = list[Meeting](), SimpleQueue[tuple[Meeting, int]]()
+
+    class Holding(Meeting):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+        def close(self) -> None:
+            closed.put((self, threading.get_ident()))
+
+    playing = Player(Holding, policy, tiny_model[1], SAMPLING, 3).play(episodes(9))
+    next(playing)
+    playing.close()
+    found = [closed.get(timeout=WAIT) for _ in range(3)]
+    assert {id(environment) for environment, _ in found} == {id(environment) for environment in made}
+    assert len(made) == 3
+    assert all(thread in environment.threads for environment, thread in found)
+    assert closed.empty()

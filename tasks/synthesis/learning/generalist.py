@@ -41,6 +41,7 @@ from tasks.synthesis.calibration import FIGURES, HINT
 from tasks.synthesis.environments import MASTERED, composed_of, stored_environment
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import Learnt, learn, successes
+from tasks.synthesis.starting import trainable_champion
 
 logger = logging.getLogger("trace")
 
@@ -66,19 +67,20 @@ def comes_first(context: Context) -> bool:
 def beginning_of(context: Context, capability: str) -> tuple[str, str] | None:
     """Capability and adapter id of what a training for `capability` goes on from, as far as that is known before
     weights are compared (`starting.py`): its champion, else the generalist that the round has made first or, with
-    `train.carry`, that is live; None: the base."""
-    if champion := champion_of(context, capability):
+    `train.carry`, that is live; None: the base. A champion of another shape cannot be gone on from, and plays
+    nothing that is to tell what a training would begin with."""
+    if champion := trainable_champion(context, capability):
         return capability, champion
     if comes_first(context) and context.stored.found(RegisterResult, GENERALIST):
         return GENERALIST, own_adapter(context.stored, GENERALIST)
-    live = champion_of(context, GENERALIST)
+    live = trainable_champion(context, GENERALIST)
     return (GENERALIST, live) if live and context.settings.train.carry else None
 
 
 def beginnings_of(context: Context, capability: str) -> list[tuple[str, str] | None]:
     """`beginning_of`, and with `train.carry` the live generalist behind a champion: what has learnt one thing may not
     even follow advice on another, where the generalist still does."""
-    first, live = beginning_of(context, capability), champion_of(context, GENERALIST)
+    first, live = beginning_of(context, capability), trainable_champion(context, GENERALIST)
     if live and context.settings.train.carry and first is not None and first[1] != live:
         return [first, (GENERALIST, live)]
     return [first]

@@ -15,7 +15,7 @@ from models.providers.analyst_store import StoredSpend
 from models.providers.client import ModelClient
 from models.providers.litellm_client import ModelCall
 from models.providers.simulated_user import user_model
-from models.providers.spending import OF_ROUND, Limits, SpendingCap, Spent
+from models.providers.spending import OF_ROUND, Limits, SpendingCap, Spent, most_prompt_tokens
 from tests.models.providers.chat_server import calls, failed, says
 from tests.models.providers.scripted_analyst import ScriptedAnalyst
 
@@ -55,6 +55,22 @@ def test_a_simulated_user_is_counted_and_capped(monkeypatch: pytest.MonkeyPatch)
         client.close()
     assert "max_tokens" not in server.requests[0]
     assert server.requests[0]["temperature"] == 0.0
+
+
+def test_a_reply_without_a_count_of_its_tokens_is_not_free() -> None:
+    silent = says("I want help.")
+    del silent["body"]["usage"]
+    with ScriptedAnalyst(lambda n, r: silent) as server:
+        log = Rows()
+        call = ModelCall("policy", "openai/m", SAID, max_tokens=20, api_base=server.api_base, price=(2000.0, 8000.0))
+        most = most_prompt_tokens(SAID)
+        client = ModelClient(SpendingCap(Limits(dollars=2e-3 * most + 8e-3 * 21)), log)  # one call's, and a token
+        assert client.complete(call).prompt_tokens == most
+        assert log.rows == [("policy", "openai/m", Spent(1, most, 7, pytest.approx(2e-3 * most + 8e-3 * 7)))]
+        with pytest.raises(BudgetExceeded):
+            client.complete(call)
+        client.close()
+    assert len(server.requests) == len(log.rows) == 1
 
 
 def test_a_scripted_user_needs_no_model() -> None:

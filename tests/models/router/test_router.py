@@ -175,6 +175,9 @@ def test_changed_or_missing_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "router.json").write_text(json.dumps(fields | {"neighbours": 1}))
     with pytest.raises(StoreError, match="was saved"):
         Router.load(tmp_path)
+    (tmp_path / "router.safetensors").write_bytes(b"cut off")
+    with pytest.raises(StoreError, match="cannot be read"):
+        Router.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from models.training.checkpoints import COMPLETE, ENDED, Ended, last_whole_checkpoint, read_ended, write_ended
 from models.training.records import (
     GroupFigures,
     StepRecord,
@@ -146,3 +148,23 @@ def test_noise_and_learning_raise_no_alarm_and_near_misses_do() -> None:
 
 def test_a_bound_of_the_ratio_is_above_the_clip_of_positive_advantages() -> None:
     assert 1 + TrainingSettings().clip_high == CLIPPED
+
+
+def test_a_training_goes_on_from_the_last_checkpoint_whose_records_are_there(tmp_path: Path) -> None:
+    """A power cut may leave a file that was just renamed empty: it counts as never written."""
+    records = [record(step) for step in (1, 2)]
+    for step in (1, 2):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / COMPLETE).write_text(json.dumps([asdict(r) for r in records[:step]]))
+    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-2", records)
+    (tmp_path / "checkpoint-2" / COMPLETE).write_text("")
+    assert last_whole_checkpoint(tmp_path) == (tmp_path / "checkpoint-1", records[:1])
+    (tmp_path / "checkpoint-1" / COMPLETE).write_bytes(b"\0" * 40)
+    assert last_whole_checkpoint(tmp_path) is None
+
+
+def test_a_training_whose_ending_is_gone_has_not_ended(tmp_path: Path) -> None:
+    write_ended(tmp_path, Ended("mastered"))
+    assert read_ended(tmp_path) == Ended("mastered")
+    (tmp_path / ENDED).write_text("")
+    assert read_ended(tmp_path) is None

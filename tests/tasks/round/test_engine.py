@@ -13,7 +13,7 @@ import pytest
 from db import Store, open_store
 from environments.contract import Action, Environment, Message, Observation, Score, TargetTask, ToolCall
 from errors import BudgetExceeded, ConfigurationError, EnvironmentFault, PolicyError, ProviderError, SandboxError
-from models.episodes import Episode
+from models.episodes import Episode, Trajectory
 from models.policy import PolicyIdentity
 from models.scripted import OraclePolicy
 from tasks.round import engine as engines
@@ -129,6 +129,29 @@ def test_threads_play_at_once_and_store_the_same(store: Store) -> None:
     assert run.ids == engine(store).ids(GROUND, EPISODES)
     assert store.stored_ids(run.ids) == set(run.ids)
     assert {t.policy_id for t in store.trajectories(None)} == {PolicyIdentity("oracle", "1").id}
+
+
+def test_what_ends_well_after_the_cap_stopped_the_others_is_stored(store: Store) -> None:
+    stopped, asked = threading.Event(), threading.Barrier(2, timeout=20)
+
+    class Capped(PlayOptions):
+        def reason_to_stop(self, trajectory: Trajectory, lost: int) -> str:
+            reason = super().reason_to_stop(trajectory, lost)
+            if reason:
+                stopped.set()
+            return reason
+
+    class Spending(OraclePolicy):
+        def act(self, environment: Environment, messages: Sequence[Message], seed: int) -> Action:
+            if len(messages) == 1 and asked.wait() == 0:
+                raise BudgetExceeded("the cap is reached")
+            assert stopped.wait(20)  # its answer comes, and is paid, when nothing more is asked
+            return super().act(environment, messages, seed)
+
+    playing = engine(store, Spending(), Capped(workers=2, fatal=(BudgetExceeded.boundary,)))
+    run = playing.play(GROUND, EPISODES)
+    assert (run.played, run.stopped, run.steps) == (2, "the cap is reached", 2)
+    assert len(store.stored_ids(run.ids)) == 1
 
 
 def test_one_faulty_score_costs_no_other_episode(store: Store) -> None:

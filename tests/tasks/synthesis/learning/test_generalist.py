@@ -22,6 +22,7 @@ from tasks.synthesis.learning.generalist import (
     SAMPLES,
     SCENARIOS,
     beginning_of,
+    beginnings_of,
     calibrated_by_parts,
     comes_first,
     compose_generalist,
@@ -39,8 +40,9 @@ def context_of(**settings: Any) -> Any:
     """A round on the shop that has trained `trained`, without a release before it."""
     at = SimpleNamespace(id="round", target="shop", data_hash=target().data_hash, seed=0)
     given = load_settings(profile="night", **{"train": {"generalist": 3, "demonstrations": 0}, **settings})
+    nothing = SimpleNamespace(row=lambda kind, id: None)
     return SimpleNamespace(
-        settings=given, target=target(), round=at, store=None, keep=None, stored=None, parent=None, budget=None
+        settings=given, target=target(), round=at, store=nothing, keep=None, stored=None, parent=None, budget=None
     )
 
 
@@ -239,6 +241,20 @@ def test_with_demonstrations_it_comes_first_unless_one_is_live(settings_folder: 
     assert beginning_of(later, "refund_payment") == ("refund_payment", "refund_payment"), "a champion goes before it"
     alone = live(context_of(train=SHOWN | {"carry": False}), GENERALIST)
     assert beginning_of(alone, "look_up_item") is None, "trainings share nothing"
+
+
+def test_a_champion_of_another_shape_is_not_what_a_training_begins_from(settings_folder: Any) -> None:
+    """Calibrated it would say nothing of what the training begins with."""
+    context = live(context_of(train=SHOWN), GENERALIST, "refund_payment")
+    shape = {name: getattr(context.settings.train, name) for name in ("rank", "alpha", "upper_layers")}
+    configs = {GENERALIST: shape, "refund_payment": shape | {"rank": 2 * shape["rank"]}}
+    context.store = SimpleNamespace(row=lambda kind, id: SimpleNamespace(config=configs[id]))
+    assert beginnings_of(context, "refund_payment") == [(GENERALIST, GENERALIST)]
+    configs["refund_payment"] = shape
+    assert beginnings_of(context, "refund_payment") == [("refund_payment",) * 2, (GENERALIST,) * 2]
+    configs[GENERALIST] = shape | {"alpha": 1}
+    assert beginnings_of(context, "refund_payment") == [("refund_payment",) * 2]
+    assert beginnings_of(context, "look_up_item") == [None]
 
 
 def test_it_is_no_capability() -> None:
