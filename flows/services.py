@@ -49,6 +49,12 @@ GIVEN_UP_EVERY = 60.0
 PROJECT = Path(__file__).parents[1]
 
 
+def _is_here(place: str) -> bool:
+    """Whether a setting names a SQLite file or a folder by a path from the working folder on."""
+    file = place.partition(":///")[2] if place.startswith("sqlite") else ""
+    return not Path(file or place).is_absolute() and (bool(file) or (bool(place) and Path(place).is_dir()))
+
+
 @dataclass(frozen=True)
 class Ports:
     """Where the services listen."""
@@ -106,6 +112,9 @@ class Services:
                 f"{mine} counts here and for none of the services, which run in {PROJECT} and read {theirs} alone; "
                 "move it there, or set its values as TRACE_ variables and start from a folder without it"
             )
+        for name in ("database", "tracking", "base_model") if Path.cwd() != PROJECT else ():
+            if _is_here(given := getattr(self.settings, name)):
+                raise ConfigurationError(f"{name} is {given!r}, which services look for in {PROJECT}; give a whole path")
         if len(str(self.socket)) > LONGEST_PATH:
             raise ConfigurationError(
                 f"the path of {self.socket} is longer than {LONGEST_PATH} characters, which no socket may have; give a "

@@ -40,15 +40,17 @@ def watched(minutes: float, folder: Path) -> Iterator[None]:
         yield
         return
     path = folder / f"{START}{owner_name().replace(':', '.')}{END}"
-    with path.open("a", encoding="utf-8") as file:
-        _Watch.seconds, _Watch.file, _Watch.path = 60 * minutes, file, path
-        try:
-            _arm()
-            yield
-        finally:
-            _Watch.seconds, _Watch.file, _Watch.path = 0.0, None, None
-            faulthandler.cancel_dump_traceback_later()
-    _drop_empty(path)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            _Watch.seconds, _Watch.file, _Watch.path = 60 * minutes, file, path
+            try:
+                _arm()
+                yield
+            finally:
+                _Watch.seconds, _Watch.file, _Watch.path = 0.0, None, None
+                faulthandler.cancel_dump_traceback_later()
+    finally:  # a round that ends with an error has not hung
+        _drop_empty(path)
 
 
 def pulse() -> None:

@@ -129,7 +129,8 @@ class Keys:
     def admit(self, key: Key, now: Callable[[], float] = time.time) -> None:
         """Count a request that asks a model. Raises `ApiError` (429) when a quota is used up."""
         used, at = self._used.setdefault(key.name, _Used()), now()
-        while used.requests and used.requests[0] <= at - MINUTE:
+        # What lies ahead was counted before the clock was set back: it would fill the minute until the clock is there.
+        while used.requests and not at - MINUTE < used.requests[0] <= at:
             used.requests.popleft()
         if key.requests_per_minute and len(used.requests) >= key.requests_per_minute:
             wait = used.requests[0] + MINUTE - at

@@ -103,6 +103,14 @@ def test_requests_beyond_the_quota_are_told_when_to_come_again() -> None:
         keys.admit(key, lambda: now[0])
 
 
+def test_a_clock_that_is_set_back_leaves_no_key_out() -> None:
+    keys, key = Keys(), keys_file.Key("anna", (), requests_per_minute=2)
+    for at in (7200.0, 7201.0, 3600.0, 3601.0):
+        keys.admit(key, lambda at=at: at)  # type: ignore[misc]
+    with pytest.raises(ApiError):
+        keys.admit(key, lambda: 3602.0)
+
+
 def test_tokens_are_counted_by_day() -> None:
     keys, key = Keys(), keys_file.Key("anna", (), tokens_per_day=100)
     noon = 20_000.5 * DAY

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,12 @@ def test_what_moves_is_left_alone_and_what_stands_still_is_not(tmp_path: Path, c
         assert not clock.ended
         clock.pass_minutes(60)
         assert clock.ended
+
+
+def test_a_round_that_ends_with_an_error_leaves_no_file(tmp_path: Path, clock: Interpreter) -> None:
+    with suppress(ValueError), watched(60, tmp_path):
+        raise ValueError
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pulses_that_come_often_count_too(tmp_path: Path, clock: Interpreter) -> None:
