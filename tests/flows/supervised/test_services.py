@@ -363,7 +363,7 @@ def test_a_place_that_the_services_would_look_for_elsewhere_is_refused(
     """They run in the project's folder: `up` would wait for rounds in another database than the worker's."""
     (settings_folder / "small").mkdir()
     ((name, place),) = given.items()
-    with pytest.raises(ConfigurationError, match=f"{name} is '{re.escape(place)}', .*; give a whole path"):
+    with pytest.raises(ConfigurationError, match=f"{name} is '{re.escape(place)}'; .*; give a whole path"):
         Services(load_settings(**given), Ports()).check()
     monkeypatch.setattr(services_file, "PROJECT", settings_folder)
     Services(load_settings(**given), Ports()).check()
