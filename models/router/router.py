@@ -7,7 +7,8 @@ Retrieval: the nearest training episodes by the same hidden states vote, weighte
 Label: the base model reads a letter per candidate (`models/router/label_prompt.py`).
 It abstains (no adapter) from a class that is less probable than validation showed to be worth it. A request further
 from every training episode than any of them is from the others is unlike all of them, and no neighbour of it says
-anything: it gets the one class that was found to do best on what it was not made for, or no adapter.
+anything: it gets the one class that was found to do best on what it was not made for, or no adapter. A regression
+goes on beyond its examples: where there is such a class it decides there, too.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ class Router:
     `vectors` (n, d) are the centred training vectors of length 1, `centre` (d,) the mean that was taken off. `weights`
     say how many votes a row has (empty: each one). `source`
     names the base model that the vectors come from (a `PolicyIdentity.id`); "" is not checked. A request whose nearest
-    training row has a similarity below `near` is answered by `unlike` ("": no adapter); none is chosen by a probability
-    below `certain`. `slopes` (d, classes) and `offsets` (classes,) give the success that is expected of each class on
-    a vector less `centre`, and `sharpness` is its factor in the exponent of a probability (`expecting` sets all three).
+    training row has a similarity below `near` is answered by `unlike` ("": no adapter; else a linear one decides there
+    as everywhere); none is chosen by a probability below `certain`. `slopes` (d, classes) and `offsets` (classes,) give
+    the success that is expected of each class on a vector less `centre`, and `sharpness` is its factor in the exponent
+    of a probability (`expecting` sets all three).
     """
 
     mode: str
@@ -232,7 +234,10 @@ class Router:
                 nearest = np.zeros((len(product), 0), dtype=int)
         best, abstains = probabilities.argmax(axis=1), probabilities.max(axis=1) < self.certain
         unlike = np.zeros(len(best), dtype=bool) if novel is None else novel
-        chosen = [self.unlike if unlike[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
+        # Where an adapter is proven beyond its own families, a regression says better than a rule who answers what no
+        # example is like; the base has it where none is.
+        own_way = unlike if self.mode != "linear" or not self.unlike else np.zeros(len(best), dtype=bool)
+        chosen = [self.unlike if own_way[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [
             RouteDecision(

@@ -86,6 +86,20 @@ def test_what_is_unlike_all_has_its_own_answer(tmp_path: Path) -> None:
     assert router.version != plain.version
 
 
+def test_a_regression_decides_on_what_is_unlike_all_where_an_adapter_is_proven_there() -> None:
+    """The base has it where none is; and it is said to be unlike, and blended with nothing, either way."""
+    rows, labels = clusters(20, 0, 0.3)
+    plain = fitted()
+    successes = np.array([[float(label == name) for name in plain.classes] for label in labels])
+    linear, _ = plain.expecting(rows, successes)
+    moves = rows[[label == "move" for label in labels]].mean(axis=0)
+    strange = moves + 9 * np.eye(16, dtype=np.float32)[[3, 6]]
+    decided = replace(linear, unlike="refund").decide(strange)
+    assert [(d.capability, d.unlike, d.mixture(0.9)) for d in decided] == [("move", True, {"move": 1.0})] * 2
+    assert [d.capability for d in linear.decide(strange)] == ["", ""]
+    assert [d.capability for d in replace(plain, unlike="refund").decide(strange)] == ["refund", "refund"]
+
+
 def test_rows_that_are_insisted_on_outvote_what_lies_around_them(tmp_path: Path) -> None:
     """Four rows of the base amid twenty of an adapter: their like are the base's, and what lies elsewhere stays."""
     rng = np.random.default_rng(0)
