@@ -1,13 +1,17 @@
 """What a router can tell from where tasks lie: votes of neighbours against regressions, by layers.
 
     python -m benchmarks.router_modes --target bfcl:single --profile bfcl --family irrelevance
-    python -m benchmarks.router_modes --profile laptop --seed 15 --home HOME
+    python -m benchmarks.router_modes --profile laptop --seed 15 --home HOME [--beyond]
 
 With `--family`: fitted on the target's diagnosis tasks, how well both rank the validation tasks of this family before
 all others (AUC), for several ranges of layers. With `--home`, the folder of one seed of a comparison whose methods
 `base`, `single` and `generalist` have played the test split: the router of its first release is fitted again in each
 mode, on the stored diagnosis, and told is the success on test of the members that it would choose, where that is known.
 Nothing is played. The home is not written to.
+
+With `--beyond` the base and each member of that release play a test split and two shift tests of draws of their own
+(some minutes), and told is what the router is worth on both: as it was before regressions decided on requests that are
+unlike all examples ("rule"), as it is, and what single members come to.
 """
 
 from __future__ import annotations
@@ -18,18 +22,25 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from db import ReleaseRow
+from environments.contract import Draw, DrawsTests
 from models.router.first_observation import embed_openings, openings
 from models.router.regression import expect
 from models.router.router import nearest_columns, unit
 from settings import load_settings
-from tasks.measuring.lineup import members_of
+from tasks.measuring.gate_plan import p_phrase
+from tasks.measuring.lineup import BARE_BASE, members_of, play_alone, play_lineup
+from tasks.measuring.statistics import paired_difference
 from tasks.round.context import Context
+from tasks.round.rollouts import outcomes
 from tasks.round.stage import open_context
 from tasks.routing.examples import definitions_of, examples_of
 from tasks.routing.fitting import MOST, fitted
 
+# Numbers of draws that no round of a comparison has.
+DRAWS = (7001, 7002)
 LAYERS = ((3, 8), (9, 16), (14, 22), (22, 28))
 
 
@@ -90,6 +101,47 @@ def by_mode(context: Context) -> None:
     )
 
 
+def beyond(context: Context) -> None:
+    """What the first release's router, fitted again, is worth on its own distribution and beyond it."""
+    release = min(context.store.rows(ReleaseRow, target=context.settings.target), key=lambda row: row.number)
+    context.round = context.store.round(str(release.round_id))
+    target, members, seed = context.target, members_of(release), context.settings.seed
+    assert isinstance(target, DrawsTests), f"{context.settings.target} draws no tests"
+    near, far = DRAWS
+    parts = {
+        "test": list(target.drawn_test(Draw(seed, near))),
+        "shift test": [t for number in (near, far) for t in target.drawn_shift(Draw(seed, number))],
+    }
+    tasks = [task for part in parts.values() for task in part]
+    played = {"": play_lineup(context, BARE_BASE, tasks, 1, seed, "base", "evaluation").ids}
+    played |= {c: play_alone(context, c, a, tasks, 1, seed, "tests") for c, a in members.items()}
+    known = {c: outcomes(context.store, ids).groupby("task")["success"].first() for c, ids in played.items()}
+    unlike = str(release.evidence.get("unlike", ""))
+    examples, definitions = examples_of(context, members), definitions_of(context, members)
+    with context.model:
+        router = fitted(context, examples, unlike, definitions=definitions).router
+        given = openings(target.environment, context.base.renderer, tasks)
+        now = router.route(context.base.policy, context.base.renderer, given)
+    chosen = {"rule": [unlike if d.unlike else d.capability for d in now], "now": [d.capability for d in now]}
+    chosen |= {f"{name or 'base'} alone": [name] * len(tasks) for name in played}
+    got = {
+        way: pd.Series([known[c].get(t.id, np.nan) for c, t in zip(names, tasks, strict=True)], dtype=float)
+        for way, names in chosen.items()
+    }
+    first = 0
+    for name, part in parts.items():
+        at = slice(first, first + len(part))
+        first += len(part)
+        rates = ", ".join(f"{way} {100 * values[at].mean():.1f}" for way, values in got.items())
+        new = 100 * np.mean([d.unlike for d in now[at]])
+        change = paired_difference(got["rule"][at], got["now"][at], [t.id for t in part])
+        print(
+            f"{name}, {len(part)} tasks, {new:.0f} % unlike all ({unlike or 'base'} by the rule): {rates}; now "
+            f"minus rule {change.points:+.1f} ({change.low:+.1f} to {change.high:+.1f}), {p_phrase(change.p, 4)}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="shop")
@@ -97,19 +149,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", default="", help="that is to be told from the others")
     parser.add_argument("--home", type=Path, help="of one seed of a comparison")
+    parser.add_argument("--beyond", action="store_true", help="of its release, on tests of draws of their own")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder) / "home"
         if given.home:
             shutil.copytree(given.home, home)
-        for mode in ("retrieval", "linear") if given.home else ("linear",):
+        for mode in ("retrieval", "linear") if given.home and not given.beyond else ("linear",):
             context = open_context(
                 load_settings(target=given.target, profile=given.profile, seed=given.seed, home=home, router=mode)
             )
             if given.family:
                 by_layers(context, given.family)
             if given.home:
-                by_mode(context)
+                (beyond if given.beyond else by_mode)(context)
 
 
 if __name__ == "__main__":
