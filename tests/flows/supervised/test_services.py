@@ -353,22 +353,6 @@ def test_settings_that_the_services_would_not_read_are_refused(
     services.check()
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{"database": "sqlite:///own.db"}, {"tracking": "sqlite+pysqlite:///own.db"}, {"base_model": "small"}],
-)
-def test_a_place_that_the_services_would_look_for_elsewhere_is_refused(
-    settings_folder: Path, given: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They run in the project's folder: `up` would wait for rounds in another database than the worker's."""
-    (settings_folder / "small").mkdir()
-    ((name, place),) = given.items()
-    with pytest.raises(ConfigurationError, match=f"{name} is '{re.escape(place)}'; .*; give a whole path"):
-        Services(load_settings(**given), Ports()).check()
-    monkeypatch.setattr(services_file, "PROJECT", settings_folder)
-    Services(load_settings(**given), Ports()).check()
-
-
 def test_a_service_that_does_not_come_up_is_named_with_its_log(
     services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
