@@ -114,7 +114,7 @@ class Services:
             )
         for name in ("database", "tracking", "base_model") if Path.cwd() != PROJECT else ():
             if _is_here(given := getattr(self.settings, name)):
-                raise ConfigurationError(f"{name} is {given!r}; services look in {PROJECT}; give a whole path")
+                raise ConfigurationError(f"{name} is {given!r}; services look for it in {PROJECT}; give a whole path")
         if len(str(self.socket)) > LONGEST_PATH:
             raise ConfigurationError(
                 f"the path of {self.socket} is longer than {LONGEST_PATH} characters, which no socket may have; give a "

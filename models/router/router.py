@@ -236,8 +236,8 @@ class Router:
         unlike = np.zeros(len(best), dtype=bool) if novel is None else novel
         # Where an adapter is proven beyond its own families, a regression says better than a rule who answers what no
         # example is like; the base has it where none is.
-        own_way = unlike if self.mode != "linear" or not self.unlike else np.zeros(len(best), dtype=bool)
-        chosen = [self.unlike if own_way[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
+        ruled = unlike & (self.mode != "linear" or not self.unlike)
+        chosen = [self.unlike if ruled[i] else "" if abstains[i] else names[best[i]] for i in range(len(best))]
         each = 1000 * (time.perf_counter() - began) / max(1, len(best))
         return [
             RouteDecision(
