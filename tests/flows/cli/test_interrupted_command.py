@@ -15,36 +15,35 @@ from typer.testing import CliRunner
 from flows.cli import main as command_line
 
 
-def test_ctrl_c_is_answered_by_what_to_do_next(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
+    """What `trace-agent` runs in the place of its own commands."""
+    made = typer.Typer()
+    monkeypatch.setattr(command_line, "app", made)
+    monkeypatch.setattr(command_line, "_logging", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["trace-agent"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return made
 
+
+def test_ctrl_c_is_answered_by_what_to_do_next(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     @app.command()
     def work() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command_line, "app", app)
-    monkeypatch.setattr(command_line, "_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["trace-agent"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as end:
         command_line.main()
     assert end.value.code == 130
     assert capsys.readouterr().err.strip() == "stopped; the same command goes on from here"
 
 
-def test_what_a_terminal_cannot_show_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    app, shown = typer.Typer(), io.BytesIO()
+def test_what_a_terminal_cannot_show_ends_no_command(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
 
     @app.command()
     def work() -> None:
         print("42 % (35\u201348), ü")
 
-    monkeypatch.setattr(command_line, "app", app)
-    monkeypatch.setattr(command_line, "_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["trace-agent"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
     with pytest.raises(SystemExit) as end:
         command_line.main()
@@ -55,20 +54,14 @@ def test_what_a_terminal_cannot_show_ends_no_command(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
 @pytest.mark.parametrize("lost", [True, False])
 def test_an_output_that_takes_nothing_is_one_line_and_any_other_defect_is_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
+    app: typer.Typer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
 ) -> None:
-    app = typer.Typer()
-
     @app.command()
     def work() -> None:
         if not lost:
             raise OSError(errno.ENOSPC, "No space left on device")  # some other file's
         typer.echo("rounds")
 
-    monkeypatch.setattr(command_line, "app", app)
-    monkeypatch.setattr(command_line, "_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["trace-agent"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     with open("/dev/full" if lost else os.devnull, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(SystemExit if lost else OSError) as end:
@@ -79,19 +72,11 @@ def test_an_output_that_takes_nothing_is_one_line_and_any_other_defect_is_not(
     assert capsys.readouterr().err == (said if lost else "")
 
 
-def test_a_path_that_may_not_be_used_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
-
+def test_a_path_that_may_not_be_used_is_one_line(app: typer.Typer, capsys: pytest.CaptureFixture[str]) -> None:
     @app.command()
     def work() -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/data/home/trace.db")
 
-    monkeypatch.setattr(command_line, "app", app)
-    monkeypatch.setattr(command_line, "_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["trace-agent"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as end:
         command_line.main()
     assert end.value.code == 2
