@@ -19,6 +19,11 @@ from errors import SandboxError
 from settings import machine_settings
 
 WORKER = Path(__file__).with_name("worker_process.py")
+# What of this process's environment says where docker's daemon is, or podman's service, and how it is spoken to.
+_DAEMON = (
+    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
+    "DOCKER_API_VERSION", "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "XDG_RUNTIME_DIR",
+)  # fmt: skip
 
 
 class SandboxLevel(StrEnum):
@@ -81,7 +86,7 @@ def _spawn(level: SandboxLevel) -> tuple[subprocess.Popen[bytes], list[str]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", "")} if level is SandboxLevel.CONTAINER else {},
+            env=container_environment() if level is SandboxLevel.CONTAINER else {},
             cwd="/",
             start_new_session=True,
             pass_fds=descriptors,
@@ -122,12 +127,18 @@ def bubblewrap_command(filter_descriptor: int) -> list[str]:
     return command
 
 
+def container_environment() -> dict[str, str]:
+    """What docker's command gets of the environment: where to find programs and the daemon, and nothing else."""
+    return {name: os.environ[name] for name in ("PATH", *_DAEMON) if name in os.environ}
+
+
 def _container_command(name: str) -> list[str]:
+    """The worker goes along as text: the daemon may be on a machine, or in a container, that has no such file."""
     image = machine_settings().sandbox_image
     command = ["docker", "run", "--rm", "--interactive", "--name", name, "--network", "none", "--read-only"]
     command += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "16", "--memory", "1g"]
     command += ["--user", "65534:65534", "--ipc", "none", "--tmpfs", "/home:size=1m", "--workdir", "/home"]
-    command += ["--volume", f"{WORKER}:/worker.py:ro", "--entrypoint", "python3", image, "-I", "-S", "-B", "/worker.py"]
+    command += ["--entrypoint", "python3", image, "-I", "-S", "-B", "-c", WORKER.read_text(encoding="utf-8")]
     return command
 
 

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import types
@@ -78,6 +79,28 @@ def _die_with(parent):
             os._exit(0)
 
 
+def _watch():
+    """Go on in a child, with which this process ends. It also ends, and the child with it, once nobody holds the other
+    end of standard input: a module that loops reads nothing there, and a container has no parent to die with. As a
+    container's first process it takes all others along."""
+    parent = os.getpid()
+    signal.signal(signal.SIGCHLD, lambda *_: _end_as(os.wait()[1]))
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _die_with(parent)
+        return
+    closed = select.poll()
+    closed.register(0, 0)  # no event but that the other end is closed, which is always told
+    closed.poll()
+    os._exit(0)
+
+
+def _end_as(status):
+    """End as a child did; a signal is told as a shell tells it."""
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
 def _confine(program):
     """Apply the filter to this process for good (prctl: PR_SET_NO_NEW_PRIVS = 38, PR_SET_SECCOMP = 22, mode 2)."""
 
@@ -104,7 +127,9 @@ def _describe(error):
 def main():
     parent = os.getppid()
     first = _receive()
-    if first["dies_with_parent"]:
+    if first["watched"]:
+        _watch()
+    elif first["dies_with_parent"]:
         _die_with(parent)
     for name in first["imports"]:
         importlib.import_module(name)

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from environments.sandbox.confinement import SPAWNER, SandboxLevel, describe_exit
+from environments.sandbox.confinement import SPAWNER, SandboxLevel, container_environment, describe_exit
 from environments.sandbox.seccomp import inner_filter
 from errors import ConfigurationError, SandboxError
 from settings import machine_settings
@@ -168,7 +168,10 @@ class Worker:
         command, self._cleanup = self._cleanup, []
         if command:
             try:
-                subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False)
+                subprocess.run(
+                    command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20, check=False,
+                    env=container_environment(),
+                )  # fmt: skip
             except (OSError, subprocess.SubprocessError) as problem:  # no fault of the module's, or of the call's
                 logger.warning("a sandbox may still be there: %r failed (%s)", " ".join(command), problem)
 
@@ -176,8 +179,9 @@ class Worker:
         first = {
             "id": 0,
             "imports": [*MODULE_IMPORTS, *_LATE_IMPORTS],
-            # Bubblewrap and a container's runtime see to it themselves.
+            # Bubblewrap sees to it itself. What docker runs is no child of this process or of docker's command.
             "dies_with_parent": self.level is SandboxLevel.PROCESS,
+            "watched": self.level is SandboxLevel.CONTAINER,
             "filter": base64.b64encode(inner_filter()).decode(),
             **asdict(self.limits),
         }
