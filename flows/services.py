@@ -27,7 +27,7 @@ from typing import Any
 from supervisor.xmlrpc import SupervisorTransport
 
 from errors import ConfigurationError, StoreError
-from flows.session import end_session
+from flows.session import alone_in, end_session
 from models.serving.gateway.settings import check_port
 from settings import Settings, writable_folder
 
@@ -199,18 +199,19 @@ class Services:
         that ends. Raises `StoreError` where supervisord did not end by a stop: it was killed, or failed."""
         writable_folder(self.folder)
         self.folder.chmod(0o700)
-        file = self.folder / "supervisord.conf"
-        file.write_text(self.configuration(), encoding="utf-8")
-        # A session of its own: Ctrl-C is for this process, which stops them in order.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], env=self.environment(),
-            start_new_session=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            self.wait(lambda: running(self.socket), "supervisor", process)
-            yield self.connection()
-        finally:
-            status = end(process, self.socket)
+        with alone_in(self.folder):
+            file = self.folder / "supervisord.conf"
+            file.write_text(self.configuration(), encoding="utf-8")
+            # A session of its own: Ctrl-C is for this process, which stops them in order.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], env=self.environment(),
+                start_new_session=True, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                self.wait(lambda: running(self.socket), "supervisor", process)
+                yield self.connection()
+            finally:
+                status = end(process, self.socket)
         if status not in (0, -signal.SIGTERM):
             raise StoreError(
                 f"supervisor was killed or failed (exit status {status}), and what it left running is stopped; look "

@@ -1,13 +1,41 @@
-"""What a supervisor that is gone has left running: supervisord has a session of its own, and what it starts stays in
-it."""
+"""That a home has one supervisor, and what one that is gone has left running: supervisord has a session of its own, and
+what it starts stays in it."""
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
+
+from errors import ConfigurationError
+
+logger = logging.getLogger("trace")
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder, from before its supervisor listens until that has ended; a process that dies lets go of it. Raises
+    `ConfigurationError` when another holds it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another 'trace-agent up' has the services of {folder.parent}; leave them to it, or stop them with "
+                f"'trace-agent down --home {folder.parent}' once they have started"
+            ) from None
+        except OSError as problem:  # a file system without locks, where only this protection is missing
+            logger.warning("%s cannot be locked (%s): start its services once only", folder, problem.strerror)
+        yield
+    finally:
+        os.close(held)
 
 
 def end_session(leader: int, seconds: float) -> None:

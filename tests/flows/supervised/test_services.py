@@ -152,6 +152,15 @@ def test_what_supervisor_has_given_up_is_tried_again(
     assert tried in said
 
 
+def test_of_two_that_start_at_once_one_is_refused_and_touches_nothing(services: Services) -> None:
+    for _ in range(2):  # each looks before either has begun
+        services.check()
+    with services.started() as supervisor:
+        with pytest.raises(ConfigurationError, match="another 'trace-agent up' has the"), services.started():
+            pass
+        assert supervisor.getState()["statename"] == "RUNNING"
+
+
 def test_the_folder_is_the_owners_alone(services: Services, started: Any) -> None:
     assert services.folder.stat().st_mode & 0o077 == 0
 
