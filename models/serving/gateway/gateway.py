@@ -331,7 +331,8 @@ class Gateway:
         whole = False
         try:
             yield first
-            async with contextlib.aclosing(events), asyncio.timeout_at(until):
+            async with contextlib.aclosing(events), asyncio.timeout_at(until) as limit:
+                DEADLINE.set(limit)  # as in `_deadline`; the task is this answer's own
                 async for part in events:
                     yield part
             whole = True

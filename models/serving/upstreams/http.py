@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,8 @@ class Pool:
         self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
         self._opened: aiohttp.ClientSession | None = None
         self.balance = Balance(self.addresses)
-        self._answers = Counter[str]()
+        # When each last answered somebody, or went on with an answer.
+        self._heard = dict.fromkeys(self.addresses, float("-inf"))
 
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -84,15 +85,14 @@ class Pool:
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse]]:
         """The response to a request, its body still to be read, and who gave it. `holders` are the replicas that may be
         asked (all when empty). One that cannot be reached is asked again after a pause, and sooner only where all are
-        like that; so is one that fails, or answers nobody until their time is up, several times in a row. Raises
-        `ApiError`."""
+        like that; so is one that fails, or hangs until the time is up, several times in a row. Raises `ApiError`."""
         asked = {h.rstrip("/").removesuffix("/v1") for h in holders}
         left = [a for a in self.addresses if a in asked] or list(self.addresses)
         while left:
             circuits = self.balance.circuits
             address = self.balance.choose(conversation, left, trials=True) or min(left, key=lambda a: circuits[a].busy)
             left.remove(address)
-            circuit, answers = circuits[address], self._answers[address]
+            circuit, began = circuits[address], time.monotonic()
             circuit.busy += 1
             try:
                 try:
@@ -106,28 +106,42 @@ class Pool:
                 except aiohttp.ClientError:
                     raise ApiError(502, "the server behind the gateway answered something that is not HTTP") from None
                 except asyncio.CancelledError:
-                    limit = DEADLINE.get()
-                    late = limit is not None and limit.expired()
-                    # A server that answered others meanwhile is at work: what was asked here takes longer.
-                    if late and answers == self._answers[address] and self.balance.failed(address):
-                        self.balance.open(address)
+                    self._given_up(address, began)
                     raise
-                self._answers[address] += 1
-                if response.status < 500:
-                    self.balance.answered(address)
-                elif self.balance.failed(address):
+                self._heard[address] = time.monotonic()
+                if response.status >= 500 and self.balance.failed(address):
                     self.balance.open(address)
                 try:
                     yield address, response
                 except aiohttp.ClientError:
                     raise ApiError(502, BROKEN_OFF) from None
+                except asyncio.CancelledError:
+                    # An answer that has begun goes on bit by bit: it hangs when the latter half of its time had none.
+                    self._given_up(address, (began + time.monotonic()) / 2)
+                    raise
                 finally:
+                    if response.status < 500 and response.content.at_eof():  # the whole of it: hung streams begin, too
+                        self.balance.answered(address)
                     # Closes the connection of an answer that was not read to its end: the server stops working on it.
                     response.release()
                 return
             finally:
                 circuit.busy -= 1
         raise ApiError(503, "no server behind the gateway answers; ask again later")
+
+    def _given_up(self, address: str, since: float) -> None:
+        """A wait for a server was cancelled: it has failed where time was up and nobody has heard of it `since`. One
+        that went on with others' answers is at work, and what was asked here takes longer."""
+        limit = DEADLINE.get()
+        late = limit is not None and limit.expired()
+        if late and self._heard[address] <= since and self.balance.failed(address):
+            self.balance.open(address)
+
+    async def parts(self, address: str, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+        """A streamed body as it comes."""
+        async for part in response.content.iter_any():
+            self._heard[address] = time.monotonic()
+            yield part
 
     async def replicas(self) -> list[Replica]:
         """Every replica, asked now."""
@@ -180,7 +194,7 @@ class HttpUpstream:
             if response.status != 200:
                 raise problem_of(response.status, await response.read(), turn, address)
             first, finished, done, usage = True, False, False, StreamUsage(len(content))
-            async for events in _events(response):
+            async for events in _events(self.pool.parts(address, response)):
                 passed = list[bytes]()
                 for data in events:
                     if data == b"[DONE]":
@@ -273,7 +287,7 @@ class HttpTokens:
                 if response.status == 404 and request.adapter:
                     raise AdapterGone(address)
                 raise refusal_of(response.status, raw)
-            async for chunk in _chunks(response, streamed):
+            async for chunk in _chunks(self.pool.parts(address, response), streamed):
                 for choice in chunk.get("choices") or ():
                     fresh = [int(i) for i in choice.get("token_ids") or ()]
                     finish = choice.get("finish_reason") or finish
@@ -291,11 +305,11 @@ class HttpTokens:
         await self.pool.close()
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes]]:
+async def _events(parts: AsyncIterable[bytes]) -> AsyncGenerator[list[bytes]]:
     """The data of a streamed answer's events, those that came together in one list. Lines have any length: aiohttp's
     own reader of lines has a limit."""
     rest = b""
-    async for part in response.content.iter_any():
+    async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         if events := [line[5:].strip() for line in lines if line.startswith(b"data:")]:
             yield events
@@ -303,12 +317,12 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[list[bytes
         yield [rest[5:].strip()]
 
 
-async def _chunks(response: aiohttp.ClientResponse, streamed: bool) -> AsyncGenerator[dict[str, Any]]:
+async def _chunks(parts: AsyncIterable[bytes], streamed: bool) -> AsyncGenerator[dict[str, Any]]:
     """The parts of a server's answer; one when it was not streamed."""
     if not streamed:
-        yield part_of(await response.read())
+        yield part_of(b"".join([part async for part in parts]))
         return
-    async for events in _events(response):
+    async for events in _events(parts):
         for data in events:
             if data != b"[DONE]":
                 yield part_of(data)

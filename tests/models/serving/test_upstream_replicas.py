@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -146,3 +148,73 @@ def test_clients_that_leave_and_requests_that_only_take_long_take_no_server_out_
 
     with serving(Stub().app) as url:
         asyncio.run(all_of_it(url))
+
+
+@asynccontextmanager
+async def streaming(events: int, seconds: float = 3600.0) -> AsyncIterator[str]:
+    """The address of a server that begins every stream at once, and keeps it: so many words with nothing between, then
+    one after so many seconds each."""
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+        choice = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+        word = f"data: {json.dumps({'model': 'stub-base', 'choices': [choice]})}\n\n".encode()
+        writer.write(word * events)
+        with contextlib.suppress(OSError):
+            while not reader.at_eof():
+                await writer.drain()
+                await asyncio.wait([asyncio.ensure_future(reader.read(1 << 16))], timeout=seconds)
+                writer.write(word)
+        writer.close()
+
+    async with await asyncio.start_server(stream, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def streamed(gateway: Gateway, conversation: str, most: int | None = None) -> str:
+    """What a client sees of a stream, of which it reads so many parts (None: all)."""
+    messages = [{"role": "user", "content": conversation}]
+    try:
+        answer = await gateway.stream(
+            parse_chat({"model": "stub-base", "stream": True, "messages": messages}), "", conversation
+        )
+    except ApiError as problem:
+        return str(problem.status)
+    text = ""
+    async with contextlib.aclosing(answer.events) as events:
+        async for part in events:
+            text += part.decode()
+            most = None if most is None else most - 1
+            if most == 0:
+                break
+    await answer.close()
+    return "whole" if "[DONE]" in text else "504" if "no answer within" in text else "left"
+
+
+@pytest.mark.parametrize("events", [0, 1])
+def test_a_server_that_hangs_amid_its_streams_is_left_to_the_others(events: int) -> None:
+    async def all_of_it(url: str) -> list[str]:
+        async with streaming(events) as silent:
+            pool = Pool(Servers([silent, url]))
+            gateway = before(pool, 0.3)
+            found = [await streamed(gateway, f"c{i}") for i in range(40)]
+            await pool.close()
+        return found
+
+    with serving(Stub().app) as url:
+        found = asyncio.run(all_of_it(url))
+    assert Counter(found) == {"504": FAILURES, "whole": 40 - FAILURES}
+
+
+def test_streams_that_only_take_long_or_whose_clients_leave_take_no_server_out_of_use() -> None:
+    async def all_of_it() -> None:
+        async with streaming(1, 0.05) as slow, streaming(1) as silent:
+            for url, most, end in ((slow, None, "504"), (silent, 1, "left")):
+                pool = Pool(Servers([url]))
+                gateway = before(pool, 0.4)
+                assert [await streamed(gateway, f"c{i}", most) for i in range(FAILURES + 1)] == [end] * (FAILURES + 1)
+                assert pool.balance.used == [url]
+                await pool.close()
+
+    asyncio.run(all_of_it())
