@@ -138,7 +138,7 @@ class GatewayApp:
             if scope not in key.scopes:
                 raise ApiError(403, f"this key may not do that: it needs the scope {scope}")
             if counted:
-                keys.admit(key)
+                request.state.take_back = keys.admit(key)
             outcome = "admitted"
         finally:
             metrics.keys.labels(key.name or "none", outcome).inc()
@@ -155,6 +155,15 @@ class GatewayApp:
         return await self._answer(request, parse_completion)
 
     async def _answer(self, request: Request, parse: Callable[[dict[str, Any], int], ChatRequest]) -> Response:
+        """An answer of a model. A request that has to come again because others are being answered is not counted."""
+        try:
+            return await self._in_place(request, parse)
+        except ApiError as problem:
+            if problem.status == 429:
+                request.state.take_back()
+            raise
+
+    async def _in_place(self, request: Request, parse: Callable[[dict[str, Any], int], ChatRequest]) -> Response:
         gateway = self.gateway
         if gateway.in_flight >= gateway.settings.most_requests:
             raise ApiError(429, f"{gateway.settings.most_requests} requests are being answered; ask again")

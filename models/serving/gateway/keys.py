@@ -13,6 +13,7 @@ Any other file has a key a line, without a name, that may do everything.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -126,8 +127,9 @@ class Keys:
         right = [key for same, key in compared if same]
         return right[0] if right and scheme.lower() == "bearer" else None
 
-    def admit(self, key: Key, now: Callable[[], float] = time.time) -> None:
-        """Count a request that asks a model. Raises `ApiError` (429) when a quota is used up."""
+    def admit(self, key: Key, now: Callable[[], float] = time.time) -> Callable[[], None]:
+        """Count a request that asks a model; what is returned takes that back, for one that is refused because of
+        others. Raises `ApiError` (429) when a quota is used up."""
         used, at = self._used.setdefault(key.name, _Used()), now()
         # What lies ahead was counted before the clock was set back: it would fill the minute until the clock is there.
         while used.requests and not at - MINUTE < used.requests[0] <= at:
@@ -138,6 +140,12 @@ class Keys:
         if key.tokens_per_day and used.day == int(at // DAY) and used.tokens >= key.tokens_per_day:
             raise _used_up(f"{key.tokens_per_day} tokens a day", DAY - at % DAY)
         used.requests.append(at)
+
+        def take_back() -> None:
+            with contextlib.suppress(ValueError):  # a minute has passed
+                used.requests.remove(at)
+
+        return take_back
 
     def hold(self, name: str, tokens: int, now: Callable[[], float] = time.time) -> Callable[[], None]:
         """Keep so many tokens of a name's quota for a request until what is returned is called, however the request

@@ -150,6 +150,22 @@ def test_requests_at_once_share_what_is_left_of_the_quota(tmp_path: Path) -> Non
         assert running.stub.counts["asked"] == 1
 
 
+@pytest.mark.parametrize("tokens", [0, 8])  # the one that is being answered has the gateway's only place, or the rest
+def test_requests_that_are_refused_because_of_others_use_no_quota(tmp_path: Path, tokens: int) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[anna]\nkey = "{ANNA}"\nrequests_per_minute = 3\ntokens_per_day = {10 * tokens}\n')
+    with run(keys=Keys(file=file), most_requests=9 if tokens else 1) as running, ThreadPoolExecutor(1) as pool:
+        running.stub.delay = 1.0
+        first = pool.submit(asked, running, ANNA, "/v1/chat/completions")
+        while not running.stub.counts["asked"]:
+            time.sleep(0.01)
+        codes = [asked(running, ANNA, "/v1/chat/completions").status_code for _ in range(4)]
+        assert (codes, first.result().status_code) == ([429] * 4, 200)
+        running.stub.delay = 0.0
+        codes = [asked(running, ANNA, "/v1/chat/completions").status_code for _ in range(3)]
+        assert codes == [200, 200, 429]
+
+
 def test_every_end_of_a_request_gives_back_what_was_held_for_it() -> None:
     keys = Keys([keys_file.Key("anna", (hashlib.sha256(KEY.encode()).digest(),), tokens_per_day=1000)])
 
