@@ -44,8 +44,8 @@ class TrafficTarget:
         # 'trace-agent clean' may have left of one that alone.
         said = [row for row in store.rows(ConversationRow, success=[True, False]) if row.messages]
         self.conversations = [row for row in said if _readable(row)]
-        # Changes with every conversation, turn and word of feedback.
-        self.data_hash = content_hash([[r.id, r.turns, r.success, r.reward] for r in self.conversations])
+        # Changes with every conversation, turn and word of feedback; also where a turn was asked and answered again.
+        self.data_hash = content_hash([[r.id, r.messages, r.success, r.reward] for r in self.conversations])
 
     def tasks(self, split: str) -> Sequence[TargetTask]:
         if split != "diagnosis":

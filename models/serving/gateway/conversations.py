@@ -48,7 +48,6 @@ class Routed:
     router: str = ""
     release: int = 0
     adapter: str = ""
-    turns: int = 0
 
     def holds(self, generation: Generation, fresh: bool) -> bool:
         """Whether the route still stands. When another release is served, a conversation goes on with its adapter while

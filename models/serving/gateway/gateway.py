@@ -177,18 +177,16 @@ class Gateway:
         name = (self.book.name(history) or history.new_name()) if history else header
         known = self.book.get(f"{owner}/{name}")
         if known is None and history and (alike := self.book.get(history.opening)):
-            known = replace(alike, name=name, turns=0)  # another conversation that began like this one
-        turns = known.turns if known else 0
+            known = replace(alike, name=name)  # another conversation that began like this one
         explicit = self._explicit(asked.model, generation)
         if explicit is not None:
             decision = RouteDecision(explicit, {explicit: 1.0}, (), 0.0, "asked")
             adapter = generation.members.get(explicit, "")
-            known = Routed(name, decision, "", generation.number, adapter, turns)
+            known = Routed(name, decision, "", generation.number, adapter)
         elif known is None or known.decision.mode == "asked" or not known.holds(generation, fresh):
             decision = await self._decide(asked, messages, generation)
             adapter = generation.members.get(decision.capability, "")
-            known = Routed(name, decision, generation.router_version, generation.number, adapter, turns)
-        known = replace(known, turns=known.turns + 1)
+            known = Routed(name, decision, generation.router_version, generation.number, adapter)
         self.book.keep(f"{owner}/{name}", known)
         if history and fresh:
             self.book.keep(history.opening, known)

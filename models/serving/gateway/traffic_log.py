@@ -186,6 +186,10 @@ class TrafficLog:
         # is asked again and answered otherwise, it was about what is no longer there.
         goes_on = before is not None and _begin_alike(before.messages, messages)
         judged = before if goes_on else None
+        turns = before.turns if before else 0
+        if before and _begin_alike(said, before.messages):  # asked again: it takes the place of all that came of it
+            replaced = sum(words_of(m)[0] == "assistant" for m in before.messages[len(said) :])
+            turns = max(0, turns - replaced)
         prompt = turn.prompt
         row = ConversationRow(
             id=key,
@@ -201,7 +205,7 @@ class TrafficLog:
             routing_milliseconds=decision.milliseconds,
             messages=messages,
             tools=[t["function"]["name"] for t in (asked.tools or (prompt.tools if prompt else ()))],
-            turns=routed.turns,
+            turns=turns + 1,
             prompt_tokens=turn.heard.usage.prompt + (before.prompt_tokens if before else 0),
             sampled_tokens=turn.heard.usage.completion + (before.sampled_tokens if before else 0),
             seconds=spoken.seconds + (before.seconds if before else 0.0),
@@ -218,7 +222,7 @@ def _stored(connection: Connection, key: str) -> ConversationRow | None:
 
 
 def _begin_alike(before: Sequence[Mapping[str, Any]], messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `messages` begin with those of before, as a client sends these back."""
+    """Whether `messages` begin with those of before, as a client sends these."""
     return list(map(words_of, before)) == list(map(words_of, messages[: len(before)]))
 
 

@@ -38,7 +38,7 @@ from tests.tasks.mining.test_labelling import ScriptedAsker
 TOOLS = [{"type": "function", "function": {"name": "findOrder"}}]
 
 
-def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: str = "refund_payment") -> LoggedTurn:
+def spoken(name: str, result: str, owner: str = "", capability: str = "refund_payment") -> LoggedTurn:
     call = {"id": "c1", "type": "function", "function": {"name": "findOrder", "arguments": '{"order": 7}'}}
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -49,7 +49,7 @@ def spoken(name: str, result: str, owner: str = "", turns: int = 1, capability: 
     heard = TurnResult({"role": "assistant", "content": f"It is {result}."}, "stop", Usage(50, 6))
     decision = RouteDecision(capability, {"refund_payment": 0.75, "": 0.25}, (), 12.0, "retrieval")
     turn = Turn(ChatRequest("trace", True, {}, messages, tools=TOOLS), None, "base", name, None, True, heard)
-    return LoggedTurn(owner, Routed(name, decision, "router1", 1, "", turns), turn, 0.5)
+    return LoggedTurn(owner, Routed(name, decision, "router1", 1, ""), turn, 0.5)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def log(store: Store, counts: list[str]) -> Any:
 
 def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, counts: list[str]) -> None:
     log.add(spoken("c", "pending"))
-    log.add(spoken("c", "shipped", turns=2))
+    log.add(spoken("c", "shipped"))
     log.flush()
     (row,) = store.rows(ConversationRow)
     assert (row.conversation, row.turns, row.prompt_tokens, row.seconds) == ("c", 2, 100, 1.0)
@@ -80,6 +80,29 @@ def test_a_conversation_is_one_row_that_grows(store: Store, log: TrafficLog, cou
     assert row.messages[0]["role"] == "system"
     assert row.probabilities == {"refund_payment": 0.75, "none": 0.25}
     assert (row.tools, row.success, counts) == (["findOrder"], None, ["stored", "stored"])
+
+
+def test_a_turn_that_is_asked_again_is_one_turn(store: Store, log: TrafficLog) -> None:
+    """After a restart, too: what is stored counts."""
+    turn, said = spoken("c", "ok"), list[Any]()
+
+    def ask(*messages: str, answer: str = "Done.") -> int:
+        said[:] = [{"role": "user" if i % 2 == 0 else "assistant", "content": m} for i, m in enumerate(messages)]
+        heard = TurnResult({"role": "assistant", "content": answer})
+        log.add(replace(turn, turn=replace(turn.turn, asked=replace(turn.turn.asked, messages=[*said]), heard=heard)))
+        log.flush()
+        return store.rows(ConversationRow)[0].turns
+
+    assert [ask("a"), ask("a"), ask("a", answer="Yes.")] == [1, 1, 1]
+    before = TrafficTarget(store).data_hash
+    say(log, "", Feedback("c", success=True))
+    judged = TrafficTarget(store).data_hash
+    assert [ask("a", "Yes.", "b"), ask("a", "Yes.", "b"), ask("a", "Yes.", "b", "Done.", "c")] == [2, 2, 3]
+    assert ask("a", answer="No.") == 1, "its client has gone back to the beginning"
+    say(log, "", Feedback("c", success=True))
+    assert len({before, judged, TrafficTarget(store).data_hash}) == 3, "another answer is other data"
+    assert ask("x") == 2, "a client that sends its last words alone"
+    assert [ask("x", "Done.", "y", "Done.", "z"), ask("x")] == [3, 1], "some of it was said elsewhere"
 
 
 def say(log: TrafficLog, owner: str, feedback: Feedback) -> dict[str, Any]:
@@ -96,7 +119,7 @@ def test_feedback_finds_its_conversation_and_nobody_elses(store: Store, log: Tra
     assert missing.value.status == 404
     assert store.rows(ConversationRow)[0].success is True
     # What is said stays when the conversation goes on.
-    log.add(spoken("c", "ok", owner="anna", turns=2))
+    log.add(spoken("c", "ok", owner="anna"))
     log.flush()
     assert store.rows(ConversationRow)[0].comment == "after all"
 
@@ -142,28 +165,28 @@ def test_feedback_and_the_next_turn_do_not_overwrite_each_other(
             begun.append(pool.submit(write))
             wait(begun, 0.3)  # it ends now, or waits for the row
 
-        def stored(by: TrafficLog, turns: int, then: Callable[[], object] = lambda: None) -> None:
-            turn, probabilities = spoken("c", "ok", turns=turns), Meanwhile()
+        def stored(by: TrafficLog, then: Callable[[], object] = lambda: None) -> None:
+            turn, probabilities = spoken("c", "ok"), Meanwhile()
             probabilities.then = then
             decision = replace(turn.routed.decision, probabilities=probabilities)
             by.add(replace(turn, routed=replace(turn.routed, decision=decision)))
             by.flush()
 
         def now() -> datetime:
-            meanwhile(lambda: stored(other, 3))
+            meanwhile(lambda: stored(other))
             return utc_now()
 
         wrong = Feedback("c", success=False, comment="wrong refund")
-        stored(log, 1)
-        stored(log, 2, lambda: meanwhile(lambda: say(other, "", wrong)))
+        stored(log)
+        stored(log, lambda: meanwhile(lambda: say(other, "", wrong)))
         wait(begun)
         (row,) = store.rows(ConversationRow)
-        assert (row.turns, row.success, row.comment) == (2, False, "wrong refund")
+        assert (row.prompt_tokens, row.success, row.comment) == (100, False, "wrong refund")
         monkeypatch.setattr(traffic_log, "utc_now", now)
         say(log, "", Feedback("c", success=True))
         wait(begun)
         (row,) = store.rows(ConversationRow)
-        assert (row.turns, row.success, row.prompt_tokens) == (3, True, 150)
+        assert (row.prompt_tokens, row.success) == (150, True)
         second.close()
 
 
