@@ -62,7 +62,7 @@ class Pool:
         self._headers = {"authorization": f"Bearer {servers.key}"} if servers.key else {}
         self._opened: aiohttp.ClientSession | None = None
         self.balance = Balance(self.addresses)
-        # When each last answered somebody, or went on with an answer.
+        # When each last gave somebody an answer, or a part of one: servers that hang may still begin answers.
         self._heard = dict.fromkeys(self.addresses, float("-inf"))
 
     @property
@@ -108,7 +108,6 @@ class Pool:
                 except asyncio.CancelledError:
                     self._given_up(address, began)
                     raise
-                self._heard[address] = time.monotonic()
                 if response.status >= 500 and self.balance.failed(address):
                     self.balance.open(address)
                 try:
@@ -120,7 +119,10 @@ class Pool:
                     self._given_up(address, (began + time.monotonic()) / 2)
                     raise
                 finally:
-                    if response.status < 500 and response.content.at_eof():  # the whole of it: hung streams begin, too
+                    if response.content.at_eof():
+                        self._heard[address] = time.monotonic()
+                    # Also where the reader had enough, or left, while it went on.
+                    if response.status < 500 and self._heard[address] > (began + time.monotonic()) / 2:
                         self.balance.answered(address)
                     # Closes the connection of an answer that was not read to its end: the server stops working on it.
                     response.release()

@@ -156,16 +156,17 @@ async def streaming(events: int, seconds: float = 3600.0) -> AsyncIterator[str]:
     one after so many seconds each."""
 
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r")[0]))
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
         choice = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
         word = f"data: {json.dumps({'model': 'stub-base', 'choices': [choice]})}\n\n".encode()
         writer.write(word * events)
         with contextlib.suppress(OSError):
-            while not reader.at_eof():
-                await writer.drain()
-                await asyncio.wait([asyncio.ensure_future(reader.read(1 << 16))], timeout=seconds)
+            left = asyncio.ensure_future(reader.read())
+            while not (await asyncio.wait([left], timeout=seconds))[0]:
                 writer.write(word)
+                await writer.drain()
         writer.close()
 
     async with await asyncio.start_server(stream, "127.0.0.1", 0) as server:
@@ -205,6 +206,41 @@ def test_a_server_that_hangs_amid_its_streams_is_left_to_the_others(events: int)
     with serving(Stub().app) as url:
         found = asyncio.run(all_of_it(url))
     assert Counter(found) == {"504": FAILURES, "whole": 40 - FAILURES}
+
+
+def test_a_server_that_begins_streams_and_sends_nothing_opens_its_circuit_however_many_ask_it() -> None:
+    """The beginnings that others see are no work."""
+
+    async def all_of_it() -> None:
+        async with streaming(0) as silent:
+            pool = Pool(Servers([silent]))
+            gateway, asked = before(pool, 0.4), list[asyncio.Task[str]]()
+            for number in range(8):
+                asked.append(asyncio.create_task(streamed(gateway, f"c{number}")))
+                await asyncio.sleep(0.1)
+            assert pool.balance.used == []
+            assert set(await asyncio.gather(*asked)) == {"504"}
+            await pool.close()
+
+    asyncio.run(all_of_it())
+
+
+def test_a_stream_of_which_its_reader_had_enough_shows_that_the_server_is_well() -> None:
+    """As at a text that the client wants to stop at."""
+
+    async def all_of_it() -> None:
+        async with streaming(1) as url:
+            pool = Pool(Servers([url]))
+            for _ in range(FAILURES):
+                pool.balance.failed(url)
+            pool.balance.open(url)
+            async with pool.post("/v1/completions", BODY) as (address, response):
+                async for _ in pool.parts(address, response):
+                    break
+            assert (pool.balance.used, pool.balance.circuits[url].failures) == ([url], 0)
+            await pool.close()
+
+    asyncio.run(all_of_it())
 
 
 def test_streams_that_only_take_long_or_whose_clients_leave_take_no_server_out_of_use() -> None:
