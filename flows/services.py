@@ -121,9 +121,7 @@ class Services:
                 "home with a shorter path"
             )
         if "%" in str(self.settings.folder):
-            raise ConfigurationError(
-                f"{self.settings.folder} has a '%', which supervisor cannot read; give another home"
-            )
+            raise ConfigurationError(f"{self.settings.folder} has a '%', which supervisor cannot read; give another")
         if self.settings.tracking.startswith("http"):
             raise ConfigurationError(
                 "the setting tracking names an MLflow server, and this starts one of its own; clear TRACE_TRACKING, or "
@@ -134,7 +132,10 @@ class Services:
                 f"the services of {self.settings.folder} run already; stop them with 'trace-agent down --home "
                 f"{self.settings.folder}'"
             )
-        for name, port in vars(self.ports).items():
+        ports = vars(self.ports)
+        for name, port in ports.items():
+            if other := next((n for n, p in ports.items() if p == port and n != name), ""):  # one would answer for both
+                raise ConfigurationError(f"{name} and {other} have the same port, {port}; give each its own")
             check_port(HOST, port, name, f"--{name}-port")
 
     def environment(self) -> dict[str, str]:
@@ -203,10 +204,8 @@ class Services:
             file = self.folder / "supervisord.conf"
             file.write_text(self.configuration(), encoding="utf-8")
             # A session of its own: Ctrl-C is for this process, which stops them in order.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], env=self.environment(),
-                start_new_session=True, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+            command, quiet = [sys.executable, "-m", "supervisor.supervisord", "-c", str(file)], subprocess.DEVNULL
+            process = subprocess.Popen(command, env=self.environment(), start_new_session=True, stdout=quiet)
             try:
                 self.wait(lambda: running(self.socket), "supervisor", process)
                 yield self.connection()
