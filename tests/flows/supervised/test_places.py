@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from errors import ConfigurationError
 from flows import services as services_file
 from flows.services import Ports, Services
 from settings import load_settings
-from tests.integration.servers import free_port
 
 
 @pytest.mark.parametrize(
@@ -33,6 +31,5 @@ def test_a_place_that_the_services_would_look_for_elsewhere_is_refused(
 
 def test_two_services_on_one_port_are_refused(settings_folder: Path) -> None:
     """The one that listens would answer for both when they are asked whether they are well."""
-    ports = Ports(*(free_port() for _ in range(3)), worker=0)
-    with pytest.raises(ConfigurationError, match=f"mlflow and worker have the same port, {ports.mlflow}; give each"):
-        Services(load_settings(home=settings_folder), replace(ports, worker=ports.mlflow)).check()
+    with pytest.raises(ConfigurationError, match="prefect and worker have the same port, 8080; give each its own"):
+        Services(load_settings(home=settings_folder), Ports(prefect=8080)).check()

@@ -43,7 +43,8 @@ class Standing(Services):
 def services(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
     monkeypatch.setattr(services_file, "EVERY_SECONDS", 0.05)
     home = settings_folder / "with a space"
-    return Standing(load_settings(home=home), Ports(*(free_port() for _ in range(4))))
+    ports = {free_port(): None for _ in range(9)}  # the same may be free twice
+    return Standing(load_settings(home=home), Ports(*[*ports][:4]))
 
 
 @pytest.fixture
