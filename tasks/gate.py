@@ -36,7 +36,8 @@ class Proposal:
     def table(self) -> str:
         """The verdict in Markdown: reasons, the split's difference, and each family's, with its further tasks."""
         d = self.decision
-        rows = {"the split": d.difference, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
+        whole = {} if d.difference is None else {"the split": d.difference}
+        rows = {**whole, **{f"own: {c}": v for c, v in d.capabilities.items()}, **d.families}
         lines = [f"**release {self.candidate.number}: {d.verdict}**", ""]
         lines += [f"- {reason}" for reason in d.reasons]
         lines += ["", "| | points | 95 % interval | tasks | p |", "|---|---|---|---|---|"]
@@ -78,8 +79,8 @@ def gate(context: Context) -> GateResult:
                 round_id=context.round.id,
                 subject=WHOLE,
                 verdict=verdict,
-                points=decision.difference.points,
-                p=decision.difference.p,
+                points=decision.difference.points if decision.difference else None,
+                p=decision.difference.p if decision.difference else None,
                 mde=decision.mde,
                 reasons=list(decision.reasons),
             )
@@ -108,8 +109,8 @@ def _evidence(challenged: ChallengeResult, evaluated: EvaluateResult, decision: 
     rates = {name: getattr(evaluated, name) for name in ("base", "live", "routed", "noop")}
     return {
         "validation": {name: rate.model_dump() for name, rate in rates.items() if rate is not None},
-        "points": decision.difference.points,
-        "p": decision.difference.p,
+        "points": decision.difference.points if decision.difference else None,
+        "p": decision.difference.p if decision.difference else None,
         "verdicts": challenged.verdicts,
         "look": challenged.look,
         "alpha": challenged.alpha,

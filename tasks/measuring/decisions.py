@@ -54,17 +54,17 @@ class CapabilityDecision:
 class ReleaseDecision:
     """Phase B's verdict on the assembled candidate, with every figure behind it.
 
-    `difference` is over the split, `own` over the own families of what passed (None without any), `capabilities` the
-    same one by one, `elsewhere` over all other families of the split (None without any), `families` over each family;
-    `own`, `capabilities` and `families` with the further tasks that were drawn for them. `falls` says
-    of each of them (and of "overall", "all other families together" and "pass^k") how it reads as a fall, `fallen` why
-    of those that block. `kept` is whether the gain on the own families is significant. `pass_k` is
-    the difference of pass^k with k = `trials` (None when no task had that many finished trials on both sides). `mde` is
-    that of `difference`, in points, at `alpha`."""
+    `difference` is over the split (None, like `mde`, where both sides finished no task of it in common), `own` over the
+    own families of what passed (None without any), `capabilities` the same one by one, `elsewhere` over all other
+    families of the split (None without any), `families` over each family; `own`, `capabilities` and `families` with the
+    further tasks that were drawn for them. `falls` says of each of them (and of "overall", "all other families
+    together" and "pass^k") how it reads as a fall, `fallen` why of those that block. `kept` is whether the gain on the
+    own families is significant. `pass_k` is the difference of pass^k with k = `trials` (None when no task had that many
+    finished trials on both sides). `mde` is that of `difference`, in points, at `alpha`."""
 
     verdict: GateVerdict
     reasons: tuple[str, ...]
-    difference: PairedDifference
+    difference: PairedDifference | None
     own: PairedDifference | None
     capabilities: Mapping[str, PairedDifference]
     elsewhere: PairedDifference | None
@@ -74,7 +74,7 @@ class ReleaseDecision:
     kept: bool
     pass_k: PairedDifference | None
     trials: int
-    mde: float
+    mde: float | None
     alpha: float
     look: int
 

@@ -25,7 +25,8 @@ exactly these, against the live release as a whole. It is promoted when
 
 A regression outranks everything. What is not better is `underpowered` when its difference is positive and the test
 could not have found a worthwhile gain (minimum detectable effect above it, or too few tasks for any p-value to pass),
-else `rejected-not-better`. What is better but may have lost something elsewhere is `underpowered` too."""
+else `rejected-not-better`. What is better but may have lost something elsewhere is `underpowered` too, and so is what
+could not be compared: where no task of the split was finished by both sides."""
 
 from __future__ import annotations
 
@@ -40,6 +41,10 @@ from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
 ELSEWHERE = "all other families together"
+NOTHING_COMPARED = (
+    "The candidate and the live release finished no validation task in common, so nothing was compared: errors took "
+    "the other episodes. Mend what they were lost to (docs/2-database.md, question 3), then begin another round."
+)
 
 
 def judge_capabilities(
@@ -111,8 +116,7 @@ def judge_release(
     on the falls of these families, stand for them where all other families together, or pass^k, seem to fall and may
     not (pass^k only where each of them has a task with k of these trials), and change nothing else. `left` are
     families that fell with a first router, and why: the one that is judged leaves them to what answers them today. Then
-    only the own families can be better, which that choice did not touch.
-    ValueError without a task that both sides finished."""
+    only the own families can be better, which that choice did not touch."""
     _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
     drawn: set[str] = set() if further is None else set(further["family"])
@@ -124,11 +128,14 @@ def judge_release(
     def own_tasks(families: Collection[str]) -> PairedTasks:
         return (every if even_shares(families, table.names, drawn) else table).of_families(families)
 
-    overall, of_own = _finished("the release", table), own_tasks(of_passed).difference()
-    mde = table.mde(alpha)
-    whole, kept = overall.p <= alpha, of_own is not None and of_own.points > 0 and of_own.p <= alpha
-    better = overall.points > 0 and (kept or (whole and not left))
-    reasons = [f"As a whole: {_figures(overall)}: {_significant(overall.points > 0 and whole, alpha, look)}."]
+    overall, of_own = table.difference(), own_tasks(of_passed).difference()
+    mde = table.mde(alpha) if overall else None
+    gained = overall is not None and overall.points > 0
+    whole = overall is not None and overall.p <= alpha
+    kept = of_own is not None and of_own.points > 0 and of_own.p <= alpha
+    better = gained and (kept or (whole and not left))
+    said = f"{_figures(overall)}: {_significant(gained and whole, alpha, look)}" if overall else "nothing was compared"
+    reasons = [f"As a whole: {said}."]
     capabilities = {}
     for name, families in mine.items():
         difference = own_tasks(families).difference()
@@ -170,6 +177,9 @@ def judge_release(
     kinds = {fall.kind for fall in falls.values()}
     if FallKind.REGRESSION in kinds:
         verdict = GateVerdict.REGRESSION
+    elif overall is None or mde is None:
+        verdict = GateVerdict.UNDERPOWERED
+        reasons.append(NOTHING_COMPARED)
     elif not better:
         verdict, why = _not_better("The release", overall, mde, (alpha, rules.worthwhile))
         reasons.append(why)
@@ -226,13 +236,6 @@ def _unmeasured(mine: PairedTasks, families: Collection[str]) -> str:
     if mine.names:
         return f"Both sides finished no validation task{of} in common, so no gain could have been found."
     return f"Validation has no task{of}, so no gain could have been found."
-
-
-def _finished(name: str, table: PairedTasks) -> PairedDifference:
-    difference = table.difference()
-    if difference is None:
-        raise ValueError(f"{name}: no task was finished by both sides; evaluate both on the same tasks")
-    return difference
 
 
 def _figures(d: PairedDifference) -> str:

@@ -69,6 +69,13 @@ def figures_of(
     }
     around, history = before_after(stored), history_until(stored, ended.reason)
     capabilities = capabilities_of(stored, around.renewed if around else frozenset())
+    difference, gain = (_difference(sides, before) for before in ("base", "live"))
+    uncompared = [
+        f"{before} and routed finished no test task in common, so they were not compared: errors took the other "
+        "episodes. Mend what they were lost to (docs/2-database.md, question 3), then begin another round."
+        for before, found in (("base", difference), ("live", gain))
+        if found is None and before in sides
+    ]
     rule = settings.selection
     return RoundFigures(
         round=current_round.id,
@@ -81,8 +88,8 @@ def figures_of(
         data_before=data_before(history),
         ending=ended.kind,
         **{name: _rate(frame) for name, frame in sides.items()},
-        difference=_difference(sides["base"], sides["routed"]) if sides else None,
-        gain=_difference(sides["live"], sides["routed"]) if "live" in sides else None,
+        difference=difference,
+        gain=gain,
         looks=test.looks if test else 0,
         families=_families(sides, bool(around and around.before)) if sides else {},
         capabilities=capabilities,
@@ -108,7 +115,7 @@ def figures_of(
             kappa=contrast.kappa if contrast else None,
         ),
         analyst=analyst_figures(settings, store, current_round.id, contrast),
-        warnings=[*_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
+        warnings=[*uncompared, *_warnings(capabilities), *analyst_warnings(capabilities, contrast)],
         stopped=ended.reason or None,
         provenance=Provenance(
             base_model=base.base,
@@ -125,8 +132,11 @@ def _rate(frame: Any) -> Rate:
     return Rate(success=interval.rate, low=interval.low, high=interval.high, n=interval.n, tasks=interval.tasks)
 
 
-def _difference(before: Any, after: Any) -> Difference:
-    pairs = align(before, after)
+def _difference(sides: dict[str, Any], before: str) -> Difference | None:
+    """The routed side against another; None where one was not played, or both finished no task in common."""
+    if not {before, "routed"} <= sides.keys() or not set(sides[before]["task"]) & set(sides["routed"]["task"]):
+        return None
+    pairs = align(sides[before], sides["routed"])
     base, other, tasks = pairs["base"].to_numpy(), pairs["other"].to_numpy(), pairs["task"].to_numpy()
     d = paired_difference(base, other, tasks)
     return Difference(

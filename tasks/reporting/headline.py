@@ -89,8 +89,13 @@ def _promoted(figures: RoundFigures) -> str:
     )
     brought = f" {brought[:1].upper()}{brought[1:]}." if brought else ""
     before, after, base = figures.live, figures.routed, figures.base
-    if before is None or after is None or figures.gain is None:
+    if before is None or after is None:
         return f"Release {made.number} is live, and was not played on the test split.{brought}"
+    if figures.gain is None:
+        return (
+            f"Release {made.number} is live. On the test split nothing was compared: it and "
+            f"{release_name(figures.before)} finished no task of it in common, because of errors.{brought}"
+        )
     moved = _moved(f"success on {figures.target}", (before, release_name(figures.before)), after, figures.gain)
     said = f"Release {made.number} is live: {moved}"
     if figures.gain.p > SIGNIFICANT and made.points is not None and made.p is not None:

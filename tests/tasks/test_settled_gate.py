@@ -270,7 +270,29 @@ def test_a_family_that_nobody_could_play_is_not_passed_over(
     assert proposal is not None
     assert proposal.decision.verdict is verdict
     assert proposal.decision.falls.get(OTHER) is (None if boundary == "policy" else FallKind.UNSEEN)
+    assert proposal.decision.difference is not None
     assert proposal.decision.difference.left_out == (0 if boundary == "policy" else 8)
+
+
+def test_a_round_whose_sides_finished_no_task_in_common_ends_with_a_verdict(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, 8, 8, (OTHER, *STEADY))  # so that the two share no episode
+    found = evaluated(context)
+    whole = {t.id for t in context.tasks("validation")[::2]}
+    rows = context.store.trajectories(None, id=[*found.live_ids, *found.routed_ids])
+    lost = [r.id for r in rows if (r.task_id in whole) == (r.id in found.live_ids)]
+    with context.store.transaction() as connection:
+        down = "UPDATE trajectories SET error_boundary = 'provider', error = 'down', success = NULL, reward = NULL"
+        connection.execute(text(f"{down} WHERE id IN ({', '.join(map(repr, lost))})"))
+    monkeypatch.setattr(gate_file, "create_markdown_artifact", lambda **_: None)
+    told: list[str] = []
+    monkeypatch.setattr(gate_file, "tell_verdict", lambda context, number, verdicts, why: told.append(why))
+    assert gate._work(context).verdicts == {"release": "underpowered"}
+    assert "finished no validation task in common, so nothing was compared" in told[0]
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert "the split" not in proposal.table()
 
 
 @pytest.fixture

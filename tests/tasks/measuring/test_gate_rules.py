@@ -310,6 +310,17 @@ def test_what_nobody_finished_blocks():
     assert any("coupon: no task was finished by both sides" in reason for reason in decision.reasons)
 
 
+def test_sides_that_finished_no_task_in_common_have_a_verdict():
+    halves = family("refund", [np.nan] * 5 + [1.0] * 5, [1.0] * 5 + [np.nan] * 5)
+    further = family("address", [0.0] * 12, [1.0] * 12)
+    for more in (None, further):
+        decision = judge_release(halves, RULES, 0.05, 2, OWN, further=more)
+        assert decision.verdict is GateVerdict.UNDERPOWERED
+        assert (decision.difference, decision.mde, decision.own is None) == (None, None, more is None)
+        assert decision.reasons[0] == "As a whole: nothing was compared."
+        assert "errors took the other episodes. Mend what they were lost to" in decision.reasons[-1]
+
+
 @pytest.mark.parametrize(
     ("count", "base", "other", "kind"),
     [
