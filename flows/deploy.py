@@ -25,8 +25,9 @@ from prefect.client.schemas.filters import (
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import StateType, WorkerStatus
+from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.exceptions import ObjectNotFound
@@ -50,6 +51,8 @@ BEAT = "prefect.flow-run.heartbeat"
 ENDS = tuple(f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed"))
 # A run of a schedule that nobody has begun for so long is missed.
 OVERDUE = timedelta(hours=1)
+# The most that Prefect's server gives in one answer, as long as it is not told otherwise.
+PAGE = 200
 # The checkout inside the image (docker/Dockerfile).
 IN_IMAGE = Path("/app")
 
@@ -109,7 +112,7 @@ def _deploy_all(pool: str, kind: str, project: Path) -> list[str]:
             f"'prefect deploy --all' failed in {project}; mend what it says: {(done.stdout + done.stderr)[-2000:]}"
         )
     with get_client(sync_client=True) as client:
-        names = sorted(d.name for d in client.read_deployments() if d.work_pool_name == pool)
+        names = sorted(d.name for d in client.read_deployments(work_pool_filter=_named(pool)))
     return [f"deployment {name}/{name}" for name in names]
 
 
@@ -120,16 +123,28 @@ def _let_go(pool: str) -> list[str]:
         state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled", "Late"])),
         expected_start_time=FlowRunFilterExpectedStartTime(before_=utc_now() - OVERDUE),
     )
-    of_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
     gone = 0
     with get_client(sync_client=True) as client:
         if any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(pool)):
             return []
-        for run in client.read_flow_runs(flow_run_filter=late, work_pool_filter=of_pool):
+        missed: list[FlowRun] = []
+        while page := client.read_flow_runs(
+            flow_run_filter=late,
+            work_pool_filter=_named(pool),
+            sort=FlowRunSort.ID_DESC,
+            limit=PAGE,
+            offset=len(missed),
+        ):
+            missed += page
+        for run in missed:
             if run.auto_scheduled and not run.run_count:
                 said: Any = Cancelled(message="nobody was there to do it when it was due")
                 gone += client.set_flow_run_state(run.id, said).status == SetStateStatus.ACCEPT
     return [f"{gone} missed runs of the schedules are not made up for"] if gone else []
+
+
+def _named(pool: str) -> WorkPoolFilter:
+    return WorkPoolFilter(name=WorkPoolFilterName(any_=[pool]))
 
 
 def automations(begins: timedelta) -> tuple[Automation, Automation]:

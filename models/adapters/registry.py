@@ -42,7 +42,7 @@ from models.adapters.tracking import make_database
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 # What MLflow can keep its registry in: a server, or a database by SQLAlchemy's name (a driver may follow a plus).
@@ -50,6 +50,7 @@ SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 RUN_KEY_TAG = "trace.key"
 PARENT_TAG = "mlflow.parentRunId"
 _BATCH = 1000  # the most metrics that MLflow takes in one call
+_PAGE = 1000  # the most registered models that it gives in one answer
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",  # mlflow takes only the literal "true"
     "DO_NOT_TRACK": "true",
@@ -199,11 +200,21 @@ class Registry:
 
     def champions(self) -> dict[str, RegisteredAdapter]:
         """Champion by capability, over all capabilities of the target."""
-        prefix = f"trace-{self.target}-"
-        models = self.client.search_registered_models(f"name LIKE '{prefix}%'", max_results=1000)
-        names = [model.name.removeprefix(prefix) for model in models if model.tags.get("target") == self.target]
+        models = [model for model in self.models() if model.tags.get("target") == self.target]
+        names = [model.name.removeprefix(f"trace-{self.target}-") for model in models]
         found = {name: self.champion(name) for name in sorted(names)}
         return {name: adapter for name, adapter in found.items() if adapter is not None}
+
+    def models(self) -> Iterator[RegisteredModel]:
+        """The registered models whose names begin as the target's do; so may those of another target, which its tag
+        tells apart."""
+        page: str | None = None
+        while page != "":
+            found = self.client.search_registered_models(
+                f"name LIKE 'trace-{self.target}-%'", max_results=_PAGE, page_token=page
+            )
+            yield from found
+            page = found.token or ""
 
     def download(self, adapter: RegisteredAdapter, destination: Path) -> Path:
         """The adapter's folder `destination/<served_name>`, fetched when needed and verified always.

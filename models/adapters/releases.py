@@ -54,21 +54,14 @@ def release_model(registry: Registry) -> str:
 
 def read_aliases(registry: Registry) -> Aliases:
     """All aliases of the target's models."""
-    champions, live, page = {}, None, None
-    while True:
-        found = registry.client.search_registered_models(
-            f"name LIKE 'trace-{registry.target}-%'", max_results=1000, page_token=page
-        )
-        for model in found:
-            if model.name == release_model(registry) and LIVE in model.aliases:
-                version = registry.client.get_model_version(model.name, str(model.aliases[LIVE]))
-                live = version.tags.get(RELEASE_TAG, "")
-            # The name of another target may begin with this one's; the tag tells them apart.
-            elif model.tags.get("target") == registry.target and CHAMPION in model.aliases:
-                champions[model.name] = str(model.aliases[CHAMPION])
-        page = found.token
-        if not page:
-            return Aliases(champions, live)
+    champions, live = {}, None
+    for model in registry.models():
+        if model.name == release_model(registry) and LIVE in model.aliases:
+            version = registry.client.get_model_version(model.name, str(model.aliases[LIVE]))
+            live = version.tags.get(RELEASE_TAG, "")
+        elif model.tags.get("target") == registry.target and CHAMPION in model.aliases:
+            champions[model.name] = str(model.aliases[CHAMPION])
+    return Aliases(champions, live)
 
 
 def set_champion(registry: Registry, model: str, version: str) -> None:

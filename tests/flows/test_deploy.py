@@ -104,3 +104,24 @@ def test_a_schedule_leaves_the_deployment_of_the_work_pool_alone(monkeypatch: py
     assert [f"prefect.tag.{tag}" for tag in made.tags] == [TAG]
     assert given["limit"] == 1
     assert given["heartbeat_seconds"] < SILENT.total_seconds() / 2
+
+
+def test_every_missed_run_is_let_go_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect gives at most so many in one answer, and some of them may be a person's, which stay."""
+    runs = [SimpleNamespace(id=i, auto_scheduled=i % 2 == 1, run_count=0) for i in range(9)]
+    cancelled: list[int] = []
+
+    class Missed(Server):
+        def read_workers_for_work_pool(self, pool: str) -> list[Any]:
+            return []
+
+        def read_flow_runs(self, *, limit: int = 4, offset: int = 0, **asked: Any) -> list[Any]:
+            return runs[offset : offset + min(limit, 4)]
+
+        def set_flow_run_state(self, run: int, state: Any) -> Any:
+            cancelled.append(run)
+            return SimpleNamespace(status=deploy_file.SetStateStatus.ACCEPT)
+
+    monkeypatch.setattr(deploy_file, "get_client", lambda **given: Missed())
+    assert deploy_file._let_go("trace") == ["4 missed runs of the schedules are not made up for"]
+    assert cancelled == [1, 3, 5, 7]

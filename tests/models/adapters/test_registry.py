@@ -157,6 +157,18 @@ def test_the_champion_is_the_version_that_has_the_alias(registry, tmp_path):
         set_champion(registry, one.name, "9")
 
 
+def test_champions_are_read_from_every_page_of_models(registry, tmp_path, monkeypatch):
+    registered(registry, tmp_path)
+    set_champion(registry, registry.model_name(CAPABILITY), "1")
+    other = {f"trace-{registry.target}-{i}": {"target": f"{registry.target}-{i}"} for i in range(3)}
+    for name, tags in other.items():  # sorted before it
+        registry.client.create_registered_model(name, tags=tags)
+    monkeypatch.setattr(registry_file, "_PAGE", 1)
+    assert [m.name.rpartition("-")[2] for m in registry.models()] == ["0", "1", "2", CAPABILITY]
+    assert list(registry.champions()) == [CAPABILITY]
+    assert read_aliases(registry).champions == {registry.model_name(CAPABILITY): "1"}
+
+
 def link(path: Path, target: Path) -> None:
     path.rename(target)
     path.symlink_to(target)
