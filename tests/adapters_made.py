@@ -16,7 +16,13 @@ MODULES = ("q_proj", "v_proj", "down_proj")
 
 
 def make_adapter(
-    model: Any, folder: Path, size: float = 0.3, seed: int = 0, rank: int = 4, layers: tuple[int, ...] = UPPER
+    model: Any,
+    folder: Path,
+    size: float = 0.3,
+    seed: int = 0,
+    rank: int = 4,
+    layers: tuple[int, ...] = UPPER,
+    modules: tuple[str, ...] = MODULES,
 ) -> Path:
     """An adapter folder for `model` (left as it was) on two upper layers; `size` 0 leaves B at zero."""
     from peft import LoraConfig, get_peft_model
@@ -24,7 +30,7 @@ def make_adapter(
     config = LoraConfig(
         r=rank,
         lora_alpha=2 * rank,
-        target_modules=list(MODULES),
+        target_modules=list(modules),
         layers_to_transform=list(layers),
         task_type="CAUSAL_LM",
     )

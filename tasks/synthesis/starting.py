@@ -8,6 +8,7 @@ easiest: what they teach is there for the harder ones. So what there is to compa
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ from environments.contract import Generators, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.written import WrittenEnvironment
 from errors import AdapterError, EnvironmentFault, NotFinite
-from models.adapters.files import adapter_digest
+from models.adapters.files import CONFIG, adapter_digest
 from models.episodes import Episode
+from models.training.lora import target_modules
 from models.training.records import TrainingSettings
 from settings_parts import TrainSettings
 from tasks.measuring.lineup import champion_of, held, load_member, members_of, stored_member
@@ -58,11 +60,23 @@ def other_shape(adapter: AdapterRow, wanted: TrainingSettings | TrainSettings) -
     return ""
 
 
+def other_modules(context: Context, folder: Path) -> str:
+    """Why the weights in an adapter's folder cannot be trained on: they change other layers than a training does today,
+    as those of an earlier version where a base has experts or fused projections; "" when they can."""
+    given = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("target_modules") or ()
+    ours = target_modules(context.base.policy.model)
+    return "" if set(given) == set(ours) else f"changes {', '.join(sorted(given))}, a training {', '.join(ours)}"
+
+
 def trainable_champion(context: Context, capability: str) -> str | None:
     """Id of the champion that a training may begin from by its shape; None where there is none, or one of another."""
     champion = champion_of(context, capability)
     row = context.store.row(AdapterRow, id=champion) if champion else None
-    return None if row is not None and other_shape(row, context.settings.train) else champion
+    if champion is None or row is None:
+        return champion
+    if other_shape(row, context.settings.train):
+        return None
+    return None if other_modules(context, stored_member(context, capability, champion)[1]) else champion
 
 
 def champion_start(context: Context, capability: str, wanted: TrainingSettings) -> tuple[Start | None, str]:
@@ -77,7 +91,7 @@ def champion_start(context: Context, capability: str, wanted: TrainingSettings) 
             f"the champion of {capability!r} in {folder} is not what was stored ({row.sha256[:16]}...): its files were "
             "changed; restore them, or roll back to a release without it ('trace-agent history' lists them)"
         )
-    if other := other_shape(row, wanted):
+    if other := other_shape(row, wanted) or other_modules(context, folder):
         other = f"its champion {other}"
         logger.warning("%s is not trained on from its champion: %s", capability, other)
         return None, other
@@ -197,6 +211,8 @@ def _usable(context: Context, other: str, identity: str, wanted: TrainingSetting
             return f"it {reason}", None
         if adapter_digest(folder) != row.sha256:
             return f"{folder} is not what was stored ({row.sha256[:16]}...): its files were changed", None
+        if reason := other_modules(context, folder):
+            return f"it {reason}", None
     except AdapterError as problem:
         return str(problem), None
     return "", Start(other, identity, folder)

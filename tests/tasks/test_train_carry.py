@@ -12,6 +12,7 @@ import pytest
 
 from db import GENERALIST, AdapterRow, AdapterState, CapabilityRow, EnvironmentRow, EnvironmentState, row_id
 from models.adapters.files import WEIGHTS, adapter_digest
+from models.training.lora import PROJECTIONS
 from tasks import train as stage_file
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
@@ -166,7 +167,9 @@ def test_where_the_base_does_best_a_training_begins_from_zero(
 
 def stored(context: Context, name: str, folder: Path, **changed: Any) -> AdapterRow:
     """An adapter as a member of a release is stored."""
-    make_adapter(context.base.policy.model, folder, layers=(1, 2))
+    make_adapter(
+        context.base.policy.model, folder, layers=(1, 2), modules=PROJECTIONS[1:] if name == "few" else PROJECTIONS
+    )
     row = AdapterRow(
         id=f"{name}-id",
         round_id=context.round.id,
@@ -190,13 +193,13 @@ def test_what_may_be_begun_from(
     def trained(context: Context, capability: str, chosen: int) -> TrainResult:
         return TrainResult(adapter=f"{capability}-id", sha256="", steps=3, run="", ending="steps", chosen=chosen)
 
-    names = ("fits", "wide", "changed", "gone", FIRST, "later", "zeta")
+    names = ("fits", "wide", "few", "changed", "gone", FIRST, "later", "zeta")
     rows = {
         name: stored(context, name, context.folder / name, **({"rank": 8} if name == "wide" else {})) for name in names
     }
     (context.folder / "changed" / WEIGHTS).write_bytes((context.folder / "fits" / WEIGHTS).read_bytes()[:-4] + b"oops")
     (context.folder / "gone").rename(context.folder / "elsewhere")
-    members = {name: {"adapter_id": rows[name].id} for name in ("zeta", "wide", "gone", "fits", "changed")}
+    members = {name: {"adapter_id": rows[name].id} for name in ("zeta", "wide", "few", "gone", "fits", "changed")}
     context.__dict__["parent"] = SimpleNamespace(members=members | {CAPABILITY: {"adapter_id": "champion"}})
     before = {name: trained._work(context, name, 2) for name in (FIRST, CAPABILITY, "later")}
     found_as_stored = Context.found
@@ -212,6 +215,7 @@ def test_what_may_be_begun_from(
     assert [start.adapter for start in found] == ["champion", "later-id", f"{FIRST}-id", "fits-id", "zeta-id"]
     said = caplog.text
     assert "from the adapter for wide: it has rank 8, train.rank is 4" in said
+    assert "from the adapter for few: it changes down_proj, gate_proj, k_proj, o_proj, up_proj, v_proj, a tr" in said
     assert "its files were changed" in said
     assert "which is gone" in said
     # An adapter that is no better than its start is nothing to begin from; more than a few are not compared.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from db import GENERALIST
 from environments.synthesized.hints import is_advised
 from environments.targets.shop.target import target
+from models.adapters.files import CONFIG
+from models.training.lora import PROJECTIONS
 from settings import load_settings
 from tasks.round.results import CalibrateResult, TrainResult
 from tasks.synthesis.calibration import HINT
@@ -243,15 +247,31 @@ def test_with_demonstrations_it_comes_first_unless_one_is_live(settings_folder: 
     assert beginning_of(alone, "look_up_item") is None, "trainings share nothing"
 
 
-def test_a_champion_of_another_shape_is_not_what_a_training_begins_from(settings_folder: Any) -> None:
+def put_modules(folder: Path, *names: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps({"target_modules": names}))
+
+
+def test_a_champion_of_another_shape_is_not_what_a_training_begins_from(
+    settings_folder: Any, tmp_path: Path, tiny_model: Any
+) -> None:
     """Calibrated it would say nothing of what the training begins with."""
     context = live(context_of(train=SHOWN), GENERALIST, "refund_payment")
     shape = {name: getattr(context.settings.train, name) for name in ("rank", "alpha", "upper_layers")}
     configs = {GENERALIST: shape, "refund_payment": shape | {"rank": 2 * shape["rank"]}}
-    context.store = SimpleNamespace(row=lambda kind, id: SimpleNamespace(config=configs[id]))
+    context.store = SimpleNamespace(row=lambda kind, id: SimpleNamespace(config=configs[id], path=id))
+    context.files, context.base = (
+        SimpleNamespace(fetch=lambda name: tmp_path / name),
+        SimpleNamespace(policy=tiny_model[0]),
+    )
+    for name in (GENERALIST, "refund_payment"):
+        put_modules(tmp_path / name, *PROJECTIONS)
     assert beginnings_of(context, "refund_payment") == [(GENERALIST, GENERALIST)]
     configs["refund_payment"] = shape
     assert beginnings_of(context, "refund_payment") == [("refund_payment",) * 2, (GENERALIST,) * 2]
+    put_modules(tmp_path / "refund_payment", *PROJECTIONS, "gate_up_proj")  # by an earlier version
+    assert beginnings_of(context, "refund_payment") == [(GENERALIST, GENERALIST)]
+    put_modules(tmp_path / "refund_payment", *PROJECTIONS)
     configs[GENERALIST] = shape | {"alpha": 1}
     assert beginnings_of(context, "refund_payment") == [("refund_payment",) * 2]
     assert beginnings_of(context, "look_up_item") == [None]
