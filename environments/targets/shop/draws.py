@@ -150,16 +150,24 @@ def drawn_test(chosen: Draw, elsewhere: Iterable[TargetTask]) -> tuple[TargetTas
 
 def shifted_test(chosen: Draw | None = None) -> tuple[TargetTask, ...]:
     """The shift test: every family, and pairs of wants that no other split has, in other surroundings. With `chosen`
-    that of the draw's own."""
+    that of the draw's own. A seed whose scenario has the content of one before it gets another attempt, and the task an
+    id that says so: what was stored of the first is not what the other comes to."""
     first, name = SHIFTED_SEED, "shift"
     if chosen is not None:
         first = DRAWN_SHIFTED_SEED + _place(chosen) * PER_FAMILY
         name = f"shift-{_place(chosen)}"
-    tasks = []
+    tasks: list[TargetTask] = []
+    met: set[str] = set()
     for family in every_family():
         for seed in range(PER_FAMILY):
-            scenario = draw(family, first + seed, at=SHIFTED)
-            tasks.append(_task(family, first + seed, "test", scenario, f"{name}-{family}-{seed}"))
+            for attempt in count():
+                scenario = draw(family, first + seed, attempt, SHIFTED)
+                content = content_of(scenario.opening, scenario.reference)
+                if content not in met:
+                    break
+            met.add(content)
+            identity = f"{name}-{family}-{seed}" + (f"-{attempt}" if attempt else "")
+            tasks.append(_task(family, first + seed, "test", scenario, identity))
     return tuple(tasks)
 
 

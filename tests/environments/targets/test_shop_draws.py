@@ -279,3 +279,15 @@ def test_a_draw_has_test_tasks_and_a_shift_test_of_its_own() -> None:
     assert [t.family for t in shift] == [t.family for t in fixed]
     assert not {t.id for t in shift} & {t.id for t in (*fixed, *SHOP.drawn_shift(Draw(55, 1)))}
     assert {t.split for t in shift} == {"test"}
+
+
+def test_no_two_tasks_of_a_draws_shift_test_have_one_content() -> None:
+    """Of the second only: all others stay what figures are stored of."""
+    fixed, drawn = SHOP.shift_test(), SHOP.drawn_shift(Draw(83, 1))
+    plain = [draws.draw(t.family, t.seed, at=draws.SHIFTED) for t in drawn]
+    changed = [t.id for t, before in zip(drawn, plain, strict=True) if t.payload != vars(before)]
+    assert changed == ["shift-3149489580-item_price-7-1"]
+    assert not [t.id for t in drawn if t.id.count("-") > 3 and t.id not in changed]
+    for tasks in (fixed, drawn):
+        assert len(set(contents(tasks))) == len(tasks) == 192
+    assert all(t.id.count("-") == 2 for t in fixed)
