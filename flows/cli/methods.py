@@ -9,12 +9,16 @@ import typer
 
 from flows.cli.options import Base, Profile, TargetName
 
+# Seeds of one comparison at most: each takes minutes to hours, and a round of every method.
+MOST_SEEDS = 100
 RESULTS, USED = Path("benchmarks/results"), Path("benchmarks/seeds.toml")
 
 
 def compare_methods(
     target: TargetName = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, the first not used yet. \\[5]")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, the first not used yet. \\[5]")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="This seed alone; may be given several times.")] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Episodes of every method, whoever asks for them.")] = None,
     methods: Annotated[str, typer.Option(help="Names with commas between; all without it.")] = "",

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from db import GENERALIST
 from errors import ConfigurationError
+from flows.cli.main import app
 from settings import Settings, load_settings
 from tasks.comparison.results import path_of, settings_hash, write_result
 from tasks.measuring.gate_plan import NOOP_TASKS
@@ -269,3 +271,11 @@ def test_the_generalist_takes_no_share_of_the_trainings_and_is_proven_on_every_f
     assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2)
     found[TrainResult, GENERALIST] = done
     assert after_training(context, ["a", "b", GENERALIST]) == proof_episodes(settings, 6, 6, both, False, 2, 1)
+
+
+def test_more_seeds_than_anybody_could_wait_for_are_one_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.comparison.seeds.fresh_seeds", lambda *given: pytest.fail("they are listed"))
+    for many, said in (("1000000", "less than or equal to 100"), ("-3", "greater than or equal to 1")):
+        done = CliRunner().invoke(app, ["compare-methods", "--seeds", many, "--budget", "10"], env={"COLUMNS": "200"})
+        assert done.exit_code == 2
+        assert f"Invalid value for '--seeds': Input should be {said}" in done.output
