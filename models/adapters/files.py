@@ -6,8 +6,10 @@ Nothing here loads a tensor, imports torch, or unpickles: an adapter folder may 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -171,7 +173,23 @@ def export_adapter(source: Path, destination: Path) -> Path:
     for name in ADAPTER_FILES:
         shutil.copyfile(source / name, destination / name)
     adapter_digest(destination)
+    flush(destination)
     return destination
+
+
+def flush(folder: Path) -> None:
+    """Wait until the files of a folder, and its name, are on the disk. A power cut may leave empty what was written in
+    the seconds before it, and keep what was written after that: a record of what is empty now."""
+    for path in (*(file for file in folder.iterdir() if file.is_file()), folder, folder.parent):
+        place = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        except OSError as problem:
+            # Some network file systems know no such thing of folders, whose names they keep at once.
+            if not path.is_dir() or problem.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        finally:
+            os.close(place)
 
 
 def _check_config(path: Path) -> None:

@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 
 from environments.contract import content_hash
 from errors import ConfigurationError, StoreError
+from models.adapters.files import flush
 from models.local.policy import LocalPolicy
 from models.renderer import Renderer
 from models.router.first_observation import LAYERS, Opening, embed_openings
@@ -337,6 +338,7 @@ class Router:
         (folder / FIELDS).write_text(
             json.dumps(self._fields() | {"version": self.version}, ensure_ascii=False), "utf-8"
         )
+        flush(folder)
         return self.version
 
     @classmethod

@@ -2,7 +2,8 @@
 
 In the folder of a training:
 - `checkpoint-N/`: adapter, optimizer, RNG and step, as TRL writes them, of the last two steps; `complete.json` is
-  written last and has the records up to it, so a checkpoint without it was cut off and is not resumed from;
+  written last, when all else is on the disk, and has the records up to it, so a checkpoint without it was cut off and
+  is not resumed from;
 - `weights/step-N/`: the adapter's two files after step N, of every step; step 0 is what training began from;
 - `ended.json`: how the training ended, where no step could follow.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from errors import AdapterError, StoreError, TraceError
-from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, order_config
+from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, flush, order_config
 from models.objects import HomeFiles
 from models.training.records import StepRecord
 
@@ -85,6 +87,7 @@ def complete(folder: Path, records: Sequence[StepRecord]) -> None:
     """Mark a checkpoint as whole; its weights are kept first. Raises `StoreError` where they cannot be written."""
     with storing(folder.parent):
         keep_weights(folder.parent, int(folder.name.rpartition("-")[2]), folder)
+        flush(folder)
         _write(folder / COMPLETE, [asdict(r) for r in records])
 
 
@@ -96,6 +99,7 @@ def keep_weights(output: Path, step: int, saved: Path) -> None:
     export_adapter(order_config(saved), part)
     shutil.rmtree(folder, ignore_errors=True)  # a step that is done again, its checkpoint having been cut off
     part.rename(folder)
+    flush(folder)
 
 
 def weights_by_step(output: Path, last: int) -> dict[int, Path]:
@@ -205,5 +209,8 @@ def _read(path: Path) -> Any:
 def _write(path: Path, content: Any) -> None:
     """Write JSON so that the file is whole or not there."""
     part = path.with_name(f".{path.name}")
-    part.write_text(json.dumps(content))
+    with part.open("w") as written:
+        written.write(json.dumps(content))
+        written.flush()
+        os.fsync(written.fileno())
     part.replace(path)
