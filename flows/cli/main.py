@@ -332,6 +332,11 @@ def prepare(environ: MutableMapping[str, str]) -> None:
     """Set what libraries read when they are imported, where the user has not."""
     for name, value in QUIET.items():
         environ.setdefault(name, value)
+    spin_briefly(environ)
+
+
+def spin_briefly(environ: MutableMapping[str, str]) -> None:
+    """Set how long torch's threads look for one another, where the user has not. It is read when torch is imported."""
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
