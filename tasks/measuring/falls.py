@@ -8,9 +8,10 @@ A fall of at most `margin` points is none. A larger one is
 - **within** the resolution when it is at most one task: it passes, and the reasons say so. So ten tasks block from the
   second task lost, and a hundred from two points.
 
-A task that one side lost to errors is in no difference. What no task is left of is **unseen**, and where the candidate
-lost more tasks than the live release, by more than one and by more than the margin, they are **lost**: they may be the
-very tasks that it fails. Both block, because a fall cannot be excluded."""
+A task that one side lost to errors is in no difference, nor is a trial. What no task is left of is **unseen**, and
+where the candidate lost more tasks than the live release (one that lacks some trials counts in part), by more than one
+and by more than the margin, they are **lost**: they may be the very ones that it fails. Both block, because a fall
+cannot be excluded."""
 
 from __future__ import annotations
 
@@ -74,16 +75,17 @@ def judge_fall(where: str, change: PairedDifference | None, rules: GateRules) ->
     )
 
 
-def judge_lost(where: str, lost: tuple[int, int], tasks: int, rules: GateRules) -> Fall:
-    """How the tasks read that each side lost to errors (the live release, the candidate) of so many."""
+def judge_lost(where: str, lost: tuple[float, float], tasks: int, rules: GateRules) -> Fall:
+    """How the tasks read that each side lost to errors (the live release, the candidate) of so many; in part where it
+    finished some trials: those that it lost may be the ones that it fails."""
     live, candidate = lost
     more = candidate - live
-    if more <= 1 or 100 * more / tasks <= rules.margin + 1e-9:
+    if more <= 1 + 1e-9 or 100 * more / tasks <= rules.margin + 1e-9:
         return Fall(FallKind.HELD)
     return Fall(
         FallKind.LOST,
-        f"{where}: the candidate lost {candidate} of {tasks} tasks to errors, the live release {live}, so a fall "
-        "cannot be excluded.",
+        f"{where}: the candidate lost {candidate:.3g} of {tasks} tasks to errors, the live release {live:.3g}, "
+        "so a fall cannot be excluded.",
     )
 
 

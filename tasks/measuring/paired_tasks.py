@@ -25,11 +25,12 @@ COLUMNS = ("task", "family", "base", "other")
 
 @dataclass(frozen=True)
 class PairedTasks:
-    """The tasks of a pair: family (G,), and successes and finished trials of each side (G,) each."""
+    """The tasks of a pair: family (G,), successes and finished trials of each side (G,) each, and rows (G,)."""
 
     families: npt.NDArray[np.object_]
     base: tuple[Floats, Floats]
     other: tuple[Floats, Floats]
+    rows: Floats
 
     @classmethod
     def of(cls, name: str, pair: pd.DataFrame) -> PairedTasks:
@@ -42,7 +43,8 @@ class PairedTasks:
         tasks = pair["task"].to_numpy()
         base, other = task_counts(pair["base"].to_numpy(), pair["other"].to_numpy(), tasks)
         first = ~pd.Series(tasks).duplicated().to_numpy()
-        return cls(pair["family"].to_numpy(dtype=object)[first], base, other)
+        rows = np.bincount(pd.factorize(tasks)[0]).astype(np.float64)
+        return cls(pair["family"].to_numpy(dtype=object)[first], base, other, rows)
 
     @property
     def names(self) -> set[str]:
@@ -50,18 +52,19 @@ class PairedTasks:
 
     def of_families(self, names: Collection[str]) -> PairedTasks:
         kept = np.isin(self.families, list(names))
-        return PairedTasks(
-            self.families[kept], (self.base[0][kept], self.base[1][kept]), (self.other[0][kept], self.other[1][kept])
-        )
+        base, other = ((successes[kept], trials[kept]) for successes, trials in (self.base, self.other))
+        return PairedTasks(self.families[kept], base, other, self.rows[kept])
 
     def difference(self, confidence: float = 0.95) -> PairedDifference | None:
         """The paired difference, None when both sides finished no task."""
         differences, left_out = self._differences()
         return difference_of(differences, left_out, confidence) if len(differences) else None
 
-    def lost(self) -> tuple[int, int]:
-        """How many tasks each side lost: those of which it finished no trial."""
-        return int((self.base[1] == 0).sum()), int((self.other[1] == 0).sum())
+    def lost(self) -> tuple[float, float]:
+        """How many tasks each side lost; one of which it finished some trials counts in part. Of a frame that has a row
+        for each task and trial, with both sides in it."""
+        base, other = (float((1 - trials / self.rows).sum()) for _, trials in (self.base, self.other))
+        return base, other
 
     def mde(self, alpha: float) -> float:
         """The minimum detectable effect in points, at `alpha` with 80 % power."""

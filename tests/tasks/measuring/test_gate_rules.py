@@ -344,6 +344,19 @@ def test_what_the_candidate_alone_lost_to_errors_blocks(count, base, other, kind
     assert any(reason.startswith(said) for reason in decision.reasons) is (kind is FallKind.LOST)
 
 
+def test_trials_that_the_candidate_alone_lost_block_too():
+    """With both sides at one of two trials, losing the failed ones of eight tasks would pass for a gain."""
+    first, second = ([1.0] * 20, [1.0] * 20), ([0.0] * 20, [np.nan] * 8 + [0.0] * 12)
+    address = pd.concat([family("address", *first, trials=1), family("address", *second, trials=1).assign(trial=1)])
+    decision = release(address)
+    assert (decision.difference.points, decision.difference.p) == (pytest.approx(20.0), 2**-7)
+    assert decision.falls["address"] is FallKind.LOST
+    assert "address: the candidate lost 4 of 20 tasks to errors, the live release 0" in decision.fallen["address"]
+    assert decision.verdict is GateVerdict.UNDERPOWERED
+    both = release(address.assign(base=address["base"].where(address["other"].notna())))
+    assert both.falls["address"] is FallKind.HELD
+
+
 def test_a_task_lost_in_each_of_many_families_blocks_overall():
     few = [family(f"family_{i}", [1.0] * 10, [np.nan] + [1.0] * 9) for i in range(8)]
     decision = release(GAIN, *few)
