@@ -41,7 +41,7 @@ from tasks.synthesis.calibration import FRESH_SEED
 from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.recalling import learn
-from tasks.train import train_on, training_settings
+from tasks.synthesis.learning.training import train_on, training_settings
 
 NAME, ADAPTER, SHOWN = "learning", "adapter-learning", "shown"
 

@@ -39,7 +39,7 @@ from tasks.measuring.lineup import TRIED
 from tasks.measuring.statistics import clustered_interval
 from tasks.synthesis.learning.generalist import SAMPLES, SCENARIOS
 from tasks.synthesis.learning.recalling import COLUMNS, conversation_of, picked
-from tasks.train import training_settings
+from tasks.synthesis.learning.training import training_settings
 
 # Each with all before it, but the last.
 SOURCES: Mapping[str, Sequence[str]] = {

@@ -40,8 +40,8 @@ from tasks.synthesis.calibration import measure
 from tasks.synthesis.choosing import fresh_scenarios
 from tasks.synthesis.environments import compose
 from tasks.synthesis.learning.course import Course
+from tasks.synthesis.learning.training import train_on
 from tasks.synthesis.transfer import first_third, target_episodes, transfer_of
-from tasks.train import train_on
 
 MODULES = Path(worked_examples.__file__).parent / "shop"
 GENERATORS, WRITTEN = "generators", "written"

@@ -34,7 +34,7 @@ from tasks.synthesis.learning.demonstrated import demonstrations
 from tasks.synthesis.learning.generalist import SAMPLES as ADVISED
 from tasks.synthesis.learning.generalist import SCENARIOS, play_advised
 from tasks.synthesis.learning.recalling import COLUMNS, FAMILY, learn, picked
-from tasks.train import training_settings
+from tasks.synthesis.learning.training import training_settings
 
 EXPERT_ITERATION, CONTEXT_DISTILLATION, DEMONSTRATIONS = "expert-iteration", "context-distillation", "demonstrations"
 # Samples of a diagnosis task in an iteration, and passes over what has succeeded: as many as the profile `night` has.

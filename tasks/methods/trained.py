@@ -31,7 +31,7 @@ from tasks.round.results import CalibrateResult, SelectResult, TrainResult
 from tasks.synthesis.environments import TrainingEnvironment, stored_environment
 from tasks.synthesis.learning.course import Course
 from tasks.synthesis.learning.generalist import beginning_of, specialists
-from tasks.train import train_on
+from tasks.synthesis.learning.training import train_on
 
 DEMONSTRATIONS_GRPO = "demonstrations-grpo"
 # A budget is there to be used: where most tasks are solved or hopeless, two collections without an informative group

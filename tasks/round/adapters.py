@@ -1,12 +1,19 @@
-"""A round's own adapters: their ids, which were registered, what they are about, and loading one that was trained."""
+"""A round's own adapters: their ids and rows, storing one, what it is about, and loading it."""
 
 from __future__ import annotations
 
-from db import AdapterRow, EnvironmentRow, Store, row_id
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from db import AdapterRow, AdapterState, EnvironmentRow, Store, row_id
+from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.fingerprint import TAG, Fingerprint, read_fingerprint
 from models.adapters.loading import load_folder
 from models.objects import HomeFiles
 from models.policy import TrainablePolicy
+from tasks.round.context import Context
 from tasks.round.results import RegisterResult, SelectResult, TrainResult
 from tasks.round.stored import StoredRound
 
@@ -17,6 +24,34 @@ PROOF = "proof"
 def adapter_id(round_id: str, capability: str, version: int = 1) -> str:
     """Id of a round's adapter for a capability; `version` is that of the environment it was trained in."""
     return row_id(round_id, "adapter", capability, *([version] if version > 1 else []))
+
+
+def begin_adapter(
+    context: Context, identity: str, capability_id: str | None, environment_id: str | None, config: Mapping[str, Any]
+) -> None:
+    """Store the row of an adapter whose training begins; one that is stored stays as it is."""
+    row = AdapterRow(
+        id=identity,
+        round_id=context.round.id,
+        capability_id=capability_id,
+        environment_id=environment_id,
+        base=context.base.identity.base,
+        base_revision=context.base.identity.revision,
+        state=AdapterState.TRAINING,
+        config=config,
+    )
+    context.store.put([row])
+
+
+def finish_adapter(context: Context, identity: str, weights: Path, folder: Path) -> str:
+    """Export `weights` to `folder`, a folder of the home, and store the adapter as trained. Returns its digest."""
+    context.still_ours()  # what another process has stored there is what its digest says
+    shutil.rmtree(folder, ignore_errors=True)  # left by a process that died between export and the end of the stage
+    export_adapter(weights, folder)
+    digest, path = adapter_digest(folder), str(folder.relative_to(context.settings.folder))
+    context.files.put(path)
+    context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
+    return digest
 
 
 def own_adapter(stored: StoredRound, capability: str) -> str:

@@ -19,6 +19,7 @@ from tasks.round.context import Context
 from tasks.round.preflight import check_without_loading
 from tasks.round.results import TrainResult
 from tasks.round.stage import forget
+from tasks.synthesis.learning import training as training_file
 from tests.storage_served import s3_served
 from tests.tasks.test_train import CAPABILITY, Died, dying, opened, played, trained
 
@@ -48,7 +49,7 @@ def goes_on(place: Path, tiny_model: Any, monkeypatch: pytest.MonkeyPatch, whole
 
     first = in_home("first")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_file, "step_row", dying(stage_file.step_row, 3))
+        patch.setattr(training_file, "step_row", dying(training_file.step_row, 3))
         with pytest.raises(Died):
             trained(first)
     found = last_whole_checkpoint(stage_file.course_of(first, CAPABILITY).folder)

@@ -37,6 +37,7 @@ from tasks.round.stage import forget, open_context, stage
 from tasks.synthesis.calibration import measure
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.learning import training as training_file
 from tests.adapters_made import make_adapter
 from tests.models.training.test_grpo import Toy
 
@@ -46,7 +47,7 @@ TRAIN = {"steps": 3, "groups": 2, "group_size": 4, "rank": 4, "alpha": 8, "upper
 
 def trained(context: Context, start: Path | None = None) -> TrainResult:
     """The capability's adapter, trained from the weights in `start` or from zero."""
-    return stage_file.train_on(context, stage_file.course_of(context, CAPABILITY), start)
+    return training_file.train_on(context, stage_file.course_of(context, CAPABILITY), start)
 
 
 class Died(BaseException):
@@ -205,7 +206,7 @@ def test_processes_that_died_are_followed_by_one_with_the_same_result(
     before: set[str] = set()
     for name, last, chosen_on in DEATHS:
         with pytest.MonkeyPatch.context() as patch:
-            file = course_file if name == "play_checkpoint" else stage_file
+            file = course_file if name == "play_checkpoint" else training_file
             patch.setattr(file, name, dying(getattr(file, name), last))
             with pytest.raises(Died):
                 trained(context)
@@ -241,7 +242,7 @@ def test_a_process_that_was_suspended_leaves_the_adapter_of_the_one_that_took_ov
     stored, identity = context.store, adapter_id(context.round.id, CAPABILITY)
     other = make_adapter(context.base.policy.model, tmp_path / "other", layers=(1, 2))
     final, digest = context.folder / "training" / CAPABILITY / "final", adapter_digest(other)
-    real = getattr(stage_file, late)
+    real = getattr(training_file, late)
 
     def suspended(*given: Any, **named: Any) -> Any:
         ledger = stored.stage(context.round.id, f"train:{CAPABILITY}")
@@ -255,7 +256,7 @@ def test_a_process_that_was_suspended_leaves_the_adapter_of_the_one_that_took_ov
             ledger.finish(made.model_dump(mode="json"))
         return real(*given, **named)
 
-    monkeypatch.setattr(stage_file, late, suspended)
+    monkeypatch.setattr(training_file, late, suspended)
     with pytest.raises(StageHeld, match=f"'train:{CAPABILITY}' was taken over by another"):
         stage_file.train.do(context, CAPABILITY)
     assert adapter_digest(final) == digest
@@ -332,7 +333,7 @@ def test_every_version_of_an_environment_has_a_run_of_its_own(
     second = replace(first, folder=first.folder.with_name(f"{CAPABILITY}-2"), adapter=f"{first.adapter}-2")
     for course in (first, second):
         with pytest.raises(Died):
-            stage_file.train_on(context, course)
+            training_file.train_on(context, course)
     assert keys == [f"{context.round.id}-{CAPABILITY}", f"{context.round.id}-{CAPABILITY}-2"]
 
 

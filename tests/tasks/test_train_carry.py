@@ -18,6 +18,7 @@ from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SelectResult, StartFigures, SynthesizeResult, TrainResult
 from tasks.round.stage import stage
 from tasks.synthesis import starting
+from tasks.synthesis.learning import training as training_file
 from tests.adapters_made import make_adapter
 from tests.tasks.test_train import CAPABILITY, Died, Made, Spec, dying, opened, played
 from tests.tasks.test_train_failed import torn
@@ -108,7 +109,7 @@ def test_a_training_begins_from_what_an_earlier_one_of_the_round_learnt(
     monkeypatch.setattr(stage_file, "families_to_keep", lambda context, made, start: (start.capability,))
     monkeypatch.setattr(stage_file, "keeping", lambda context, made, families: Named(f"{CAPABILITY}+{families[0]}"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_file, "step_row", dying(stage_file.step_row, 2))
+        patch.setattr(training_file, "step_row", dying(training_file.step_row, 2))
         with pytest.raises(Died):
             stage_file.train.do(context, CAPABILITY)
     rows = tried(context)
@@ -209,7 +210,7 @@ def test_what_may_be_begun_from(
 
     monkeypatch.setattr(Context, "found", found_of)
     champion = starting.Start(CAPABILITY, "champion", context.folder)
-    wanted = stage_file.training_settings(context.settings)
+    wanted = training_file.training_settings(context.settings)
     with caplog.at_level("INFO", "trace"):
         found = starting.starts_for(context, CAPABILITY, wanted, champion)
     assert [start.adapter for start in found] == ["champion", "later-id", f"{FIRST}-id", "fits-id", "zeta-id"]
@@ -240,7 +241,7 @@ def test_the_live_generalist_is_compared_however_many_there_are(
     monkeypatch.setattr(starting, "MOST", 3)
     champion = starting.Start(CAPABILITY, "champion", context.folder)
     with caplog.at_level("INFO", "trace"):
-        found = starting.starts_for(context, CAPABILITY, stage_file.training_settings(context.settings), champion)
+        found = starting.starts_for(context, CAPABILITY, training_file.training_settings(context.settings), champion)
     assert [start.capability for start in found] == [CAPABILITY, "buy_bread", GENERALIST]
     assert "only 3 adapters are compared, left out: call_home, dig_holes" in caplog.text
     assert "blend" not in caplog.text

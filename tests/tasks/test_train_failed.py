@@ -27,6 +27,7 @@ from tasks.round.context import Context
 from tasks.round.results import StartFigures, SynthesizeResult
 from tasks.synthesis.choosing import Choice
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.learning import training as training_file
 from tasks.synthesis.starting import start_config
 from tests.tasks.test_train import CAPABILITY, Made, opened, trained
 
@@ -46,7 +47,7 @@ def torn(folder: Path) -> None:
 def test_a_checkpoint_that_has_come_apart_is_left_out(
     context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, steps: tuple[int, ...]
 ) -> None:
-    pick, choose = course_file.pick, stage_file.choose
+    pick, choose = course_file.pick, training_file.choose
     compared: list[list[int]] = []
 
     def second(frames: Any, own: Any) -> Choice:
@@ -59,7 +60,7 @@ def test_a_checkpoint_that_has_come_apart_is_left_out(
         return choose(context, identity, environment, result, warm)
 
     monkeypatch.setattr(course_file, "pick", second)
-    monkeypatch.setattr(stage_file, "choose", choosing)
+    monkeypatch.setattr(training_file, "choose", choosing)
     if len(steps) == 3:
         result = stage_file.train.do(context, CAPABILITY)
         assert result.verdict.startswith(
@@ -124,7 +125,7 @@ def test_why_a_failed_training_did_not_begin_from_its_champion_is_told(
         raise Untrainable("the loss is nan at step 1")
 
     monkeypatch.setattr(stage_file, "champion_start", lambda *_: (None, "its champion has rank 8, train.rank is 4"))
-    monkeypatch.setattr(stage_file, "train_adapter", fails)
+    monkeypatch.setattr(training_file, "train_adapter", fails)
     result = stage_file.train._work(context, CAPABILITY)
     assert (result.ending, result.began) == ("failed", "its champion has rank 8, train.rank is 4")
     again = stage_file.train._work(context, CAPABILITY)  # a process that died before the stage's end
@@ -149,7 +150,7 @@ def test_an_adapter_that_could_not_be_registered_is_no_end_of_its_round(
 
     if spoil is torn:  # vLLM probes what it loads
         monkeypatch.setattr(context.policy, "load_adapter", lambda *_: pytest.fail("a server would be blamed for it"))
-    monkeypatch.setattr(stage_file, "choose", choosing)
+    monkeypatch.setattr(training_file, "choose", choosing)
     result = stage_file.train.do(context, CAPABILITY)
     assert result.verdict.startswith("training-failed: ")
     assert said in result.verdict
@@ -190,7 +191,7 @@ def test_what_may_not_be_the_modules_doing_is_raised(
     def choosing(*given: Any, **named: Any) -> Choice:
         raise problem
 
-    monkeypatch.setattr(stage_file, "choose", choosing)
+    monkeypatch.setattr(training_file, "choose", choosing)
     with pytest.raises(type(problem), match=str(problem)):
         stage_file.train.do(context, CAPABILITY)
 
@@ -203,7 +204,7 @@ def test_a_server_that_does_not_take_an_adapter_ends_the_round(
     def load(*_: Any) -> None:
         raise AdapterError("http://one:8000 dropped adapter 'a'")
 
-    monkeypatch.setattr(stage_file, "choose", lambda *given, **_: Choice(given[3].last, ()))
+    monkeypatch.setattr(training_file, "choose", lambda *given, **_: Choice(given[3].last, ()))
     monkeypatch.setattr(context.policy, "load_adapter", load)
     with pytest.raises(AdapterError, match="dropped"):
         stage_file.train.do(context, CAPABILITY)

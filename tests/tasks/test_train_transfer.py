@@ -12,13 +12,13 @@ import pytest
 from db import TrainingStepRow
 from environments.contract import TargetTask
 from models.adapters.files import adapter_digest
-from tasks import train as stage_file
 from tasks.measuring.lineup import TRIED
 from tasks.round.context import Context
 from tasks.round.results import TransferFigures
 from tasks.round.stage import forget
 from tasks.synthesis.choosing import loaded
 from tasks.synthesis.learning import course as course_file
+from tasks.synthesis.learning import training as training_file
 from tasks.synthesis.transfer import target_episodes
 from tests.tasks.test_train import CAPABILITY, Died, World, dying, opened, played, trained
 
@@ -82,7 +82,7 @@ def test_a_training_that_was_looked_at_is_the_one_that_was_not(
         assert plain.transfer is None
         forget(other.round.id)
     context = next(checked(settings_folder / "home", tiny_model, monkeypatch))
-    for file, name, last, steps in ((course_file, "target_episodes", 1, 1), (stage_file, "step_row", 2, 2)):
+    for file, name, last, steps in ((course_file, "target_episodes", 1, 1), (training_file, "step_row", 2, 2)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(file, name, dying(getattr(file, name), last))
             with pytest.raises(Died):

@@ -14,14 +14,14 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 
-from db import AdapterRow, AdapterState, Store, TrajectoryRow, row_id
+from db import AdapterRow, Store, TrajectoryRow, row_id
 from environments.contract import Message, Prompt
 from environments.picking import in_turn
 from errors import NotFinite
-from models.adapters.files import adapter_digest, export_adapter
 from models.adapters.loading import check_finite
 from models.adapters.runs import RunLog
 from models.renderer import Conversation, Renderer
@@ -29,7 +29,7 @@ from models.training.grpo import recall_adapter
 from models.training.recall import recall_steps
 from models.training.records import StepRecord, TrainingSettings, come_apart
 from tasks.measuring.lineup import TRIED
-from tasks.round.adapters import adapter_id
+from tasks.round.adapters import adapter_id, begin_adapter, finish_adapter
 from tasks.round.context import Context
 from tasks.round.progress import Meter, Stopwatch
 from tasks.round.target_prompt import first_opening
@@ -125,32 +125,17 @@ def learn(
     families = sorted({*(row.family for row in found), *of})
     figures = {"successes": len(found), "demonstrations": len(shown), "families": len(families), "passes": passes}
     shape = {"rank": settings.rank, "alpha": settings.alpha, "upper_layers": settings.upper_layers}
-    context.store.put(
-        [
-            AdapterRow(
-                id=identity,
-                round_id=this.id,
-                capability_id=row_id(this.id, name) if environment_id else None,
-                environment_id=environment_id,
-                base=context.base.identity.base,
-                base_revision=context.base.identity.revision,
-                state=AdapterState.TRAINING,
-                config={**shape, **figures, "learning_rate": settings.learning_rate, "learnt": families},
-            )
-        ]
-    )
+    capability_id = row_id(this.id, name) if environment_id else None
+    config = {**shape, **figures, "learning_rate": settings.learning_rate, "learnt": families}
+    begin_adapter(context, identity, capability_id, environment_id, config)
     run = context.part_run(f"{this.id}-{name}", name, capability=name, kind="recall")
     RunLog(context.registry, run).params(figures)
     if (made := context.store.row(AdapterRow, id=identity)) is None or not made.path:
         sources = Counter(row.purpose for row in found) + Counter({"demonstrations": len(shown)})
         told = ", ".join(f"{count} of {what}" for what, count in sources.most_common())
         logger.info("%s learns from %d conversations in %d families: %s", name, sources.total(), len(families), told)
-        _make(context, name, found, shown, settings, run)
-        folder = output / "final"
-        path = str(folder.relative_to(context.settings.folder))
-        context.files.put(path)
-        digest = adapter_digest(folder)
-        context.store.set_state(AdapterRow, identity, AdapterState.TRAINED, sha256=digest, path=path)
+        weights, folder = _learnt_weights(context, name, found, shown, settings, run), output / "final"
+        finish_adapter(context, identity, weights, folder)
         made = context.store.row(AdapterRow, id=identity)
         for left in {*output.iterdir()} - {folder}:  # no step of it is ever chosen but the last
             shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -158,16 +143,13 @@ def learn(
     return Learnt(made, settings.steps, run)
 
 
-def _make(
+def _learnt_weights(
     context: Context, name: str, found: Sequence[TrajectoryRow], shown: Sequence[Conversation],
     settings: TrainingSettings, run: str,
-) -> None:  # fmt: skip
-    """Put the adapter into the folder `final` of its training's. Raises `Untrainable` where it has come apart."""
-    renderer, prompt, output = (
-        context.base.renderer,
-        first_opening(context.target)[0],
-        context.folder / "training" / name,
-    )
+) -> Path:  # fmt: skip
+    """The folder of the last step's weights. Raises `Untrainable` where they have come apart."""
+    renderer, prompt = context.base.renderer, first_opening(context.target)[0]
+    output = context.folder / "training" / name
     conversations = [*(conversation_of(row, renderer, prompt) for row in found), *shown]
     with Meter(f"learn {name}", settings.steps, "steps", 0) as meter, Stopwatch() as learning:
 
@@ -183,6 +165,4 @@ def _make(
         check_finite(learnt.folder, name)
     except NotFinite as problem:
         raise come_apart(learnt.last) from problem
-    context.still_ours()
-    shutil.rmtree(output / "final", ignore_errors=True)  # left by a process that died between export and store
-    export_adapter(learnt.folder, output / "final")
+    return learnt.folder

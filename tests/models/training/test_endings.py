@@ -31,7 +31,7 @@ from models.training.rollouts import (
     scenario_seed,
 )
 from settings import load_settings
-from tasks.train import training_settings
+from tasks.synthesis.learning.training import training_settings
 from tests.models.training.test_grpo import SMALL, Half, Source, Toy
 
 

@@ -94,7 +94,7 @@ def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
         given.extend(args)
         raise TrainingError("enough")
 
-    monkeypatch.setattr("tasks.train.train_adapter", train_adapter)
+    monkeypatch.setattr("tasks.synthesis.learning.training.train_adapter", train_adapter)
     try:
         grpo_target(run, run.context, pay(run.context, "grpo-target", run.episodes, ()))
         (settings,) = (x for x in given if isinstance(x, TrainingSettings))

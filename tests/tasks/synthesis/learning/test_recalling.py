@@ -26,7 +26,7 @@ from tasks.round.rollouts import outcomes
 from tasks.synthesis.calibration import HINT
 from tasks.synthesis.learning import recalling
 from tasks.synthesis.learning.recalling import EACH, FAMILY, conversation_of, learn, successes
-from tasks.train import training_settings
+from tasks.synthesis.learning.training import training_settings
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 
 EARLY = datetime(2026, 1, 1, tzinfo=UTC)
