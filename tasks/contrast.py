@@ -12,12 +12,11 @@ from db import GENERALIST
 from errors import TargetError
 from tasks.mining.checks_analyst import bootstrap_labels, discover_candidates
 from tasks.mining.labels import store_candidates, store_labels
-from tasks.mining.llm_analyst import LlmAnalyst, mining_settings
+from tasks.mining.llm_analyst import LlmAnalyst
 from tasks.round.context import Context
 from tasks.round.results import ContrastResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.round.target_prompt import context_text
 from tasks.round.traffic import TRAFFIC
 
 _KIND = re.compile(r"[a-z0-9_]+")
@@ -31,10 +30,7 @@ def contrast(context: Context) -> ContrastResult:
     found = outcomes(context.store, context.stored.diagnosis().trajectories)
     frame = found.rename(columns={"id": "trajectory_id", "task": "task_id", "success": "passed"})
     if context.settings.analyst.kind == "llm":
-        analyst = LlmAnalyst(
-            context.analyst, context.stored, mining_settings(context.settings), context_text(context.target)
-        )
-        return analyst.contrast(frame, context.settings.selection.required)
+        return LlmAnalyst.of(context).contrast(frame, context.settings.selection.required)
     return _contrast_by_checks(context, frame)
 
 

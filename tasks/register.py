@@ -3,19 +3,21 @@ version in MLflow's registry."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import pandas as pd
 from prefect.artifacts import create_link_artifact
 
 from db import AdapterRow, AdapterState
 from errors import EpisodesLost
-from models.adapters.files import AdapterRecord
+from models.adapters.files import AdapterRecord, RegisteredAdapter
 from models.adapters.fingerprint import TAG as FINGERPRINT
 from models.adapters.fingerprint import Fingerprint
 from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
 from tasks.measuring.lineup import champion_of, load_member
-from tasks.measuring.statistics import clustered_interval
+from tasks.measuring.statistics import Interval, clustered_interval
 from tasks.round.adapters import kept_proof, load_trained, own_adapter
 from tasks.round.context import Context
 from tasks.round.engine import Playground
@@ -30,71 +32,26 @@ from tasks.synthesis.environments import stored_environment
 def register(context: Context, capability: str) -> RegisterResult:
     """Load the adapter, measure it on fresh seeds against the base and the champion that it was trained on from, and
     register it in MLflow as challenger, with the proof of its training's end."""
-    environment_id = context.result(SynthesizeResult, capability).environment
-    run = context.result(TrainResult, capability).run
-    identity = own_adapter(context.stored, capability)
-    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
     name = load_trained(context.stored, context.policy, context.files, capability)
-    row = context.store.row(AdapterRow, id=identity)
-    assert row is not None
+    row = context.store.row(AdapterRow, id=own_adapter(context.stored, capability))
+    assert row is not None, "it was trained"
     proof = proof_of(context, row, name)
-    moved = proof.largest_move
-    ground = context.training_ground(environment.spec.id, environment.environment, identity)
-    first = FRESH_SEED + seed_offset(context.round.number)
-    fresh = [environment.own_scenario(first + i) for i in range(context.settings.evaluation.fresh)]
-    champion = champion_of(context, capability)
-    playing: dict[str, tuple[str | None, Playground]] = {
-        "base": (None, ground),
-        **(
-            {"champion": (load_member(context, capability, champion), replace(ground, adapter_id=champion))}
-            if champion
-            else {}
-        ),
-        "adapter": (name, ground),
-    }
-    sides = {}
-    for side, (adapter, on) in playing.items():
-        ids = context.engine.play(
-            on,
-            [Episode("", t, context.seed, 0, adapter) for t in fresh],
-            f"{capability}: fresh seeds, {side}",
-        )
-        sides[side] = outcomes(context.store, ids)
-        if sides[side].empty:
-            raise EpisodesLost(
-                f"all {len(ids)} episodes of {side} on fresh seeds of {capability} were lost to errors, so it has no "
-                "rate; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
-            )
+    sides = _on_fresh_seeds(context, capability, row.id, name)
     rates = {
         side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
         for side, f in sides.items()
     }
-    record = AdapterRecord(
-        capability,
-        context.base.identity.base,
-        context.base.identity.revision,
-        context.round.id,
-        {k: str(v) for k, v in row.config.items()},
-        {"environment": environment_id, "dtype": context.base.identity.dtype, FINGERPRINT: proof.text()},
-    )
-    folder = context.files.fetch(row.path)
-    registered = context.registry.register(record, folder, run)
-    frame = sides["adapter"][["task", "family", "success", "reward"]]
-    metrics = {
-        **{f"fresh/{side}_success": rate.rate for side, rate in rates.items()},
-        "liveness": moved,
-    }
-    context.registry.log_evaluation(registered, frame, f"{capability}-fresh", metrics)
-    context.registry.end_run(run)
+    registered = _in_mlflow(context, capability, row, proof, sides["adapter"], rates)
+    liveness, adapter = proof.largest_move, rates["adapter"]
     context.store.set_state(
         AdapterRow,
-        identity,
+        row.id,
         AdapterState.REGISTERED,
         registered_model=registered.name,
         registered_version=str(registered.version),
         base_success=rates["base"].rate,
-        adapter_success=rates["adapter"].rate,
-        metrics={"liveness": moved, "adapter_low": rates["adapter"].low, "adapter_high": rates["adapter"].high},
+        adapter_success=adapter.rate,
+        metrics={"liveness": liveness, "adapter_low": adapter.low, "adapter_high": adapter.high},
     )
     create_link_artifact(
         key=f"adapter-{capability.replace('_', '-')}",
@@ -107,9 +64,65 @@ def register(context: Context, capability: str) -> RegisterResult:
         served_name=registered.served_name,
         base_success=rates["base"].rate,
         champion_success=rates["champion"].rate if "champion" in rates else None,
-        adapter_success=rates["adapter"].rate,
-        liveness=moved,
+        adapter_success=adapter.rate,
+        liveness=liveness,
     )
+
+
+def _on_fresh_seeds(context: Context, capability: str, identity: str, name: str) -> dict[str, pd.DataFrame]:
+    """Outcomes of the base, the champion if there is one, and the adapter, which is loaded under `name`, on scenarios
+    that no training has seen. Raises `EpisodesLost` where every episode of a side was lost."""
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    ground = context.training_ground(environment.spec.id, environment.environment, identity)
+    first = FRESH_SEED + seed_offset(context.round.number)
+    scenarios = [environment.own_scenario(first + i) for i in range(context.settings.evaluation.fresh)]
+    playing: dict[str, tuple[str | None, Playground]] = {"base": (None, ground)}
+    if champion := champion_of(context, capability):
+        loaded = load_member(context, capability, champion)
+        playing["champion"] = loaded, replace(ground, adapter_id=champion)
+    playing["adapter"] = name, ground
+    sides = {}
+    for side, (adapter, on) in playing.items():
+        episodes = [Episode("", scenario, context.seed, 0, adapter) for scenario in scenarios]
+        ids = context.engine.play(on, episodes, f"{capability}: fresh seeds, {side}")
+        sides[side] = outcomes(context.store, ids)
+        if sides[side].empty:
+            raise EpisodesLost(
+                f"all {len(ids)} episodes of {side} on fresh seeds of {capability} were lost to errors, so it has no "
+                "rate; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
+            )
+    return sides
+
+
+def _in_mlflow(
+    context: Context,
+    capability: str,
+    row: AdapterRow,
+    proof: Fingerprint,
+    fresh: pd.DataFrame,
+    rates: Mapping[str, Interval],
+) -> RegisteredAdapter:
+    """The adapter's version in MLflow's registry, with what it did on fresh seeds; the run of its training ends."""
+    base = context.base.identity
+    record = AdapterRecord(
+        capability,
+        base.base,
+        base.revision,
+        context.round.id,
+        {k: str(v) for k, v in row.config.items()},
+        {
+            "environment": context.result(SynthesizeResult, capability).environment,
+            "dtype": base.dtype,
+            FINGERPRINT: proof.text(),
+        },
+    )
+    run = context.result(TrainResult, capability).run
+    registered = context.registry.register(record, context.files.fetch(row.path), run)
+    metrics = {f"fresh/{side}_success": rate.rate for side, rate in rates.items()} | {"liveness": proof.largest_move}
+    shown = fresh[["task", "family", "success", "reward"]]
+    context.registry.log_evaluation(registered, shown, f"{capability}-fresh", metrics)
+    context.registry.end_run(run)
+    return registered
 
 
 def proof_of(context: Context, adapter: AdapterRow, name: str) -> Fingerprint:

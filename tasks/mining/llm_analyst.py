@@ -23,8 +23,10 @@ from tasks.mining.labelling import MinedCapability, MiningSettings, Transcript, 
 from tasks.mining.labels import store_candidates, store_labels
 from tasks.mining.selection import CapabilitySelection
 from tasks.mining.transcripts import compact
+from tasks.round.context import Context
 from tasks.round.results import ContrastResult
 from tasks.round.stored import StoredRound
+from tasks.round.target_prompt import context_text
 
 NAME = "llm"
 
@@ -69,6 +71,11 @@ class LlmAnalyst:
     stored: StoredRound
     settings: MiningSettings
     text: str
+
+    @classmethod
+    def of(cls, context: Context) -> LlmAnalyst:
+        """The analyst of an open round."""
+        return cls(context.analyst, context.stored, mining_settings(context.settings), context_text(context.target))
 
     def contrast(self, frame: pd.DataFrame, required: int) -> ContrastResult:
         """Discover and label, store all of it, and return the figures of the stage.
