@@ -21,7 +21,8 @@ from pydantic import BaseModel
 
 from db import open_store
 from errors import TraceError
-from flows.improve import code_version, stages
+from flows.code_version import code_version
+from flows.order import stages
 from models.adapters.registry import Registry
 from models.deadline import end_with_parent
 from models.telemetry.place import Place, at

@@ -1,14 +1,14 @@
-"""One round, whole: from rollouts to promoted adapters and a report. `trace-agent improve` runs this flow, and
-`trace-agent stage NAME` the round up to one stage.
+"""One round, whole: from rollouts to promoted adapters and a report. `trace-agent improve` runs the flow `improve`, and
+`trace-agent stage NAME` the flow `stage`, the round up to that stage.
 
-The order is all that is here, and it stands here alone; each stage is a task that does what the store says is owed.
+Here a round is opened, run and left, whatever ends it; the order of its stages is in `flows/order.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,11 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled
 from pydantic import BaseModel, Field
 
-from db import GENERALIST, RoundState
+from db import RoundState
 from errors import (
     AdapterError,
     BudgetExceeded,
-    ConfigurationError,
     EnvironmentFault,
-    EpisodesSpent,
     NotApproved,
     SandboxError,
     StageHeld,
@@ -35,48 +33,28 @@ from errors import (
     TrainingError,
     TrainingMemoryError,
 )
-from flows.approval import ask_approval
 from flows.code_version import code_version
+from flows.order import STAGES, check_name, stages
 from flows.runs.left_running import left_runs_ended, shown_as
 from flows.runs.missed import makes_way
 from flows.runs.one_at_a_time import alone_on, deaths_before
-from flows.train_apart import apart, at_once, train_together
 from settings import BUDGET, LARGEST, Settings, load_settings
-from tasks.calibrate import calibrate
-from tasks.challenge import challenge
-from tasks.contrast import contrast
-from tasks.evaluate import evaluate, test
-from tasks.gate import gate
 from tasks.operations.devices import check_gpu
 from tasks.operations.plan import pace_of, plan_of, rehearse
 from tasks.operations.told import tell_deaths, tell_failure, tell_start, told_when_refused
 from tasks.operations.training_memory import check_training, memory_text
-from tasks.register import register
-from tasks.report import report
-from tasks.rollout import rollout
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
-from tasks.round.results import GateResult, ReportResult, SelectResult, StageResult, TrainResult
-from tasks.round.stage import Stage, forget, open_context
+from tasks.round.results import GateResult, ReportResult, StageResult
+from tasks.round.stage import forget, open_context
 from tasks.round.traffic import check_stage
-from tasks.route import route
-from tasks.select import select
 from tasks.shards.runners import check_runner
 from tasks.shards.sharing import SharedPlay
-from tasks.synthesis.learning.generalist import comes_first, specialists, store_generalist
-from tasks.synthesis.starting import training_order
-from tasks.synthesize import synthesize, withdraw
 from tasks.train import train
 from tasks.unattended.alive import LEASE_SECONDS, other_worker
 from tasks.unattended.stalls import watched
 
 logger = logging.getLogger("trace")
-
-# The round: find what is lacking, practise it capability by capability, prove it and tell.
-FIND = (rollout, contrast, select)
-PRACTISE = (synthesize, calibrate, train, register)
-PROVE = (challenge, route, evaluate, gate, test, report)
-STAGES = tuple(stage.name for stage in (*FIND, *PRACTISE, *PROVE))
 
 
 class ImproveParameters(BaseModel):
@@ -265,110 +243,9 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
         return {"round": context.round.id, **by_capability.get("", by_capability)}
 
 
-def check_name(stage: str) -> None:
-    """Raise `ConfigurationError` for a name that is no stage's."""
-    if stage not in STAGES:
-        raise ConfigurationError(f"there is no stage {stage!r}; choose from {', '.join(STAGES)}")
-
-
 def check(context: Context) -> list[str]:
     """What the profile `dry` does: everything is opened, nothing is played."""
     tasks = {split: len(context.tasks(split)) for split in ("diagnosis", "validation", "test")}
     context.registry.champions()
     context.store.finish_round(context.round.id, RoundState.DONE, "dry run: nothing was played", peak_gib())
     return [f"target {context.round.target} with {tasks}", f"store {context.store.url}"]
-
-
-def stages(context: Context, last: str = STAGES[-1]) -> Iterator[tuple[str, Mapping[str, StageResult]]]:
-    """Each stage of the round up to `last`, as it is done: its name, and its results by capability ("": the round's).
-
-    Capabilities are practised in order of selection until `selection.most` have come through to a registered adapter:
-    those that are still wanted go through each stage together, and where one falls out the next takes its place. One
-    whose episodes the round's budget does not pay for (`Context.budget`) falls out, too. The generalist comes last, or
-    before anything is mined, and is mined itself (`tasks/synthesis/learning/generalist.py`).
-    """
-    round_id, most = context.round.id, context.settings.selection.most
-    for stage in FIND:
-        results: dict[str, StageResult] = {"": stage(round_id)}
-        if stage.name == rollout.name and last != rollout.name and comes_first(context):
-            store_generalist(context, rank=None)
-            if (yield from _practise(context, [GENERALIST], "")):
-                results[GENERALIST] = FIND[0](round_id, GENERALIST)
-        yield stage.name, results
-        if stage.name == last:
-            return
-    selected = context.result(SelectResult).selected
-    waiting, trained = specialists(selected), 0
-    while waiting and trained < most:
-        batch, waiting = waiting[: most - trained], waiting[most - trained :]
-        through = yield from _practise(context, batch, last)
-        if through is None:
-            return
-        trained += len(through)
-    at_last = GENERALIST in selected and not comes_first(context)
-    if at_last and (yield from _practise(context, [GENERALIST], last)) is None:
-        return
-    if last in {practice.name for practice in PRACTISE}:
-        return
-    for proof in PROVE:
-        if proof.name == gate.name:
-            ask_approval(context)
-        yield proof.name, {"": proof(round_id)}
-        if proof.name == last:
-            return
-
-
-def _practise(
-    context: Context, batch: Sequence[str], last: str
-) -> Generator[tuple[str, Mapping[str, StageResult]], None, list[str] | None]:
-    """Each stage of practising these capabilities, as it is done. Those that came through to a registered adapter; None
-    where `last` was reached."""
-    through = list(batch)
-    for practice in PRACTISE:
-        if practice.name == train.name:
-            through = training_order(context, through)
-        results = _practised(practice, context, through)
-        if practice.name == train.name:
-            alone = at_once(context) == 1
-            for capabilities in [[c] for c in through] if alone else [through]:
-                results |= _trained_at_last(context, {c: results[c] for c in capabilities})
-        yield practice.name, results
-        if practice.name == last and results:
-            return None
-        through = [capability for capability in through if results[capability].goes_on]
-    return through
-
-
-def _practised(practice: Stage[[str], Any], context: Context, capabilities: Sequence[str]) -> dict[str, StageResult]:
-    """Results of a stage of these capabilities, one after another; trainings at once, as many as are asked for."""
-    if practice.name == train.name and apart(context):
-        together = at_once(context)
-        parts = [list(capabilities)] if together > 1 else [[c] for c in capabilities]
-        return {c: result for part in parts if part for c, result in train_together(context, part).items()}
-    return {capability: _paid_for(practice, context, capability) for capability in capabilities}
-
-
-def _paid_for(practice: Stage[[str], Any], context: Context, capability: str) -> StageResult:
-    """A capability's result of a stage; skipped where the budget of episodes does not pay for it."""
-    try:
-        result: StageResult = practice(context.round.id, capability)
-    except EpisodesSpent as problem:
-        return StageResult(skipped=str(problem))
-    return result
-
-
-def _trained_at_last(context: Context, results: Mapping[str, StageResult]) -> dict[str, StageResult]:
-    """The last results of capabilities' trainings, of which `results` are the first. An environment that taught the
-    wrong thing, or nothing that carries over, goes back for another version, which is checked, calibrated and trained
-    on in its turn (method, section 4)."""
-    last, back = dict(results), list(results)
-    while back := [c for c in back if _goes_back(context, c, last[c])]:
-        going = back
-        for practice in PRACTISE[: [practice.name for practice in PRACTISE].index(train.name) + 1]:
-            last |= _practised(practice, context, going)
-            going = [c for c in going if last[c].goes_on]
-    return last
-
-
-def _goes_back(context: Context, capability: str, result: StageResult) -> bool:
-    return isinstance(result, TrainResult) and result.goes_back and withdraw(context, capability, result.verdict)

@@ -38,7 +38,7 @@ def test_the_worked_example_is_a_target(example: str) -> None:
 
 def test_every_command_of_the_readme_exists() -> None:
     from flows.cli.main import app
-    from flows.improve import STAGES
+    from flows.order import STAGES
 
     known = {c.name or c.callback.__name__.replace("_", "-") for c in app.registered_commands if c.callback}
     known |= {str(group.name) for group in app.registered_groups}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import flows.improve as flow
+import flows.order as flow
 from db import GENERALIST, CapabilityRow
 from errors import ConfigurationError, EpisodesSpent
 from settings import load_settings

@@ -10,7 +10,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from db import AdapterRow, StageRow, TrainingStepRow, VerdictRow, open_store
-from flows.improve import PRACTISE, STAGES, ImproveParameters, improve
+from flows.improve import ImproveParameters, improve
+from flows.order import PRACTISE, STAGES
 from tests.integration.shapes.shapes_served import policy_on
 from tests.integration.targets.signs import CAPABILITY
 from tests.integration.vllm_servers import Server
