@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import AsJson, Home, printed
-from flows.cli.ready import loading
+from flows.cli.ready import open_home
 
 Key = Annotated[str, typer.Argument(help="How the hash of its code begins, as list shows it.")]
 Level = Annotated[int, typer.Option(min=0, help="Level of difficulty; 0 is the easiest.")]
@@ -21,18 +21,11 @@ def add_environments(app: typer.Typer) -> None:
     app.add_typer(environments, name="environments")
 
 
-def _store(home: Path | None) -> Any:
-    with loading():
-        from db import open_store
-        from settings import load_settings
-
-    return open_store(load_settings(home=home).database_url)
-
-
 def _entry(key: str, home: Path | None) -> Any:
     from tasks.synthesis.bank import entry_of
 
-    with _store(home) as store:
+    _, store = open_home(home)
+    with store:
         return entry_of(store, key)
 
 
@@ -45,7 +38,8 @@ def list_(
     """The accepted environments, newest first, with their figures."""
     from tasks.synthesis.bank import bank_of
 
-    with _store(home) as store:
+    _, store = open_home(home)
+    with store:
         bank = bank_of(store, target)
     none = "no environment was accepted yet; a round with synthesizer.kind = 'llm' has them written"
     lines = [f"{e.code_hash[:12]}  {e.target}  {e.capability}  round {e.round}: {_told(e)}" for e in bank]

@@ -1,5 +1,5 @@
-"""What a command checks before a flow runs, while Prefect's server and the model's libraries are starting, and how many
-modules are loaded at once without the garbage collector's looking at all of them."""
+"""What commands stand on: heavy modules loaded without garbage collections, a home that is opened, and what is checked
+before a flow runs, while Prefect's server and the model's libraries are starting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -25,6 +26,16 @@ def loading() -> Iterator[None]:
         gc.freeze()
         gc.enable()
     atexit.register(gc.freeze)  # what the work made since is not looked through at the end either
+
+
+def open_home(home: Path | None) -> tuple[Any, Any]:
+    """Settings and store of a home (None: the one that is set)."""
+    with loading():
+        from db import open_store
+        from settings import load_settings
+
+    settings = load_settings(home=home)
+    return settings, open_store(settings.database_url)
 
 
 def ready(

@@ -1,5 +1,5 @@
-"""Commands beside the round: measure a target, select from published labels, play and validate written environments,
-write the base model to a folder."""
+"""Commands beside the round: measure a target, compare what was measured, select from published labels, play and
+validate written environments, write the base model to a folder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,35 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.compare import compare
 from flows.cli.evaluate import evaluate
 from flows.cli.methods import compare_methods
-from flows.cli.options import AsJson, Base, printed
+from flows.cli.options import AsJson, Base, Home, printed
+
+WHAT = "release@N (or N; 0: the bare base), capability@vN, an evaluation's id, or a .csv or .jsonl file of outcomes."
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register the commands of this file."""
     for command in (evaluate, compare, compare_methods, select, play, validate, export_model):
         app.command()(command)
+
+
+def compare(
+    a: Annotated[str, typer.Argument(help=WHAT)],
+    b: Annotated[str, typer.Argument(help="The same, on the same tasks.")],
+    target: Annotated[
+        str | None, typer.Option(help="Whose releases and adapters; without it, the newest round's.")
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """What B does better or worse than A: paired difference with interval and p-value, the smallest difference that
+    would have been found, families and pass^k. A file has the columns task, trial, success, and family if there is
+    one."""
+    from tasks.measuring.comparison import compare_named
+
+    result = compare_named(a, b, target, home)
+    printed(result.as_json(), as_json, "\n".join(result.lines()))
 
 
 def select(
