@@ -2,8 +2,9 @@
 
 Every message says what was wrong, the value, and what to do. Each class is also the standard-library
 class it stands for, so that callers who know only Python can still catch it. `boundary` names the part
-of the system that an episode failed in: a failed episode is data (stored, counted, left out of every
-denominator), never a reward of 0 and never a crash of the round.
+of the system that failed. A failed episode is data (stored, counted, left out of every denominator),
+never a reward of 0 and never a crash of the round. `transient`: the same work may succeed when it is
+done again, so stages are retried.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class SandboxError(EnvironmentFault):
 
 
 class EpisodesLost(TraceError, RuntimeError):
-    """Errors took so many episodes that nothing may rest on those that are left; when they are played again, what took
-    them may be over."""
+    """So many episodes were lost to errors that nothing may rest on those that are left. When they are played again,
+    the cause may be gone."""
 
     boundary = "environment"
     transient = True
@@ -59,7 +60,7 @@ class PolicyError(TraceError, RuntimeError):
 
 
 class NotFinite(PolicyError):
-    """What a policy computes is no number any more: the weights of an adapter, or of a base, have come apart."""
+    """A policy computes values that are not finite: the weights of an adapter, or of the base, have diverged."""
 
 
 class ContextOverflow(PolicyError):
@@ -105,7 +106,7 @@ class NotApproved(TraceError, TimeoutError):
 
 
 class TrainingStuck(TraceError, TimeoutError):
-    """A training that took longer than it may, again after it was ended and gone on with."""
+    """A training passed its time limit, was ended and resumed, and passed the limit again."""
 
     boundary = "training"
 
@@ -121,7 +122,7 @@ class TransitionError(StoreError):
 
 
 class StageHeld(StoreError):
-    """Another process, which is alive, holds the stage that comes next: the round is that one's, and goes on there."""
+    """A living process holds the next stage: the round belongs to that one, and goes on there."""
 
 
 class LabelError(TraceError, ValueError):
@@ -137,12 +138,12 @@ class TrainingError(TraceError, ArithmeticError):
 
 
 class Untrainable(TrainingError):
-    """One adapter cannot be trained: nothing in its environment tells rollouts apart, or its weights have come apart.
-    It says nothing of what else a round trains."""
+    """One adapter cannot be trained: nothing in its environment tells rollouts apart, or its weights have diverged.
+    Other trainings of the round are not affected."""
 
 
 class TrainingMemoryError(TraceError, MemoryError):
-    """A training does not fit the GPU's memory. No `TrainingError`: it says nothing of what there is to learn."""
+    """A training does not fit the GPU's memory. Not a `TrainingError`, which is about what there is to learn."""
 
     boundary = "training"
 

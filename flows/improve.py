@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from tasks.operations.told import tell_deaths, tell_failure, tell_start, told_wh
 from tasks.operations.training_memory import check_training, memory_text
 from tasks.round.context import Context, peak_gib
 from tasks.round.preflight import preflight
-from tasks.round.results import GateResult, ReportResult, StageResult
+from tasks.round.results import GateResult, ReportResult
 from tasks.round.stage import forget, open_context
 from tasks.round.traffic import check_stage
 from tasks.shards.runners import check_runner
@@ -69,9 +69,13 @@ class ImproveParameters(BaseModel):
     fresh: bool = Field(default=False, description="start another round instead of resuming")
     dry_run: bool = Field(default=False, description="check everything and print the plan; play nothing")
 
+    def settings(self) -> Settings:
+        """All settings of the round. Raises `ConfigurationError`."""
+        return load_settings(**self.model_dump(exclude=NO_SETTINGS))
+
 
 NO_SETTINGS = {"fresh", "dry_run"}
-# How Prefect ends a run that a person suspends or cancels in its UI, or whose worker is stopped: a word, and no death.
+# How Prefect ends a run that a person suspends or cancels in its UI, or whose worker is stopped.
 SIGNALS = (Pause, Abort, TerminationSignal)
 
 
@@ -88,9 +92,8 @@ class RoundOutcome(BaseModel):
 
 @contextlib.contextmanager
 def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
-    """A round that is open, and said to be: whatever this process waits for, no other will think it dead. The reason
-    why it ended is stored, and everything that was stored stays usable. Where another process is at work on the round,
-    it is that one's to end, and to tell of."""
+    """An open round. While it is open this process is known to be alive, whatever it waits for; how it ended is stored,
+    and people are told of a failure. Where another process works on the round, it is for that one to do both."""
     with told_when_refused(settings, bool(deployment.id)):
         check_runner(settings)
         context = open_context(settings, fresh, code_version())
@@ -110,24 +113,29 @@ def opened(settings: Settings, fresh: bool) -> Iterator[Context]:
     except StageHeld:
         raise
     except Exception as problem:
-        reason = f"{type(problem).__name__}: {problem}"
-        state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
-        ended = True
-        try:
-            ended = _leave(context, state, reason)
-        except StoreError as lost:  # it is the store that fails: people are told all the same
-            logger.warning("how the round was stopped is not stored (%s)", lost)
-        if ended:
-            tell_failure(context, problem, state)
+        _leave_failed(context, problem)
         raise
     finally:
         presence.close()
         forget(context.round.id)
 
 
+def _leave_failed(context: Context, problem: Exception) -> None:
+    """Store that an error ended or interrupted the round, and tell people."""
+    reason = f"{type(problem).__name__}: {problem}"
+    state = RoundState.FAILED if _ends(problem, reason, context.round.reason) else RoundState.INTERRUPTED
+    ours = True
+    try:
+        ours = _leave(context, state, reason)
+    except StoreError as lost:  # it is the store that fails: people are told all the same
+        logger.warning("how the round was stopped is not stored (%s)", lost)
+    if ours:
+        tell_failure(context, problem, state)
+
+
 def _leave(context: Context, state: RoundState, reason: str) -> bool:
-    """Store how the round ended with this process's part in it; False where another process is at work on it, which
-    would find its round closed."""
+    """Store how the round ended when this process left it. Where another process works on the round nothing is stored,
+    as that one would find its round closed: False."""
     other = other_worker(context.store, context.round.id)
     if other is not None:
         logger.warning("round %d goes on in another process (%s)", context.round.number, other)
@@ -137,21 +145,21 @@ def _leave(context: Context, state: RoundState, reason: str) -> bool:
 
 
 def _stopped_by(stop: BaseException) -> str:
-    """Whose doing an exit from outside is: nobody sits before a scheduled run, whose worker was stopped, or died."""
+    """Who stopped a run: no user sits before a scheduled one, so it was its worker that was stopped."""
     if isinstance(stop, Pause):
         return "suspended in Prefect's UI"
     return "stopped from outside, as with its worker" if deployment.id else "stopped by the user"
 
 
-# What the same work would meet again, whenever it is done.
+# Errors that the same work would meet again, whenever it is done.
 _DETERMINISTIC = (TrainingError, TrainingMemoryError, EnvironmentFault, TargetError, AdapterError)
 
 
 def _ends(problem: Exception, reason: str, before: str) -> bool:
-    """Whether an error closes the round as failed, so that the next run begins the next one. It does when the same work
-    would meet it again, and when the round was stopped by the very same error `before`. Else the round is gone on with:
-    what was down may be up again, and a person may have mended a setting or raised a cap."""
-    if isinstance(problem, BudgetExceeded | NotApproved | TargetBusy):  # it waits for a larger limit, or somebody
+    """Whether an error closes the round as failed, so that the next run begins another. It does where the same work
+    would meet it again, and where `before`, the reason of the round's last stop, is the very same error. Else the next
+    run resumes the round: what was down may be up again, and a person may have mended a setting or raised a cap."""
+    if isinstance(problem, BudgetExceeded | NotApproved | TargetBusy):  # it waits for a larger limit, or for somebody
         return False
     if isinstance(problem, SandboxError) or getattr(problem, "transient", False):
         return reason == before
@@ -159,8 +167,7 @@ def _ends(problem: Exception, reason: str, before: str) -> bool:
 
 
 def run_name() -> str:
-    """What a run is called in Prefect's UI: the flow or stage, and the target, profile and seed that follow from its
-    parameters."""
+    """A run's name in Prefect's UI: the flow or stage, and the target, profile and seed that its parameters give."""
     what: str = flow_run.parameters.get("stage") or "improve"
     given: Any = flow_run.parameters.get("params") or {}
     values = given.model_dump() if isinstance(given, ImproveParameters) else dict(given)
@@ -175,7 +182,7 @@ def run_name() -> str:
 def improve(params: ImproveParameters | None = None) -> RoundOutcome:
     """Run one round, or go on with the one that was not finished."""
     given = params or ImproveParameters()
-    settings = load_settings(**given.model_dump(exclude=NO_SETTINGS))
+    settings = given.settings()
     died = deaths_before()
     if died:
         tell_deaths(settings, died)
@@ -201,21 +208,21 @@ def improve(params: ImproveParameters | None = None) -> RoundOutcome:
 
 
 def play_round(settings: Settings, fresh: bool, death_told: bool = False) -> RoundOutcome:
-    """The round, whole; see `improve`. `death_told`: that its last process died is told already."""
+    """The round, whole; see `improve`. `death_told`: people know already that its last process died."""
     with opened(settings, fresh) as context:
         if settings.profile == "dry":
-            return RoundOutcome(round=context.round.id, checked=check(context))
+            return RoundOutcome(round=context.round.id, checked=open_everything(context))
         plan = plan_of(settings, context.target, pace_of(context.store, settings), context.parent)
         logger.info("plan: %s", plan.text())
         logger.info("memory: %s", memory_text(settings, context.target))
         tell_start(context, death_told)
         for _ in stages(context):
             pass
-        told = context.result(ReportResult)
-        context.store.finish_round(context.round.id, RoundState.DONE, told.reason, peak_gib())
+        written = context.result(ReportResult)
+        context.store.finish_round(context.round.id, RoundState.DONE, written.reason, peak_gib())
         promoted = context.result(GateResult).promoted
-        page = context.settings.folder / told.page  # a round of an earlier version stored an absolute path, which stays
-        return RoundOutcome(round=context.round.id, report=str(page), promoted=promoted, reason=told.reason)
+        page = settings.folder / written.page  # earlier versions stored an absolute path, which this leaves as it is
+        return RoundOutcome(round=context.round.id, report=str(page), promoted=promoted, reason=written.reason)
 
 
 @flow(name="stage", flow_run_name=run_name)
@@ -223,28 +230,23 @@ def until(stage: str, params: ImproveParameters) -> dict[str, Any]:
     """Run the round up to and with `stage`; what is stored is not done again. Returns the stage's results as JSON, by
     capability where there is one for each."""
     check_name(stage)
-    settings = load_settings(**params.model_dump(exclude=NO_SETTINGS))
+    settings = params.settings()
     check_stage(settings.target, stage)
     if STAGES.index(stage) >= STAGES.index(train.name):
         check_gpu(settings)
     check_training(settings)
     with opened(settings, params.fresh) as context:
-        shown: Mapping[str, StageResult] = {}
-        for name, results in stages(context, stage):
-            shown = results if name == stage else {}
-        whole = stage == STAGES[-1]
-        state, reason = (
-            (RoundState.DONE, context.result(ReportResult).reason)
-            if whole
-            else (RoundState.INTERRUPTED, f"stopped after {stage}, as asked")
-        )
-        _leave(context, state, reason)
-        by_capability = {capability: result.model_dump(mode="json") for capability, result in shown.items()}
+        results = dict(stages(context, stage)).get(stage, {})
+        if stage == STAGES[-1]:
+            _leave(context, RoundState.DONE, context.result(ReportResult).reason)
+        else:
+            _leave(context, RoundState.INTERRUPTED, f"stopped after {stage}, as asked")
+        by_capability = {capability: result.model_dump(mode="json") for capability, result in results.items()}
         return {"round": context.round.id, **by_capability.get("", by_capability)}
 
 
-def check(context: Context) -> list[str]:
-    """What the profile `dry` does: everything is opened, nothing is played."""
+def open_everything(context: Context) -> list[str]:
+    """What the profile `dry` does in place of the stages: open target, registry and store, play nothing."""
     tasks = {split: len(context.tasks(split)) for split in ("diagnosis", "validation", "test")}
     context.registry.champions()
     context.store.finish_round(context.round.id, RoundState.DONE, "dry run: nothing was played", peak_gib())
