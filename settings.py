@@ -64,15 +64,14 @@ NOT_SETTINGS = {
 Read = TypeVar("Read", bound=BaseSettings)
 _ALIKE = 0.7  # difflib's ratio, from which one name may be meant by another
 
-
-# How the analyst is reached and what it may cost decides no figure: a round goes on when they are changed.
+# A round is found again by what decides its figures (`Settings.identity`). Three kinds of settings are left out of it.
+# How a language model is reached and what it may cost:
 _TRANSPORT = (
     "api_base", "api_key_variable", "concurrency", "attempts", "backoff_seconds", "deadline_seconds", "max_calls",
     "max_total_tokens", "max_dollars", "prompt_price", "sampled_price",
 )  # fmt: skip
-
-
-# How rounds were trained and proven before there was a choice: they are found under the same settings.
+# Fields that are younger than the first rounds, with the value that those were played with: at that value a field is
+# left out, so that rounds which were stored without it are found all the same.
 _BEFORE: dict[str, dict[str, object]] = {
     "train": {
         "shuffled": False, "scaled": True, "delta": 0.0, "transfer": TRANSFER, "micro_batch_tokens": None,
@@ -81,7 +80,7 @@ _BEFORE: dict[str, dict[str, object]] = {
     },
     "evaluation": {"routing": 0},
 }  # fmt: skip
-# Where things are stored and computed, what a round may take and whom it tells decide none either.
+# Where things are stored and computed, what a round may take and whom it tells.
 _RUNNER = ("runner", "runner_address", "runner_workers")
 _PLACES = ("home", "files", "database", "tracking", "traces", "policy", "limits", "devices", "unattended", *_RUNNER)
 
@@ -235,24 +234,25 @@ class Settings(MachineSettings):
 
     def identity(self, whole: bool = False) -> dict[str, Any]:
         """What decides a round's figures, JSON-able: everything but where things are stored, how the analyst is
-        reached, and what may be spent. `whole`: also what is as before there was a choice."""
+        reached, and what may be spent. `whole`: also fields that have the value of `_BEFORE`."""
         given = self.model_dump(mode="json", exclude={*_PLACES, *MachineSettings.model_fields})
-        kept = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
-        given["analyst"] = {name: value for name, value in kept.items() if name not in _TRANSPORT}
-        made = given["synthesizer"]
-        kept_of = made if self.author and made["model"] else {name: made[name] for name in ("kind", "versions")}
-        given["synthesizer"] = {name: value for name, value in kept_of.items() if name not in _TRANSPORT}
+        analyst = given["analyst"] if self.asks_a_model else {"kind": self.analyst.kind}
+        synthesizer = given["synthesizer"]
+        if not (self.author and synthesizer["model"]):  # no model writes, or the analyst's does
+            synthesizer = {name: synthesizer[name] for name in ("kind", "versions")}
+        given["analyst"] = {name: value for name, value in analyst.items() if name not in _TRANSPORT}
+        given["synthesizer"] = {name: value for name, value in synthesizer.items() if name not in _TRANSPORT}
+        backend = {"policy": {"backend": self.policy.backend}}
         if whole:
-            return given | {"policy": {"backend": self.policy.backend}}
-        for part, settings in _BEFORE.items():
-            for name, before in settings.items():
+            return given | backend
+        for part, fields in _BEFORE.items():
+            for name, before in fields.items():
                 if given[part][name] == before:
                     del given[part][name]
-        # The scripted user and the local model are what rounds had before there was a choice: they are found under the
-        # same settings.
+        # As in `_BEFORE`: the first rounds had the scripted user and the model in this process.
         if self.target_user == SCRIPTED_USER:
             del given["target_user"]
-        return given if self.policy.backend == "local" else given | {"policy": {"backend": self.policy.backend}}
+        return given if self.policy.backend == "local" else given | backend
 
 
 def load_settings(**given: Any) -> Settings:

@@ -223,39 +223,13 @@ class Stage(Generic[P, R]):
         return done or context.result(self.result, *of)
 
     def _claimed(self, context: Context, ledger_name: str, place: Place, work: Callable[[], R]) -> R | None:
-        """Claim the stage, work, and store the result; None when it is done already."""
+        """Claim the stage, work, and store the result; None when it is done already. While another process holds the
+        stage this one plays episodes of it, or waits."""
         row = context.store.stage(context.round.id, ledger_name)
         waited, told = 0.0, ""
         while not row.finished:
             if _claim(row):
-                pulse()
-                logger.info("stage %s begins", ledger_name)
-                began = time.perf_counter()
-                before = context.model.seconds, context.environment.seconds
-                earlier = row.row().seconds or 0.0
-                with (
-                    row.working(),
-                    context.working_on(row),
-                    METRICS.stage(place),
-                    tracing.span(ledger_name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
-                ):
-                    done = work()
-                # What the last attempt spent; what earlier ones did is known by its sum only.
-                result = done.model_copy(
-                    update={
-                        "earlier_seconds": round(earlier, 3),
-                        "peak_gib": round(peak_gib(), 3),
-                        "model_seconds": round(context.model.seconds - before[0], 3),
-                        "environment_seconds": round(context.environment.seconds - before[1], 3),
-                    }
-                )
-                if result.skipped:
-                    row.skip(result.skipped)
-                    logger.info("stage %s skipped: %s", ledger_name, result.skipped)
-                else:
-                    row.finish(result.model_dump(mode="json"))
-                    logger.info("stage %s done in %.1f s", ledger_name, time.perf_counter() - began)
-                return result
+                return self._worked(context, row, place, work)
             if context.sharing is not None and context.sharing.help():
                 waited = 0.0
                 continue
@@ -270,6 +244,37 @@ class Stage(Generic[P, R]):
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
         return None
+
+    def _worked(self, context: Context, row: LedgerStage, place: Place, work: Callable[[], R]) -> R:
+        """Work on the claimed stage and store its result, with what this attempt has spent."""
+        pulse()
+        logger.info("stage %s begins", row.name)
+        began = time.perf_counter()
+        model_before, environment_before = context.model.seconds, context.environment.seconds
+        earlier = row.row().seconds or 0.0
+        with (
+            row.working(),
+            context.working_on(row),
+            METRICS.stage(place),
+            tracing.span(row.name, {f"trace.{k}": v for k, v in place.fields().items()}, context.span),
+        ):
+            done = work()
+        # What the last attempt spent; what earlier ones did is known by its sum only.
+        result = done.model_copy(
+            update={
+                "earlier_seconds": round(earlier, 3),
+                "peak_gib": round(peak_gib(), 3),
+                "model_seconds": round(context.model.seconds - model_before, 3),
+                "environment_seconds": round(context.environment.seconds - environment_before, 3),
+            }
+        )
+        if result.skipped:
+            row.skip(result.skipped)
+            logger.info("stage %s skipped: %s", row.name, result.skipped)
+        else:
+            row.finish(result.model_dump(mode="json"))
+            logger.info("stage %s done in %.1f s", row.name, time.perf_counter() - began)
+        return result
 
 
 def _claim(row: LedgerStage) -> bool:
