@@ -4,17 +4,16 @@ generators or written by a language model, and validated without a model (method
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from db import GENERALIST, EnvironmentRow, EnvironmentState, row_id
-from environments.contract import Environment, Generators, Target, TargetTask
-from environments.synthesized.composed import ComposedEnvironment
+from environments.contract import Generators, TargetTask
+from environments.synthesized.composed import ComposedEnvironment, CompositionSpec
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.checks import Limits, ValidationVerdict, validate_environment
 from errors import EnvironmentFault, TargetError
-from models.episodes import STEP_SECONDS, Guarded, guarded
 from tasks.measuring.lineup import load_member
 from tasks.round.context import Context
 from tasks.round.results import CalibrateResult, SynthesizeResult, TrainResult
@@ -22,6 +21,7 @@ from tasks.round.rollouts import outcomes, success_by_family
 from tasks.round.stage import stage
 from tasks.synthesis.calibration import Calibration, limits_of, measure
 from tasks.synthesis.environments import compose, contrasted
+from tasks.synthesis.guarded import GuardedTarget
 from tasks.synthesis.learning.generalist import compose_generalist
 from tasks.synthesis.llm_synthesizer import EnvironmentWriter
 from tasks.synthesis.starting import trainable_champion
@@ -31,7 +31,6 @@ from tasks.synthesis.transfer import transfer_verdict
 @stage("synthesize", title="synthesize {capability}")
 def synthesize(context: Context, capability: str) -> SynthesizeResult:
     """Compose the environment or have it written, validate it, and store it with its verdict."""
-    round_id = context.round.id
     if context.settings.synthesizer.kind == "llm":
         return _writer(context).write(capability)
     if not isinstance(context.target, Generators):
@@ -47,62 +46,36 @@ def synthesize(context: Context, capability: str) -> SynthesizeResult:
         return SynthesizeResult(accepted=False, reasons=[reason])
     with context.environment:
         environment, verdict = validated(composed, limits_of(context.settings.calibration))
-    spec = environment.spec
-    identity = row_id(round_id, spec.id)
-    context.store.put(
-        [
-            EnvironmentRow(
-                id=identity,
-                round_id=round_id,
-                capability_id=row_id(round_id, capability),
-                version=spec.version,
-                kind="generators",
-                spec=asdict(spec),
-                code_hash=spec.id,
-                state=EnvironmentState.DRAFT,
-                sandbox_level="none",
-                verdicts=verdict.as_dict(),
-            )
-        ],
+    return SynthesizeResult(
+        accepted=verdict.accepted,
+        reasons=list(verdict.reasons),
+        environment=_stored(context, capability, environment.spec, verdict),
+        versions=environment.spec.version,
     )
-    stored = context.store.row(EnvironmentRow, id=identity)
+
+
+def _stored(context: Context, capability: str, spec: CompositionSpec, verdict: ValidationVerdict) -> str:
+    """Id of the environment, which is stored with its verdict. Done again it changes nothing."""
+    store, round_id = context.store, context.round.id
+    identity = row_id(round_id, spec.id)
+    row = EnvironmentRow(
+        id=identity,
+        round_id=round_id,
+        capability_id=row_id(round_id, capability),
+        version=spec.version,
+        kind="generators",
+        spec=asdict(spec),
+        code_hash=spec.id,
+        state=EnvironmentState.DRAFT,
+        sandbox_level="none",
+        verdicts=verdict.as_dict(),
+    )
+    store.put([row])
+    stored = store.row(EnvironmentRow, id=identity)
     if stored is not None and stored.state == EnvironmentState.DRAFT:
         judged = EnvironmentState.CHECKED if verdict.accepted else EnvironmentState.REJECTED
-        context.store.set_state(EnvironmentRow, identity, judged)
-    return SynthesizeResult(
-        accepted=verdict.accepted, reasons=list(verdict.reasons), environment=identity, versions=spec.version
-    )
-
-
-class GuardedTarget:
-    """The target as it is composed from and validated: its calls have the limits that a `Player` sets them, so that
-    one that hangs or raises is a reason against the environment and not the end of the stage."""
-
-    def __init__(self, target: Target, seconds: float = STEP_SECONDS) -> None:
-        assert isinstance(target, Generators)
-        self._target, self._generators, self._seconds = target, target, seconds
-        self.name, self.licence = target.name, target.licence
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # also before `__init__`, where there is no target to ask
-            raise AttributeError(name)
-        return getattr(self._target, name)
-
-    @property
-    def data_hash(self) -> str:
-        return self._target.data_hash
-
-    def tasks(self, split: str) -> Sequence[TargetTask]:
-        return self._target.tasks(split)
-
-    def families(self) -> Mapping[str, tuple[str, ...]]:
-        return self._generators.families()
-
-    def generate(self, family: str, seed: int) -> TargetTask:
-        return guarded(self._seconds, "generate", self._generators.generate, family, seed)
-
-    def environment(self) -> Environment:
-        return Guarded(guarded(self._seconds, "make", self._target.environment), self._seconds)
+        store.set_state(EnvironmentRow, identity, judged)
+    return identity
 
 
 def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEnvironment, ValidationVerdict]:

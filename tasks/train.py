@@ -92,22 +92,22 @@ def _folder_name(capability: str, version: int) -> str:
 
 
 def _specialist(context: Context, capability: str, wanted: TrainingSettings) -> TrainResult:
+    """Train on the capability's environment, from the start that does best there."""
+    course = course_of(context, capability)
     start, began = champion_start(context, capability, wanted)
-    course = replace(course_of(context, capability), began=began)
-    stored = course.environment
-    course = replace(course, environment=focused(context, capability, stored))
+    environment, starts, keeps = focused(context, capability, course.environment), course.starts, course.keeps
     if context.settings.train.carry or comes_first(context):
-        course = replace(course, starts=starts_of(context, course.adapter, course.environment, wanted, start))
-        start = chosen_start(context, course.starts)
-        keeps = families_to_keep(context, course.environment, start)
-        course = replace(course, environment=keeping(context, course.environment, keeps), keeps=keeps)
-    course = replace(course, ready=groups_before(context, capability, stored, start.adapter if start else None))
-    if course.ready.learn:
-        logger.info(
-            "first step for %s: groups that its calibration has played: %d", capability, len(course.ready.learn)
-        )
-    if course.starts:
-        logger.info("training for %s %s", capability, told_starts(course.starts, course.keeps))
+        starts = starts_of(context, course.adapter, environment, wanted, start)
+        start = chosen_start(context, starts)
+        keeps = families_to_keep(context, environment, start)
+        environment = keeping(context, environment, keeps)
+    # Calibration has played the environment as it is stored.
+    ready = groups_before(context, capability, course.environment, start.adapter if start else None)
+    if ready.learn:
+        logger.info("first step for %s: groups that its calibration has played: %d", capability, len(ready.learn))
+    if starts:
+        logger.info("training for %s %s", capability, told_starts(starts, keeps))
+    course = replace(course, environment=environment, starts=starts, keeps=keeps, began=began, ready=ready)
     return train_on(context, course, start.folder if start else None)
 
 

@@ -12,7 +12,7 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.targets.shop.target import ShopTarget, target
 from environments.validation.checks import Limits, validate_environment
 from tasks.synthesis.environments import compose, contrasted
-from tasks.synthesize import GuardedTarget
+from tasks.synthesis.guarded import GuardedTarget
 
 LIMITS = Limits(distinct=60, searched=120, episodes=60, attack_seeds=3, replayed=4)
 SOLVED = {"cancel_pending": 0.4, "item_price": 0.3, "wants_person": 0.1}

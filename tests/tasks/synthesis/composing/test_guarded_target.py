@@ -15,7 +15,8 @@ from environments.targets.catalogue import load_target
 from environments.validation.checks import Limits
 from errors import ConfigurationError
 from tasks import synthesize
-from tasks.synthesize import GuardedTarget, validated
+from tasks.synthesis.guarded import GuardedTarget
+from tasks.synthesize import validated
 
 LIMITS = Limits(distinct=5, searched=10, episodes=5, attack_seeds=1, replayed=4)
 
