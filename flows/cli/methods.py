@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.options import Base, Profile, TargetName
+
+if TYPE_CHECKING:
+    from settings import Settings
 
 # Seeds of one comparison at most: each takes minutes to hours, and a round of every method.
 MOST_SEEDS = 100
@@ -36,43 +40,61 @@ def compare_methods(
     goes on."""
     from errors import ConfigurationError
     from settings import load_settings
-    from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
 
     if seed and seeds is not None:
         raise ConfigurationError(
             f"--seeds {seeds} and --seed {' --seed '.join(map(str, seed))} are both given; give a number of seeds, or "
             "the seeds themselves"
         )
-    settings = load_settings(target=target, profile=profile, base_model=base_model, home=home, budget=budget)
+    given: dict[str, Any] = {
+        "target": target,
+        "profile": profile,
+        "base_model": base_model,
+        "home": home,
+        "budget": budget,
+    }
+    settings = load_settings(**given)
     if not render:
-        known = used_seeds(used)
-        wanted = seed or fresh_seeds(seeds or (2 if quick else 5), known)
-        for one in wanted:
-            check_seed(one, known, used)
+        given["seeds"] = _fresh(seed or (), seeds or (2 if quick else 5), used)
         if budget is None:
             raise ConfigurationError("no budget is given; say how many episodes every method may play, with --budget")
-        from flows.cli.ready import ready
-
         names = [name.strip() for name in methods.split(",") if name.strip()]
+        _play(settings, names, quick, given | {"out": out, "points": curve, "at_once": at_once})
+    _draw(settings.target, out)
 
-        def parameters(flow: typer.Typer) -> object:
-            given = names or (list(flow.QUICK) if quick else [])  # type: ignore[attr-defined]
-            return flow.CompareParameters(  # type: ignore[attr-defined]
-                target=target, profile=profile, base_model=base_model, home=home, budget=budget, seeds=wanted,
-                methods=given, out=out, points=curve, at_once=at_once,
-            )  # fmt: skip
 
-        flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)), round=False)
-        flow.compare_methods(parameters(flow))
-    from tasks.comparison.page import lines
-    from tasks.comparison.page import render as page_of
+def _fresh(seed: Sequence[int], count: int, used: Path) -> list[int]:
+    """The seeds to compare on: those that are given, or the first `count` that are not used yet."""
+    from tasks.comparison.seeds import check_seed, fresh_seeds, used_seeds
+
+    known = used_seeds(used)
+    wanted = list(seed) or fresh_seeds(count, known)
+    for one in wanted:
+        check_seed(one, known, used)
+    return wanted
+
+
+def _play(settings: Settings, names: Sequence[str], quick: bool, given: Mapping[str, Any]) -> None:
+    """Run what every method owes of every seed; `given` are the parameters of the flow."""
+    from flows.cli.ready import ready
+
+    def parameters(flow: Any) -> Any:
+        return flow.CompareParameters(**given, methods=names or (list(flow.QUICK) if quick else []))
+
+    flow = ready(settings, "flows.compare_methods", lambda module: module.check(parameters(module)), round=False)
+    flow.compare_methods(parameters(flow))
+
+
+def _draw(target: str, folder: Path) -> None:
+    """Print the table of the seeds' files in `folder`, and write the page beside them."""
+    from tasks.comparison.page import lines, render
     from tasks.comparison.results import read_results
     from tasks.comparison.table import table_of
     from tasks.round.registry import registry_name
 
-    results = read_results(out, settings.target)
+    results = read_results(folder, target)
     table = table_of(results)
     typer.echo("\n".join(lines(table)))
-    page = out / f"{registry_name(settings.target)}.html"
-    page.write_text(page_of(table, results), encoding="utf-8")
+    page = folder / f"{registry_name(target)}.html"
+    page.write_text(render(table, results), encoding="utf-8")
     typer.echo(f"page: {page}")

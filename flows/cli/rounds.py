@@ -13,6 +13,7 @@ from flows.cli.options import AsJson, Base, Budget, Home, Profile, Seed, TargetN
 from flows.cli.ready import open_home, ready
 
 if TYPE_CHECKING:
+    from environments.targets.third_party.adapter import TargetInfo
     from settings import Settings
 
 
@@ -167,19 +168,20 @@ def targets(home: Home = None, as_json: AsJson = False) -> None:
     from tasks.round.traffic import describe_traffic
 
     user = load_settings(home=home).target_user
-    rows = [asdict(t) for t in [*describe_targets(user), *describe_traffic(home)]]
-    lines, width = [], max(len(r["name"]) for r in rows)
-    for r in rows:
-        splits = ", ".join(f"{k} {v}" for k, v in (r.get("splits") or {}).items())
-        splits += " + draws" if r.get("draws") else ""
-        # ToolSandbox of a commit that is not known here is counted when it is loaded, which takes seconds.
-        absent = "not installed" if r.get("how_to_get") else "does not load"
-        splits = splits or (absent if r.get("missing") else "counted when it is loaded")
-        lines.append(
-            f"{r['name']:<{width}} {splits:<48} {str(r.get('data_hash') or '')[:12]:<13} "
-            f"{r.get('missing') or r.get('licence') or ''}"
-        )
-    printed(rows, as_json, "\n".join(lines))
+    found = [*describe_targets(user), *describe_traffic(home)]
+    width = max(len(t.name) for t in found)
+    lines = [f"{t.name:<{width}} {_splits(t):<48} {t.data_hash[:12]:<13} {t.missing or t.licence}" for t in found]
+    printed([asdict(t) for t in found], as_json, "\n".join(lines))
+
+
+def _splits(target: TargetInfo) -> str:
+    """How many tasks a target has, or why that is not known."""
+    if target.splits:
+        return ", ".join(f"{name} {count}" for name, count in target.splits.items()) + " + draws" * target.draws
+    if target.missing:
+        return "not installed" if target.how_to_get else "does not load"
+    # As of ToolSandbox at a commit that is not known here: loading it takes seconds.
+    return "counted when it is loaded"
 
 
 def schedule(cron: str = "0 2 * * *", target: TargetName = None, profile: Profile = None) -> None:

@@ -192,8 +192,6 @@ def target_named(name: str, store: Store, user: str, user_model: UserModel | Non
 
 def describe_traffic(home: Path | None) -> list[TargetInfo]:
     """A line for the target `traffic` when users gave feedback; nothing is created to find out."""
-    from tasks.round.traffic import TRAFFIC, TrafficTarget
-
     settings = load_settings(home=home)
     if not settings.database and not (settings.folder / "trace.db").is_file():
         return []
