@@ -50,7 +50,7 @@ BUDGET = "36 % of it are rollouts of a round's trainings, which gives their step
 PROFILES = Path(__file__).parent / "profiles"
 FILE = Path("trace.toml")
 PREFIX = "TRACE_"
-# Variables with the settings' prefix that are none, and who reads each.
+# Variables with the settings' prefix that are no settings, and the file that reads each.
 NOT_SETTINGS = {
     "TRACE_COMMIT": "flows/code_version.py",
     "TRACE_LOG_JSON": "models/telemetry/logs.py",

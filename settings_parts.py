@@ -281,7 +281,7 @@ class SynthesizerSettings(Part):
 
 class LimitSettings(Part):
     """The most that one round may take, all of its runs together; 0 is no limit. Dollars are `analyst.max_dollars`.
-    What a limit stops is gone on with by the same command and a larger limit (docs/9-unattended.md)."""
+    The same command with a larger limit resumes what a limit has stopped (docs/9-unattended.md)."""
 
     rollouts: int = Field(0, ge=0, description="episodes")
     tokens: int = Field(0, ge=0, description="tokens read and sampled, those of language models included")

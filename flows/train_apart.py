@@ -44,7 +44,7 @@ from tasks.train import train
 from tasks.unattended.stalls import watched
 
 logger = logging.getLogger("trace")
-# A training that was ended is gone on with this often: what hung by chance does not hang again.
+# How often a training is attempted. One that was ended is resumed, for what hung by chance does not hang again.
 ATTEMPTS = 2
 JOB = ("-m", "models.training.job")
 

@@ -20,8 +20,8 @@ from tasks.synthesis.learning.generalist import beginnings_of, calibrated_by_par
 
 @stage("calibrate", title="calibrate {capability}")
 def calibrate(context: Context, capability: str) -> CalibrateResult:
-    """Play what its training goes on from (`beginnings_of`) `samples` times on each of `seeds` scenarios of the
-    capability; decide whether it may train. What could be gone on from instead plays where the first may not."""
+    """Have what the training begins from (`beginnings_of`) play `samples` episodes on each of `seeds` scenarios of the
+    capability, and decide whether the environment may train. Where it may not from the first start, the next plays."""
     environment_id = context.result(SynthesizeResult, capability).environment
     if capability == GENERALIST:
         _judge(context, environment_id, True)

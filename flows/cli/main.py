@@ -57,7 +57,7 @@ app = typer.Typer(
 
 def _logging() -> None:
     configure()
-    # Renamed arguments inside transformers and TRL: for their authors, not for who reads a round's progress.
+    # Renamed arguments inside transformers and TRL: for their authors, not for readers of a round's progress.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl)\.")
     # A model of a dependency gives a field an alias where pydantic ignores it: pydantic says so at the import, in the
     # middle of a round's progress, and nobody here can mend it. By its text, for pydantic is not imported yet.

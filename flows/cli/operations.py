@@ -1,4 +1,4 @@
-"""Commands of who operates it: tell a Prefect server what to run, watch what is live, start and stop all services."""
+"""Commands for operators: tell a Prefect server what to run, watch what is live, start and stop all services."""
 
 from __future__ import annotations
 

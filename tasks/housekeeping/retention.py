@@ -1,6 +1,6 @@
 """What of a home may be removed: files by which a finished round was made, and copies that are fetched again.
 
-Never touched, whatever its age: rounds that can be gone on with, reports, figures, routers, environments, both
+Never touched, whatever its age: rounds that can be resumed, reports, figures, routers, environments, both
 databases (labels and trajectories are there; users' conversations go where `forget` is asked for it), MLflow's
 artifacts, and the adapters of every release, as trained and as served. What goes is a training's checkpoints and step
 weights (most of a home), the trained copy of an adapter that no release has and MLflow holds, and copies in `adapters`

@@ -17,7 +17,7 @@ ARTIFACTS = "mlartifacts"
 LONGEST_NAME = 120
 # MLflow's page of a search; a round has a run for itself, and one for each part of it.
 MOST_RUNS = 1000
-# What a run is then. One that may be gone on with is set running by whoever goes on with it (`Registry.start_run`).
+# What a run is then. One that may be resumed is set running by whoever resumes it (`Registry.start_run`).
 STATUS: Mapping[RoundState, str] = {RoundState.DONE: "FINISHED", RoundState.FAILED: "FAILED"}
 
 
@@ -52,7 +52,7 @@ def run_name(target: str, number: int | None, part: str = "") -> str:
 
 def end_runs(registry: Registry, round_id: str, state: RoundState, ended: int | None = None) -> list[str]:
     """End the runs of a round, and of its parts, that are still shown as running, at `ended` milliseconds since 1970
-    (now); their ids. `state` is how the round ended: any but done and failed may be gone on with, and is KILLED."""
+    (now); their ids. `state` is how the round ended: any but done and failed may be resumed, and is KILLED."""
     wanted = f"tags.round = '{round_id}' and attributes.status = 'RUNNING'"
     found = [
         str(run.info.run_id)

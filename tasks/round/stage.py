@@ -112,7 +112,7 @@ def _parent(settings: Settings, store: Store, data_hash: str) -> ReleaseRow | No
 
 
 def _round_to_resume(store: Store, settings: Settings, data_hash: str, parent: ReleaseRow | None) -> Round | None:
-    """The newest unfinished round of the settings. One that cannot be gone on with is closed as failed with the reason:
+    """The newest unfinished round of the settings. One that cannot be resumed is closed as failed with the reason:
     an upgrade, other data of the target or another live release must not stop a schedule. Its trajectories are found by
     their ids. Raises `TargetBusy` where another process is at work on it: that one would find its round closed."""
     while found := store.open_round(settings.target, settings.seed, settings.profile, settings.identity()):

@@ -42,7 +42,7 @@ class SeedRun:
 
 
 def open_round(settings: Settings, **shared: Any) -> Context:
-    """The one round of a home, begun or gone on with, with parts (such as `base`) that this process has loaded already.
+    """The one round of a home, begun or resumed, with parts (such as `base`) that this process has loaded already.
     Raises `ConfigurationError` for a home whose round is on other data or settings."""
     context = open_context(settings)
     if context.round.number != 1:

@@ -111,7 +111,7 @@ def learn(
 ) -> Learnt:  # fmt: skip
     """An adapter that has learnt from successes, and from the demonstrations `shown` `of` these families, in so many
     passes, stored under the `name`, which is unique in the round: that of a capability, where it is for the one of this
-    environment. It is made once, and what a process that died had made of it is gone on with."""
+    environment. It is made once; a process that follows one that died resumes it."""
     this, identity, output = context.round, adapter_id(context.round.id, name), context.folder / "training" / name
     settings = replace(
         wanted,
