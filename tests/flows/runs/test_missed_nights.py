@@ -37,9 +37,9 @@ class Server:
         assert name == "trace"
         return [SimpleNamespace(status=status) for status in self._workers]
 
-    def read_flow_runs(self, **given: Any) -> list[Any]:
+    def read_flow_runs(self, *, limit: int, offset: int = 0, **given: Any) -> list[Any]:
         self.asked.append(given)
-        return self._runs
+        return self._runs[offset : offset + limit]
 
     def set_flow_run_state(self, run: Any, state: Any) -> Any:
         assert state.type == StateType.CANCELLED
@@ -62,7 +62,7 @@ def test_what_was_due_while_nobody_was_there_is_cancelled(monkeypatch: pytest.Mo
     server = Server([run("a"), run("mine", False), run("b"), run("goes on", count=1)], WorkerStatus.OFFLINE)
     assert told(monkeypatch, server) == ["2 missed runs of the schedules are not made up for"]
     assert server.cancelled == ["a", "b"]
-    (asked,) = server.asked
+    asked = server.asked[0]
     assert asked["work_pool_filter"].name.any_ == ["trace"]
     assert asked["flow_run_filter"].state.name.any_ == ["Scheduled", "Late"]
     before = asked["flow_run_filter"].expected_start_time.before_
