@@ -97,7 +97,7 @@ class Bench:
     def untouched(self, families: tuple[str, ...]) -> list[TargetTask]:
         """Tasks of test, and of the capability's families those of validation and more that are drawn."""
         validation = [task for task in self.context.tasks("validation") if task.family in families]
-        return [*self.context.tasks("test"), *validation, *self.context.further_tasks(dict.fromkeys(families, DRAWN))]
+        return [*self.context.tasks("test"), *validation, *self.context.drawing.further(dict.fromkeys(families, DRAWN))]
 
     def train(self, capability: str, kind: str, environment: Trained) -> dict[str, Any]:
         """Train on an environment, and everything that is measured of it."""

@@ -37,8 +37,8 @@ from tasks.operations.devices import check_at_once, check_whole, parts_of_machin
 from tasks.operations.jobs import run_at_once, say_failure
 from tasks.round.analyst import round_client, target_of
 from tasks.round.context import Context
-from tasks.round.progress import Meter
 from tasks.round.registry import open_registry
+from tasks.unattended.progress import Meter
 
 logger = logging.getLogger("trace")
 # The process of a seed; its lines are set up before Prefect would do it.

@@ -36,11 +36,11 @@ from tasks.operations.devices import shares, training_processes
 from tasks.operations.jobs import Stopped, raise_failure, run_job, say_failure
 from tasks.operations.training_memory import made_apart
 from tasks.round.context import Context
-from tasks.round.progress import Meter
 from tasks.round.registry import mlflow_failures
 from tasks.round.results import TrainResult
 from tasks.round.stage import RETRIES, adopt, forget
 from tasks.train import train
+from tasks.unattended.progress import Meter
 from tasks.unattended.stalls import watched
 
 logger = logging.getLogger("trace")

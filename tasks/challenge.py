@@ -44,7 +44,7 @@ def challenge(context: Context) -> ChallengeResult:
     look = look_at(context, SPLIT)
     further = _further(context, own, look)
     split, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
-    more = context.further_tasks(further)
+    more = context.drawing.further(further)
     tasks = [*split, *more]
     plan = _plan(context, own, (split, more), look)
     lineup = lineup_of(context, context.incumbent)
@@ -100,7 +100,7 @@ def families_of(context: Context, capability: str) -> Sequence[str]:
 def look_at(context: Context, split: str) -> LookRow:
     """This round's look at a split, counted once: how many there were, and what it may spend of alpha."""
     this = context.round
-    drawn = this.number if context.draws(split) else 0
+    drawn = this.number if context.drawing.draws(split) else 0
     looks = context.store.rows(LookRow, target=this.target, data_hash=this.data_hash, split=split, draw=drawn)
     for look in looks:
         if look.round_id == this.id:

@@ -72,7 +72,7 @@ def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
                 found[f"{prefix}_{name}_ids"] += play_lineup(context, *given).ids
         return found
 
-    further = both([Trials(context.further_tasks(challenged.further), trials)], "further", "further validation tasks")
+    further = both([Trials(context.drawing.further(challenged.further), trials)], "further", "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
     found = EvaluateResult(**measured, **further)
     live, routed = [*found.live_ids, *found.further_live_ids], [*found.routed_ids, *found.further_routed_ids]
@@ -133,13 +133,13 @@ def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[st
     rules, trials = rules_of(context), context.settings.evaluation.validation_trials
     if not unclear or not rules.settling or len(unclear) > rules.settled:
         return []
-    if not context.draws("validation"):
+    if not context.drawing.draws("validation"):
         by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
         episodes = AGAIN * rules.settling * trials
         # Fewer than the first had would leave a task without pass^k, which would then be that of the other families.
         return [Trials(mine, max(trials, episodes // len(mine)), trials) for mine in by_family.values()]
-    drawn = context.further_tasks({family: further.get(family, 0) + rules.settling for family in unclear})
-    played = {task.id for task in context.further_tasks(further)} if further else set()
+    drawn = context.drawing.further({family: further.get(family, 0) + rules.settling for family in unclear})
+    played = {task.id for task in context.drawing.further(further)} if further else set()
     return [Trials([task for task in drawn if task.id not in played], trials)]
 
 

@@ -121,7 +121,7 @@ def _composed_within(context: Context, capability: str) -> tuple[ComposedEnviron
 
 def _unprovable(context: Context, families: Sequence[str]) -> str:
     """Why no challenge could prove what is trained on these families; "" where validation has, or may draw, a task."""
-    if context.draws("validation") or any(task.family in families for task in context.tasks("validation")):
+    if context.drawing.draws("validation") or any(task.family in families for task in context.tasks("validation")):
         return ""
     return (
         f"validation has no task of its families ({', '.join(families)}), so nothing could prove what is trained for "
@@ -139,7 +139,7 @@ def _writer(context: Context) -> EnvironmentWriter:
 
     def held_out() -> list[TargetTask]:
         # Also those that a small profile does not play: another round may.
-        return [*context.whole("validation"), *context.whole("test")]
+        return [*context.drawing.whole("validation"), *context.drawing.whole("test")]
 
     return EnvironmentWriter(context.author, context.stored, context.target, context.settings, calibrate, held_out)
 

@@ -31,9 +31,9 @@ from tasks.methods.seed.seed_run import SeedRun, close_round, open_round, pay
 from tasks.methods.trace import play_round
 from tasks.rollout import rollout
 from tasks.round.context import Context
-from tasks.round.progress import Meter
 from tasks.round.results import RolloutResult
 from tasks.round.target_prompt import first_opening
+from tasks.unattended.progress import Meter
 
 logger = logging.getLogger("trace")
 # GEPA before TRACE, in the catalogue and on its account.

@@ -1,1 +1,1 @@
-"""What every stage stands on: the open round, retries, playing and storing, progress, preflight, traffic."""
+"""What every stage stands on: the open round and its tasks, retries, playing and storing, preflight, traffic."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from db import DrawnTaskRow, GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
-from environments.contract import Draw, Drawable, DrawsTests, Environment, HoldsBack, ShiftTested, Target, TargetTask
-from environments.picking import spread
-from environments.task_ids import refuse_others, refuse_repeats
+from db import GatePlanRow, ReleaseRow, Round, RoundState, Stage, Store
+from environments.contract import Environment, Target, TargetTask
 from errors import StageHeld, StoreError
 from models.adapters.registry import Registry
 from models.adapters.releases import answering
@@ -29,15 +27,16 @@ from models.telemetry import tracing
 from settings import Settings
 from tasks.releases.lifecycle import live_release, release_numbered
 from tasks.round.analyst import analyst_settings, author_settings, round_client, target_of
+from tasks.round.drawing import RoundTasks
 from tasks.round.engine import Engine, Origin, Playground
 from tasks.round.policies import Backend, check_adapters, open_backend
-from tasks.round.progress import Stopwatch
 from tasks.round.registry import end_runs, open_registry, round_key, run_name
 from tasks.round.results import StageResult
 from tasks.round.rollouts import WITHIN_BUDGET, EpisodeBudget, RoundEngine, Sharing, round_seed
 from tasks.round.stored import StoredRound
 from tasks.round.target_prompt import first_opening
 from tasks.unattended.limits import RoundLimits
+from tasks.unattended.progress import Stopwatch
 
 
 class Closable(Protocol):
@@ -72,7 +71,6 @@ class Context:
     left: bool = False
     claimed: Stage | None = None
     _kept: dict[str, Any] = field(default_factory=dict)
-    _tasks: dict[str, list[TargetTask]] = field(default_factory=dict)
     _closing: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -231,82 +229,14 @@ class Context:
         except StoreError as problem:  # the round itself is stored
             logger.warning("%s", problem)
 
+    @cached_property
+    def drawing(self) -> RoundTasks:
+        """The round's tasks, its own draws among them."""
+        return RoundTasks(self.store, self.round, self.target, self.settings.seed, self.settings.rollout.tasks)
+
     def tasks(self, split: str) -> list[TargetTask]:
-        """The split's tasks that this round plays: all, or `rollout.tasks` of them taken at equal distances.
-
-        A target that can draw gives every round new diagnosis and validation tasks; *test* is sealed, the same for all.
-        """
-        found = self.whole(split)
-        return spread(found, self.settings.rollout.tasks or len(found))
-
-    def whole(self, split: str) -> list[TargetTask]:
-        """All tasks that the split has in this round, also those that it does not play."""
-        return self._drawn(split) if self.draws(split) else list(self.target.tasks(split))
-
-    @cached_property
-    def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
-        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, or those
-        that it holds back, because the others were looked at when settings were chosen; else these, and no shift tasks
-        where there are none."""
-        target = self.target
-        if isinstance(target, HoldsBack):
-            return list(target.held_back_test()), list(target.held_back_shift())
-        if isinstance(target, DrawsTests):
-            test, shift = list(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
-            test = spread(test, self.settings.rollout.tasks or len(test))
-        else:
-            test, shift = self.tasks("test"), list(target.shift_test()) if isinstance(target, ShiftTested) else []
-        refuse_repeats({"test": test, "the shift test": shift})
-        return test, shift
-
-    def draws(self, split: str) -> bool:
-        """Whether the split's tasks are new in every round."""
-        return split != "test" and isinstance(self.target, Drawable)
-
-    def _drawn(self, split: str) -> list[TargetTask]:
-        """The tasks that this round drew, which have no content of earlier rounds; their contents are stored."""
-        if split not in self._tasks:
-            assert isinstance(self.target, Drawable)
-            self._tasks[split] = self._recorded(self.target.drawn(split, self._draw), split)
-        return self._tasks[split]
-
-    def further_tasks(self, families: Mapping[str, int]) -> list[TargetTask]:
-        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw."""
-        if not isinstance(self.target, Drawable):
-            return []
-        drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
-        return self._recorded([task for tasks in drawn for task in tasks], "validation")
-
-    @cached_property
-    def _draw(self) -> Draw:
-        """What decides the round's draws, with the contents that earlier rounds of the target drew. Not what this one
-        has drawn itself: an earlier round that went on since may have drawn it, too, and this one's tasks stay."""
-        this = self.round
-        numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
-        drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
-        own = {r.content for r in drawn if r.round_id == this.id}
-        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number) - own
-        return Draw(self.settings.seed, this.number, used)
-
-    def _recorded(self, tasks: Sequence[TargetTask], split: str) -> list[TargetTask]:
-        """The tasks drawn for a split, once their contents are stored: no later round draws them."""
-        assert isinstance(self.target, Drawable)
-        refuse_others(tasks, split)
-        refuse_repeats({"test": self.target.tasks("test"), **self._tasks, f"the draw of {split}": tasks})
-        self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
-        return list(tasks)
-
-    def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
-        this = self.round
-        return DrawnTaskRow(
-            round_id=this.id,
-            split=task.split,
-            task_id=task.id,
-            target=this.target,
-            data_hash=this.data_hash,
-            family=task.family,
-            content=content,
-        )
+        """The split's tasks that this round plays."""
+        return self.drawing.played(split)
 
     @property
     def folder(self) -> Path:

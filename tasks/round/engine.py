@@ -23,7 +23,7 @@ from models.providers.chat_policy import ChatPolicy, ChatTurns
 from models.providers.spending import SpendingCap
 from models.renderer import Renderer
 from models.telemetry.metrics import METRICS
-from tasks.round.progress import Meter
+from tasks.unattended.progress import Meter
 
 logger = logging.getLogger("trace")
 

@@ -15,8 +15,8 @@ from errors import BudgetExceeded, EpisodesLost, PolicyError, ProviderError
 from models.episodes import Episode
 from models.scripted import NoopPolicy
 from tasks.round.engine import Engine, Playground, PlayOptions, PlayRun
-from tasks.round.progress import Stopwatch
 from tasks.unattended.limits import RoundLimits
+from tasks.unattended.progress import Stopwatch
 
 logger = logging.getLogger("trace")
 

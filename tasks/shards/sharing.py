@@ -14,11 +14,11 @@ from errors import PolicyError, StoreError, TraceError
 from models.episodes import Episode
 from tasks.round.context import Context
 from tasks.round.engine import Engine, Playground, PlayRun
-from tasks.round.progress import Meter
 from tasks.shards.runners import Cluster, open_cluster
 from tasks.shards.work import works
 from tasks.shards.worker import code_fingerprint, play_part, shard_task
 from tasks.unattended.alive import has_ended
+from tasks.unattended.progress import Meter
 from tasks.unattended.stalls import pulse
 
 logger = logging.getLogger("trace")

@@ -1,1 +1,1 @@
-"""What lets a round run without anybody looking: limits, a watch for hangs, who and what is alive, and notices."""
+"""What lets a round run without anybody looking: limits, a watch for hangs, who is alive, progress, and notices."""

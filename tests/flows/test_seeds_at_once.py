@@ -13,7 +13,7 @@ from flows import compare_methods as flow
 from flows.compare_methods import CompareParameters
 from models.telemetry.place import here
 from settings import load_settings
-from tasks.round.progress import Meter
+from tasks.unattended.progress import Meter
 
 
 @pytest.fixture

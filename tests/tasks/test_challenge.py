@@ -24,6 +24,7 @@ from tasks.evaluate import _settling
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.statistics import tasks_needed
 from tasks.round.context import Context
+from tasks.round.drawing import RoundTasks
 from tasks.round.results import RegisterResult, StartFigures, TrainResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import forget, open_context
@@ -72,7 +73,7 @@ def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, mon
     look = look_at(context, "validation")
     further = _further(context, OWN, look)
     assert 0 < further["cancel_without_number"] <= 32
-    more = context.further_tasks(further)
+    more = context.drawing.further(further)
     assert len(more) == further["cancel_without_number"]
     assert {t.family for t in more} == {"cancel_without_number"}
     assert {t.split for t in more} == {"validation"}
@@ -83,7 +84,7 @@ def test_a_small_family_gets_the_tasks_that_its_gain_needs(context: Context, mon
 
 
 def test_further_tasks_of_some_families_do_not_judge_what_is_about_all(context: Context) -> None:
-    split, more = context.tasks("validation"), context.further_tasks({"cancel_other": 3})
+    split, more = context.tasks("validation"), context.drawing.further({"cancel_other": 3})
     families = {t.family for t in split}
     assert _own_tasks(["cancel_other"], split, more)[-3:] == more
     assert _own_tasks(sorted(families), split, more) == _own_tasks([], split, more) == split
@@ -102,7 +103,7 @@ def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch:
 
 
 def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    played = {t.id for t in context.tasks("validation")} | {t.id for t in context.further_tasks({"refund_all": 4})}
+    played = {t.id for t in context.tasks("validation")} | {t.id for t in context.drawing.further({"refund_all": 4})}
     ((settling, trials, first),) = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
     assert [t.family for t in settling] == ["cancel_other"] * 40 + ["refund_all"] * 40
     assert not played & {t.id for t in settling}
@@ -116,7 +117,7 @@ def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twice the episodes of forty further tasks; a large family is played once more, as often as before."""
-    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    monkeypatch.setattr(RoundTasks, "draws", lambda self, split: False)
     before, there = context.settings.evaluation.validation_trials, context.tasks("validation")
     mine = {f: [t for t in there if t.family == f] for f in ("cancel_other", "refund_all")}
     owed = _settling(context, {}, ["refund_all", "cancel_other"])
@@ -132,7 +133,7 @@ def test_what_no_validation_task_can_prove_is_not_trained(context: Context, monk
     others = [t for t in context.tasks("validation") if t.family != "refund_all"]
     monkeypatch.setattr(Context, "tasks", lambda self, split: others)
     assert synthesize_file._unprovable(context, ["refund_all"]) == "", "such tasks may be drawn"
-    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    monkeypatch.setattr(RoundTasks, "draws", lambda self, split: False)
     assert synthesize_file._unprovable(context, ["refund_all", "cancel_other"]) == ""
     made = synthesize_file.synthesize._work(context, "refund_payment")
     assert not made.accepted
@@ -224,7 +225,7 @@ def test_a_drawn_split_has_the_whole_level_once_and_a_fixed_one_spends_it(
     assert look_at(context, "validation") == first, "a stage that is done again looks once"
     again = open_context(context.settings, fresh=True)
     assert (look_at(again, "validation").number, look_at(again, "validation").alpha) == (1, alpha)
-    monkeypatch.setattr(Context, "draws", lambda self, split: False)
+    monkeypatch.setattr(RoundTasks, "draws", lambda self, split: False)
     third = open_context(context.settings, fresh=True)
     fixed = [look_at(opened, "validation") for opened in (third, open_context(context.settings, fresh=True))]
     assert [look.number for look in fixed] == [1, 2]

@@ -59,7 +59,7 @@ class Answer:
 
 def test_tasks(context: Context) -> Sequence[TargetTask]:
     """The test tasks on which the methods of a seed are compared."""
-    return context.compared_on[0]
+    return context.drawing.compared_on[0]
 
 
 test_tasks.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
@@ -67,7 +67,7 @@ test_tasks.__test__ = False  # type: ignore[attr-defined]  # pytest would take i
 
 def shift_tasks(context: Context) -> Sequence[TargetTask]:
     """The first tasks of the shift test that the methods of a seed are compared on; none where the target has none."""
-    return context.compared_on[1][:SHIFT_TASKS]
+    return context.drawing.compared_on[1][:SHIFT_TASKS]
 
 
 def one_adapter(context: Context, name: str, adapter: str) -> Answer:

@@ -31,9 +31,9 @@ from models.training.records import StepRecord, TrainingSettings, come_apart
 from tasks.measuring.lineup import TRIED
 from tasks.round.adapters import adapter_id, begin_adapter, finish_adapter
 from tasks.round.context import Context
-from tasks.round.progress import Meter, Stopwatch
 from tasks.round.target_prompt import first_opening
 from tasks.synthesis.calibration import HINT
+from tasks.unattended.progress import Meter, Stopwatch
 
 logger = logging.getLogger("trace")
 

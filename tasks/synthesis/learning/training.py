@@ -19,7 +19,6 @@ from settings import Settings
 from tasks.round.adapters import begin_adapter, finish_adapter
 from tasks.round.context import Context
 from tasks.round.engine import Playground, row_of
-from tasks.round.progress import Meter, Stopwatch
 from tasks.round.results import TrainResult, TransferFigures
 from tasks.round.rollouts import round_seed
 from tasks.synthesis.calibration import HINT
@@ -29,6 +28,7 @@ from tasks.synthesis.limited import limited
 from tasks.synthesis.starting import start_config, start_metrics, start_params
 from tasks.synthesis.transfer import VERDICT as NOT_TRANSFERRED
 from tasks.synthesis.transfer import first_third, transfer_metrics
+from tasks.unattended.progress import Meter, Stopwatch
 
 
 def training_settings(s: Settings, number: int = 1) -> TrainingSettings:

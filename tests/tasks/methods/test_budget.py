@@ -16,8 +16,8 @@ from models.policy import Sampling
 from models.scripted import OraclePolicy
 from tasks.methods.seed.budget import Account, Lender
 from tasks.round.engine import Engine, Origin, Playground, row_of
-from tasks.round.progress import Stopwatch
 from tasks.round.rollouts import RoundEngine, purpose_of
+from tasks.unattended.progress import Stopwatch
 from tests.tasks.counting_target import TASKS, Counting
 
 GROUND = Playground(Counting, "counting", "evaluation", 0.7, 16)

@@ -20,8 +20,8 @@ from tasks.methods.seed.answers import Answer
 from tasks.methods.seed.budget import TEST
 from tasks.methods.seed.prompts import Prompting
 from tasks.methods.seed.seed_run import DIAGNOSIS, close_round, diagnose, pay
-from tasks.round import progress
 from tasks.round.results import RolloutResult
+from tasks.unattended import progress
 from tests.tasks.methods.letters_target import SIZE
 from tests.tasks.methods.seeds_made import seed_run, without_prefect
 

@@ -17,7 +17,7 @@ def compared(home: Path, target: str, seed: int, tasks: int = 0) -> tuple[list[s
     settings = load_settings(profile="smoke", home=home, target=target, seed=seed, rollout={"tasks": tasks})
     context = open_context(settings)
     try:
-        test, shift = context.compared_on
+        test, shift = context.drawing.compared_on
         fixed = {t.id for t in context.target.tasks("test")}
         assert fixed.isdisjoint(t.id for t in test) is (target == "shop")
         return [t.id for t in test], [t.id for t in shift]
@@ -63,6 +63,6 @@ def test_a_shift_test_with_ids_of_test_tasks_is_refused(settings_folder: Path, m
     monkeypatch.setattr(type(context.target), "shift_test", lambda self: list(self.tasks("test")))
     try:
         with pytest.raises(TargetError, match="'test-low-300' is in test and in the shift test"):
-            _ = context.compared_on
+            _ = context.drawing.compared_on
     finally:
         forget(context.round.id)

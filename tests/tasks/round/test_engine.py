@@ -18,8 +18,8 @@ from models.policy import PolicyIdentity
 from models.scripted import OraclePolicy
 from tasks.round import engine as engines
 from tasks.round.engine import Engine, Origin, Playground, PlayOptions, PlayRun
-from tasks.round.progress import Stopwatch
 from tasks.round.rollouts import RoundEngine
+from tasks.unattended.progress import Stopwatch
 from tests.tasks.counting_target import TASKS, Counting
 
 EPISODES = [Episode("", task, 3, 0) for task in TASKS]

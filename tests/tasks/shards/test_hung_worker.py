@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from db import ShardRow
-from tasks.round import progress
 from tasks.shards import sharing
+from tasks.unattended import progress
 
 POLLS = 100
 

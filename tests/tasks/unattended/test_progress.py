@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tasks.round import progress
-from tasks.round.progress import Meter, pace
+from tasks.unattended import progress
+from tasks.unattended.progress import Meter, pace
 
 
 def test_lines_say_rate_and_time_left(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

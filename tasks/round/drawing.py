@@ -1,0 +1,99 @@
+"""The tasks that a round plays: the target's own, and those that are drawn for this round and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from db import DrawnTaskRow, Round, Store
+from environments.contract import Draw, Drawable, DrawsTests, HoldsBack, ShiftTested, Target, TargetTask
+from environments.picking import spread
+from environments.task_ids import refuse_others, refuse_repeats
+
+
+@dataclass
+class RoundTasks:
+    """The tasks of one round. A target that can draw gives every round new diagnosis and validation tasks; *test* is
+    sealed, the same for all. `seed` is the settings'; a split has at most `most` tasks (None: all that it has)."""
+
+    store: Store
+    round: Round
+    target: Target
+    seed: int
+    most: int | None
+    _met: dict[str, list[TargetTask]] = field(default_factory=dict)
+
+    def played(self, split: str) -> list[TargetTask]:
+        """The split's tasks that this round plays: all, or as many as it may, taken at equal distances."""
+        return self._spread(self.whole(split))
+
+    def whole(self, split: str) -> list[TargetTask]:
+        """All tasks that the split has in this round, also those that it does not play."""
+        if not self.draws(split):
+            return list(self.target.tasks(split))
+        if split not in self._met:
+            assert isinstance(self.target, Drawable)
+            self._met[split] = self._recorded(self.target.drawn(split, self._draw), split)
+        return self._met[split]
+
+    def draws(self, split: str) -> bool:
+        """Whether the split's tasks are new in every round."""
+        return split != "test" and isinstance(self.target, Drawable)
+
+    def further(self, families: Mapping[str, int]) -> list[TargetTask]:
+        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw."""
+        if not isinstance(self.target, Drawable):
+            return []
+        drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
+        return self._recorded([task for tasks in drawn for task in tasks], "validation")
+
+    @cached_property
+    def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:
+        """Test and shift tasks on which methods are compared: of this seed's own where the target draws them, or those
+        that it holds back, because the others were looked at when settings were chosen; else these, and no shift tasks
+        where there are none."""
+        target = self.target
+        if isinstance(target, HoldsBack):
+            return list(target.held_back_test()), list(target.held_back_shift())
+        if isinstance(target, DrawsTests):
+            test, shift = self._spread(target.drawn_test(self._draw)), list(target.drawn_shift(self._draw))
+        else:
+            test = self.played("test")
+            shift = list(target.shift_test()) if isinstance(target, ShiftTested) else []
+        refuse_repeats({"test": test, "the shift test": shift})
+        return test, shift
+
+    def _spread(self, found: Sequence[TargetTask]) -> list[TargetTask]:
+        return spread(list(found), self.most or len(found))
+
+    @cached_property
+    def _draw(self) -> Draw:
+        """What decides the round's draws, with the contents that earlier rounds of the target drew. Not what this one
+        has drawn itself: an earlier round that went on since may have drawn it, too, and this one's tasks stay."""
+        this = self.round
+        numbers = {r.id: r.number for r in self.store.rows(Round, target=this.target)}
+        drawn = self.store.rows(DrawnTaskRow, target=this.target, data_hash=this.data_hash)
+        own = {r.content for r in drawn if r.round_id == this.id}
+        used = frozenset(r.content for r in drawn if numbers[r.round_id] < this.number) - own
+        return Draw(self.seed, this.number, used)
+
+    def _recorded(self, tasks: Sequence[TargetTask], split: str) -> list[TargetTask]:
+        """The tasks drawn for a split, once their contents are stored: no later round draws them."""
+        assert isinstance(self.target, Drawable)
+        refuse_others(tasks, split)
+        refuse_repeats({"test": self.target.tasks("test"), **self._met, f"the draw of {split}": tasks})
+        self.store.put([self._drawn_row(self.target.content(t), t) for t in tasks])
+        return list(tasks)
+
+    def _drawn_row(self, content: str, task: TargetTask) -> DrawnTaskRow:
+        this = self.round
+        return DrawnTaskRow(
+            round_id=this.id,
+            split=task.split,
+            task_id=task.id,
+            target=this.target,
+            data_hash=this.data_hash,
+            family=task.family,
+            content=content,
+        )
