@@ -30,7 +30,7 @@ def main(seed: int, most: int, profile: str) -> None:
     from models.training.checkpoints import weights_by_step
     from tasks.calibrate import calibrate
     from tasks.contrast import contrast
-    from tasks.measuring.statistics import clustered_interval
+    from tasks.measuring.statistics import success_interval
     from tasks.rollout import rollout
     from tasks.round.engine import Playground
     from tasks.round.stage import forget, open_context
@@ -77,7 +77,7 @@ def main(seed: int, most: int, profile: str) -> None:
                 name = load_folder(context.policy, folder, capability, context.round.id, adapter_digest(folder))
             for tasks in (own, retention):
                 frame = play_checkpoint(context.engine, ground, tasks, seed, name)
-                rate = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+                rate = success_interval(frame)
                 said.append(f"{100 * rate.rate:.0f} % ({100 * rate.low:.0f} to {100 * rate.high:.0f})")
             print(f"  step {step} on {SEEDS} further seeds: own {said[0]}, retention {said[1]}")
     forget(context.round.id)

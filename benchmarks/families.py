@@ -23,7 +23,7 @@ from environments.targets.reasoning_gym.target import NAME, ReasoningGymTarget
 from errors import TargetError
 from models.episodes import Episode
 from settings import load_settings
-from tasks.measuring.statistics import clustered_interval
+from tasks.measuring.statistics import success_interval
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.rollouts import outcomes
@@ -56,7 +56,7 @@ def row(context: Context, family: str, given: argparse.Namespace) -> str:
     episodes = [Episode("", task, given.seed, trial) for task in tasks for trial in range(given.samples)]
     frame = outcomes(context.store, context.engine.play(ground, episodes, f"base on {family}"))
     solved = frame.groupby("task")["success"].mean()
-    found = clustered_interval(frame["success"].to_numpy(dtype=float), frame["task"].to_numpy())
+    found = success_interval(frame)
     cells = (
         family,
         f"{100 * frame['success'].mean():.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})",

@@ -32,7 +32,7 @@ from errors import ConfigurationError
 from models.adapters.loading import load_folder
 from models.episodes import Episode
 from settings import load_settings
-from tasks.measuring.statistics import clustered_interval
+from tasks.measuring.statistics import success_interval
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import forget, open_context
@@ -68,7 +68,7 @@ def on_validation(context: Context, tasks: Sequence[TargetTask], name: str | Non
 
 def told(context: Context, ids: list[str]) -> str:
     frame = outcomes(context.store, ids)
-    found = clustered_interval(frame["success"].to_numpy(dtype=float), frame["task"].to_numpy())
+    found = success_interval(frame)
     return f"{100 * frame['success'].mean():3.0f} % ({100 * found.low:.0f} to {100 * found.high:.0f})"
 
 

@@ -35,7 +35,7 @@ from environments.contract import Draw, Drawable, ShiftTested, TargetTask
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
 from tasks.measuring.lineup import lineup_of, play_lineup
-from tasks.measuring.statistics import PairedDifference, align, clustered_interval, holm, paired_difference
+from tasks.measuring.statistics import PairedDifference, align, holm, paired_difference, success_interval
 from tasks.round.context import Context
 from tasks.round.results import GateResult, ReportResult, SelectResult, TrainResult
 from tasks.round.rollouts import outcomes
@@ -123,7 +123,7 @@ def play(context: Context, release: ReleaseRow | None, tasks: Sequence[TargetTas
 
 
 def success(frame: pd.DataFrame) -> str:
-    interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+    interval = success_interval(frame)
     return f"{100 * interval.rate:5.1f} % ({100 * interval.low:.1f} to {100 * interval.high:.1f})"
 
 

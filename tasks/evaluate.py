@@ -21,7 +21,7 @@ from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import AGAIN, noop_tasks
 from tasks.measuring.gate_rules import ELSEWHERE, judge_release, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
-from tasks.measuring.statistics import align, clustered_interval
+from tasks.measuring.statistics import align, success_interval
 from tasks.releases.lifecycle import add_evidence, release_numbered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
@@ -194,7 +194,7 @@ def _store_evaluation(
         raise EpisodesLost(
             f"{lost}; mend what they were lost to (docs/2-database.md, question 3), then run the same command"
         )
-    interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+    interval = success_interval(frame)
     rate = SuccessRate(success=interval.rate, low=interval.low, high=interval.high)
     context.store.put(
         [

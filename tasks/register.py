@@ -17,7 +17,7 @@ from models.adapters.fingerprint import Fingerprint
 from models.adapters.loading import fingerprint_on
 from models.episodes import Episode
 from tasks.measuring.lineup import champion_of, load_member
-from tasks.measuring.statistics import Interval, clustered_interval
+from tasks.measuring.statistics import Interval, success_interval
 from tasks.round.adapters import kept_proof, load_trained, own_adapter
 from tasks.round.context import Context
 from tasks.round.engine import Playground
@@ -37,10 +37,7 @@ def register(context: Context, capability: str) -> RegisterResult:
     assert row is not None, "it was trained"
     proof = proof_of(context, row, name)
     sides = _on_fresh_seeds(context, capability, row.id, name)
-    rates = {
-        side: clustered_interval(f["success"].astype(float).to_numpy(), f["task"].to_numpy())
-        for side, f in sides.items()
-    }
+    rates = {side: success_interval(f) for side, f in sides.items()}
     registered = _in_mlflow(context, capability, row, proof, sides["adapter"], rates)
     liveness, adapter = proof.largest_move, rates["adapter"]
     context.store.set_state(

@@ -22,7 +22,7 @@ from tasks.measuring.outcomes import (
     read_outcomes,
 )
 from tasks.measuring.paired_tasks import PairedTasks
-from tasks.measuring.statistics import Interval, PairedDifference, clustered_interval
+from tasks.measuring.statistics import Interval, PairedDifference, success_interval
 from tasks.releases.lookup import target_named
 
 NONE = "(no family)"
@@ -178,7 +178,7 @@ def compare(a: Outcomes, b: Outcomes) -> Comparison:
     sides = [
         Side(
             side.name,
-            clustered_interval(frame["success"].to_numpy(), frame["task"].to_numpy()),
+            success_interval(frame),
             len(mine - common),
             int(frame["success"].isna().sum()),
             len(judged & side.routed),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from db import Store
 from tasks.measuring.evaluation import EvaluationRun, EvaluationSpec
 from tasks.measuring.outcomes import evaluation_stage, played_releases
-from tasks.measuring.statistics import clustered_interval
+from tasks.measuring.statistics import success_interval
 
 # Families shown in the table; the JSON has all of them.
 FAMILIES_SHOWN = 12
@@ -72,7 +72,7 @@ def success_of(frame: pd.DataFrame) -> Success | None:
     """Figures of trajectories [task_id, success, reward], None when there is none."""
     if frame.empty:
         return None
-    interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task_id"].to_numpy())
+    interval = success_interval(frame, "task_id")
     # Reward as success is: the mean over tasks of each task's mean.
     reward = float(frame.groupby("task_id")["reward"].mean().mean())
     return Success(

@@ -94,6 +94,11 @@ def clustered_interval(outcomes: Any, clusters: Any, confidence: float = 0.95) -
     return Interval(rate, low, high, n, tasks, size)
 
 
+def success_interval(frame: pd.DataFrame, by: str = "task") -> Interval:
+    """The interval of a frame's outcomes `success`, clustered by its column `by`."""
+    return clustered_interval(frame["success"].astype(float).to_numpy(), frame[by].to_numpy())
+
+
 def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.95) -> PairedDifference:
     """How much better `other` is than `base`, task by task.
 
@@ -103,10 +108,9 @@ def paired_difference(base: Any, other: Any, tasks: Any, confidence: float = 0.9
     whose differences are multiples of one fraction, as those of success rates are; else 20,000 draws from a
     fixed seed with the observed one counted in, and where none of these is as extreme Hoeffding's bound if it is
     smaller; so p is never 0. Ties with the observed sum count as at least as extreme; unchanged tasks are inert and
-    cost nothing. *interval*: Agresti and Min (2005, Statistics in
-    Medicine 24) generalised from matched pairs to task differences: two pseudo-tasks (half +1, half -1, one 0) keep it
-    from shrinking to nothing when all tasks agree; quantiles of t with G - 1 degrees of freedom. Raises ValueError
-    when no task was finished by both sides."""
+    cost nothing. *interval*: Agresti and Min (2005, Statistics in Medicine 24) generalised from matched pairs to task
+    differences: two pseudo-tasks (half +1, half -1, one 0) keep it from shrinking to nothing when all tasks agree;
+    quantiles of t with G - 1 degrees of freedom. ValueError when no task was finished by both sides."""
     return difference_of(*task_differences(base, other, tasks), confidence)
 
 

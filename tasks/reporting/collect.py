@@ -12,7 +12,7 @@ from db import ReleaseRow, RouteRow, StageRow
 from environments.contract import Generators, Target
 from models.policy import PolicyIdentity
 from settings import Settings
-from tasks.measuring.statistics import align, clustered_interval, minimum_detectable_effect, paired_difference
+from tasks.measuring.statistics import align, minimum_detectable_effect, paired_difference, success_interval
 from tasks.reporting.analyst import analyst_figures, analyst_warnings
 from tasks.reporting.before_after import before_after, data_before, history_until, release_figures
 from tasks.reporting.capabilities import capabilities_of
@@ -128,7 +128,7 @@ def figures_of(
 
 
 def _rate(frame: Any) -> Rate:
-    interval = clustered_interval(frame["success"].astype(float).to_numpy(), frame["task"].to_numpy())
+    interval = success_interval(frame)
     return Rate(success=interval.rate, low=interval.low, high=interval.high, n=interval.n, tasks=interval.tasks)
 
 

@@ -20,7 +20,7 @@ from models.adapters.loading import load_folder
 from models.episodes import Episode
 from models.training.records import GroupFigures, StepRecord
 from tasks.measuring.lineup import held
-from tasks.measuring.statistics import Interval, clustered_interval, paired_difference
+from tasks.measuring.statistics import Interval, clustered_interval, paired_difference, success_interval
 from tasks.round.context import Context
 from tasks.round.engine import Playground
 from tasks.round.results import CheckpointFigures
@@ -127,7 +127,7 @@ def _figures(step: int, frame: pd.DataFrame, start: pd.DataFrame, names: set[str
         raise EnvironmentFault(
             f"all episodes that were to show what step {step} is worth were lost to errors; their trajectories say why"
         )
-    success = clustered_interval(mine["success"].astype(float).to_numpy(), mine["task"].to_numpy())
+    success = success_interval(mine)
     return CheckpointFigures(
         step=step,
         success=success.rate,
