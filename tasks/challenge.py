@@ -18,8 +18,9 @@ from prefect.artifacts import create_table_artifact
 from db import AdapterRow, AdapterState, GatePlanRow, LookRow, VerdictRow, row_id
 from environments.contract import TargetTask
 from errors import StoreError
+from tasks.gating.judging import look_at, rules_of
 from tasks.measuring.decisions import CapabilityDecision
-from tasks.measuring.gate_plan import GatePlan, GateRules, alpha_at, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, rules_sha256
 from tasks.measuring.gate_rules import even_shares, judge_capabilities
 from tasks.measuring.lineup import lineup_of, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import align, tasks_needed
@@ -28,7 +29,7 @@ from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, TrainResult
 from tasks.round.rollouts import outcomes
 from tasks.round.stage import stage
-from tasks.synthesis.environments import stored_environment
+from tasks.synthesis.environments import families_of
 from tasks.tracking.versions import log_decision
 
 SPLIT = "validation"
@@ -83,44 +84,6 @@ def challenge(context: Context) -> ChallengeResult:
         alpha=look.alpha,
         plan=plan,
     )
-
-
-def rules_of(context: Context) -> GateRules:
-    """The gate's levels, from the round's settings."""
-    s = context.settings.evaluation
-    return GateRules(alpha=s.alpha, margin=s.margin, settling=s.own_tasks)
-
-
-def families_of(context: Context, capability: str) -> Sequence[str]:
-    """The families that a capability's environment is about."""
-    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
-    return environment.spec.families
-
-
-def look_at(context: Context, split: str) -> LookRow:
-    """This round's look at a split, counted once: how many there were, and what it may spend of alpha."""
-    this = context.round
-    drawn = this.number if context.drawing.draws(split) else 0
-    looks = context.store.rows(LookRow, target=this.target, data_hash=this.data_hash, split=split, draw=drawn)
-    for look in looks:
-        if look.round_id == this.id:
-            return look
-    number = 1 + len(looks)
-    alpha = context.settings.evaluation.alpha
-    # Test decides nothing, so it spends nothing; a fresh draw is seen once, by the round that drew it.
-    spent = 0.0 if split == "test" else alpha_at(number, alpha, drawn=bool(drawn))
-    look = LookRow(
-        id=row_id("look", this.id, split),
-        round_id=this.id,
-        number=number,
-        alpha=spent,
-        target=this.target,
-        data_hash=this.data_hash,
-        split=split,
-        draw=drawn,
-    )
-    context.store.put([look])
-    return look
 
 
 def _gains(context: Context, capabilities: Iterable[str]) -> dict[str, float]:

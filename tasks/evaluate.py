@@ -8,26 +8,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
 from environments.picking import spread
-from errors import EpisodesLost, EpisodesSpent, PolicyError
+from errors import EpisodesLost, EpisodesSpent
 from models.scripted import NoopPolicy
-from tasks.challenge import families_of, look_at, rules_of
-from tasks.measuring.decisions import ReleaseDecision
+from tasks.gating.judging import decision_on, look_at, own_families, pairs_of, rules_of
 from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import AGAIN, noop_tasks
-from tasks.measuring.gate_rules import ELSEWHERE, judge_release, unclear_families
+from tasks.measuring.gate_rules import ELSEWHERE, unclear_families
 from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
-from tasks.measuring.statistics import align, success_interval
+from tasks.measuring.statistics import success_interval
 from tasks.releases.lifecycle import add_evidence, release_numbered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, GateResult, RouteResult, SuccessRate, TestResult
 from tasks.round.rollouts import episodes_for, outcomes
 from tasks.round.stage import stage
-from tasks.route import amend
+from tasks.routing.candidate import amend
 
 logger = logging.getLogger("trace")
 
@@ -76,7 +73,7 @@ def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
     measured = _measure(context, "validation", sides, trials, context.seed)
     found = EvaluateResult(**measured, **further)
     live, routed = [*found.live_ids, *found.further_live_ids], [*found.routed_ids, *found.further_routed_ids]
-    unclear = unclear_families(_pairs(context, live, routed), rules_of(context))
+    unclear = unclear_families(pairs_of(context, live, routed), rules_of(context))
     try:
         if settling := _settling(context, challenged.further, unclear):
             return found.model_copy(update=both(settling, "settled", "what settles a fall"))
@@ -85,38 +82,12 @@ def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
     return found
 
 
-def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
-    """What the gate's rules say of the candidate, from the episodes that are stored."""
-    challenged = context.result(ChallengeResult)
-    return judge_release(
-        _pairs(context, evaluated.live_ids, evaluated.routed_ids),
-        rules_of(context),
-        challenged.alpha,
-        context.settings.evaluation.validation_trials,
-        {c: families_of(context, c) for c in challenged.passed},
-        challenged.look,
-        _pairs(context, evaluated.settled_live_ids, evaluated.settled_routed_ids),
-        evaluated.left,
-        _pairs(context, evaluated.further_live_ids, evaluated.further_routed_ids),
-    )
-
-
-def _pairs(context: Context, live: Sequence[str], routed: Sequence[str]) -> pd.DataFrame:
-    """The episodes of both sides, joined by task and trial; NaN where one was lost. Without those that neither side's
-    policy could answer, as a prompt that fits no context: nothing can fall there, whenever it is played."""
-    sides = [outcomes(context.store, ids, lost=True) for ids in (live, routed)]
-    pair = align(*sides)
-    unanswered = [side[side["error_boundary"] == PolicyError.boundary] for side in sides]
-    nobody = set.intersection(*({*zip(some["task"], some["trial"], strict=True)} for some in unanswered))
-    return pair.loc[[key not in nobody for key in zip(pair["task"], pair["trial"], strict=True)]]
-
-
 def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
     """Families that keep a candidate from being promoted which is better on the own families of what passed, with the
     reason for each: none of them is such an own family. Where none of them falls and all together do, those that lost
     what is within their resolution."""
     decision = decision_on(context, found)
-    own = {family for c in context.result(ChallengeResult).passed for family in families_of(context, c)}
+    own = {family for families in own_families(context).values() for family in families}
     fell = {f: decision.fallen[f] for f in decision.families if f in decision.fallen}
     if not fell and ELSEWHERE in decision.fallen:
         small = {f: d for f, d in decision.families.items() if decision.falls[f] is FallKind.WITHIN and f not in own}

@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from db import ReleaseRow, ReleaseState, VerdictRow
 from errors import ConfigurationError, TransitionError
-from tasks.evaluate import decision_on
+from tasks.gating.judging import decision_on
 from tasks.measuring.decisions import GateVerdict, ReleaseDecision
 from tasks.measuring.gate_plan import p_text
 from tasks.operations.told import tell_verdict

@@ -7,27 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
-from db import AdapterRow, ReleaseRow
-from models.adapters.blending import parts_named
-from models.router.router import Router
-from tasks.measuring.lineup import lineup_of, members_of, try_on_diagnosis
-from tasks.releases.lifecycle import new_candidate
+from tasks.measuring.lineup import lineup_of, try_on_diagnosis
 from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RouteResult
 from tasks.round.stage import stage
-from tasks.routing.examples import Example, definitions_of, examples_of
+from tasks.routing.candidate import ROUTER, member_versions, old_blends, routed_members, save_router, stored_candidate
+from tasks.routing.examples import definitions_of, examples_of
 from tasks.routing.fitting import fitted
 from tasks.tracking.wrong_routes import answers_unlike, tell_wrong_routes
 
 logger = logging.getLogger("trace")
-
-# Folders of the round: the router as it was fitted, and with families left to what answers them today.
-ROUTER, AMENDED = "router", "router-amended"
 
 
 @stage("route", title="assemble the candidate, fit its router")
@@ -37,7 +28,7 @@ def route(context: Context) -> RouteResult:
     if not challenged.passed:
         return RouteResult(skipped=challenged.skipped or "no adapter was better than what answers today")
     own = {c: own_adapter(context.stored, c) for c in challenged.passed}
-    members = _routed(context.parent) | own
+    members = routed_members(context.parent) | own
     tried = try_on_diagnosis(context, challenged.passed)
     today = lineup_of(context, context.incumbent).router
     kept = today.unlike if today and today.unlike in members else ""
@@ -46,14 +37,14 @@ def route(context: Context) -> RouteResult:
     with context.model:
         found = fitted(context, examples, unlike, definitions=definitions_of(context, members))
     router = found.router
-    _save(context, router, ROUTER)
-    old = _old_blends(context.parent, own)
+    save_router(context, router, ROUTER)
+    old = old_blends(context.parent, own)
     for name in old:
         logger.warning(
             "%s is left out of the candidate: it holds weights that the round has renewed; blend again", name
         )
     evidence = {"new": challenged.passed, "unlike": unlike, **({"blends_left": old} if old else {})}
-    candidate = _candidate(context, _versions(context, own), router, ROUTER, evidence)
+    candidate = stored_candidate(context, member_versions(context, own), router, ROUTER, evidence)
     return RouteResult(
         candidate=candidate.id,
         version=router.version,
@@ -64,98 +55,4 @@ def route(context: Context) -> RouteResult:
         threshold=router.certain,
         calibration=found.judged,
         right=found.right,
-    )
-
-
-def amend(context: Context, candidate: ReleaseRow, families: Collection[str]) -> ReleaseRow | None:
-    """A candidate like this one behind another router, fitted with the examples of `families`, which fell, as what
-    answers these today and with many votes each. None where no example is of one of them, or where the candidate has
-    renewed all that answers them: then nobody is left who could. What is stored of it says which they are."""
-    members = _routed(candidate)
-    examples = examples_of(context, members)
-    frame = context.store.trajectory_frame(None, id=[e.id for e in examples], columns=["id", "family"])
-    fell = set(frame[frame["family"].isin(list(families))]["id"])
-    asked = [e for e in examples if e.id in fell and e.label is not None]
-    labels = _answering_today(context, candidate, asked)
-    if not labels:
-        return None
-    unlike, definitions = str(candidate.evidence.get("unlike", "")), definitions_of(context, members)
-    with context.model:
-        again = [replace(e, label=labels.get(e.id, e.label)) for e in examples]
-        router = fitted(context, again, unlike, labels, definitions).router
-    _save(context, router, AMENDED)
-    evidence = {**candidate.evidence, "left": sorted(families)}
-    return _candidate(context, candidate.members, router, AMENDED, evidence)
-
-
-def _answering_today(context: Context, candidate: ReleaseRow, asked: Sequence[Example]) -> dict[str, str]:
-    """What answers these examples today, by their ids ("": the base); without those that an adapter answers which the
-    candidate has in another version, or no longer."""
-    today, base = lineup_of(context, context.incumbent).router, context.base
-    if today is None:
-        return {e.id: "" for e in asked}
-    with context.model:
-        decided = today.route(base.policy, base.renderer, [e.opening for e in asked]) if asked else []
-    before, after = members_of(context.incumbent), members_of(candidate)
-    kept = {"", *(c for c in after if after[c] == before.get(c))}
-    # What the live router names and the live release does not hold is answered by the base.
-    named = {e.id: d.capability if d.capability in before else "" for e, d in zip(asked, decided, strict=True)}
-    return {i: capability for i, capability in named.items() if capability in kept}
-
-
-def _save(context: Context, router: Router, name: str) -> None:
-    router.save(context.folder / name)
-    context.files.put(f"{context.round.id}/{name}")
-
-
-def _routed(release: ReleaseRow | None) -> dict[str, str]:
-    """Adapter ids of the members among which a router chooses: not of blends, which no round trained and which a
-    gateway alone answers with."""
-    return {capability: identity for capability, identity in members_of(release).items() if identity}
-
-
-def _versions(context: Context, own: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Exact versions of the members, with their digests: the parent's as they stand, blends among them, and in place of
-    those that the round renewed its `own` adapters; without the blends of those."""
-    before, old = context.parent.members if context.parent else {}, _old_blends(context.parent, own)
-    given = {c: dict(member) for c, member in before.items() if c not in old}
-    for capability, identity in own.items():
-        row = context.store.row(AdapterRow, id=identity)
-        assert row is not None, "the round's own adapters are stored"
-        given[capability] = {
-            "adapter_id": identity,
-            "model": str(row.registered_model),
-            "version": str(row.registered_version),
-            "sha256": row.sha256,
-        }
-    return given
-
-
-def _old_blends(parent: ReleaseRow | None, own: Mapping[str, str]) -> list[str]:
-    """The parent's blends that hold the weights of a member which the round renewed: beside its new adapter they would
-    answer as it was. They are left out until somebody publishes them again."""
-    blends = [c for c, member in parent.members.items() if not member["adapter_id"]] if parent else []
-    return sorted(name for name in blends if own.keys() & parts_named(name).keys())
-
-
-def _candidate(
-    context: Context,
-    members: Mapping[str, Mapping[str, str]],
-    router: Router,
-    folder: str,
-    evidence: Mapping[str, Any],
-) -> ReleaseRow:
-    """The candidate as it is stored, with the router fitted for its members, which lies in a folder of the round."""
-    return new_candidate(
-        context.store,
-        target=context.round.target,
-        parent=context.parent,
-        round_id=context.round.id,
-        base=context.base.identity.base,
-        base_revision=context.base.identity.revision,
-        data_hash=context.round.data_hash,
-        members=members,
-        router=router.version,
-        router_path=f"{context.round.id}/{folder}",
-        evidence=evidence,
     )

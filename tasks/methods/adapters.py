@@ -16,7 +16,6 @@ from typing import Literal
 from db import GENERALIST, AdapterRow, AdapterState
 from models.adapters.blending import blend
 from models.adapters.files import adapter_digest
-from tasks.challenge import families_of
 from tasks.measuring.lineup import Lineup, tried_on_diagnosis
 from tasks.methods.seed.answers import Answer, one_adapter, shift_tasks, success_of, test_tasks
 from tasks.methods.seed.budget import Account
@@ -24,6 +23,7 @@ from tasks.methods.seed.seed_run import SeedRun
 from tasks.round.adapters import adapter_id, own_adapter, registered
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, RegisterResult, RouteResult
+from tasks.synthesis.environments import families_of
 from tasks.synthesis.learning.generalist import specialists
 
 NONE_TRAINED = "TRACE registered no adapter, so the bare base answers"

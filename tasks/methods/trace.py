@@ -16,7 +16,6 @@ from db import GENERALIST
 from environments.contract import Drawable, Generators
 from errors import EpisodesSpent
 from settings import Settings
-from tasks.challenge import families_of
 from tasks.contrast import contrast
 from tasks.measuring.gate_plan import noop_tasks
 from tasks.measuring.lineup import lineup_of
@@ -36,6 +35,7 @@ from tasks.round.results import (
 )
 from tasks.round.stage import Stage, stage
 from tasks.synthesis.choosing import retained
+from tasks.synthesis.environments import families_of
 from tasks.synthesis.learning import generalist
 from tasks.synthesis.learning.generalist import specialists
 from tasks.synthesis.starting import MOST

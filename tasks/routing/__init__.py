@@ -1,1 +1,1 @@
-"""What decides which adapter answers a task: examples, and the router fitted on them."""
+"""What decides which adapter answers a task: examples, the router fitted on them, and the candidate behind it."""

@@ -13,6 +13,7 @@ from environments.synthesized.composed import ComposedEnvironment, CompositionSp
 from environments.synthesized.drawing import first_made
 from environments.synthesized.written import WrittenEnvironment
 from environments.validation.contrast import PROBED, SHARE, Contrast, one_answer
+from tasks.round.context import Context
 from tasks.synthesis.llm_synthesizer import accepted_environment
 
 # Success of the base from which a family counts as mastered: nothing to train there, much to forget.
@@ -138,3 +139,9 @@ def stored_environment(
     last = max(rows, key=lambda row: row.version)
     spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in last.spec.items()}
     return ComposedEnvironment(target, CompositionSpec(**spec))
+
+
+def families_of(context: Context, capability: str) -> Sequence[str]:
+    """The families that a capability's environment is about."""
+    environment = stored_environment(context.store, context.round, context.target, capability, context.keep)
+    return environment.spec.families

@@ -19,8 +19,9 @@ from environments.contract import Environment
 from errors import ConfigurationError, EpisodesLost
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
-from tasks.challenge import _further, _gains, _own_tasks, look_at, rules_of
+from tasks.challenge import _further, _gains, _own_tasks
 from tasks.evaluate import _settling
+from tasks.gating.judging import look_at, rules_of
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.statistics import tasks_needed
 from tasks.round.context import Context

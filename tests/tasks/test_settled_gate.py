@@ -21,6 +21,7 @@ from tasks import evaluate as evaluate_file
 from tasks import gate as gate_file
 from tasks.evaluate import evaluate
 from tasks.gate import gate, proposal_of
+from tasks.gating import judging
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
 from tasks.measuring.lineup import BARE_BASE, Lineup
@@ -53,7 +54,7 @@ def context(settings_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         ChallengeResult: ChallengeResult(passed=["refund_payment"], alpha=0.05, look=1),
     }
     monkeypatch.setattr(Context, "result", lambda self, kind, *of: results[kind])
-    monkeypatch.setattr(evaluate_file, "families_of", lambda context, capability: [OWN])
+    monkeypatch.setattr(judging, "families_of", lambda context, capability: [OWN])
     lineups = {"first": CANDIDATE, "second": SECOND}
     monkeypatch.setattr(evaluate_file, "lineup_of", lambda context, row: lineups[row.router] if row else BARE_BASE)
     monkeypatch.setattr(evaluate_file, "amend", lambda context, candidate, families: None)
@@ -201,7 +202,7 @@ def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
     monkeypatch.setattr(evaluate_file, "amend", lambda *given: pytest.fail("there is nothing to save"))
     played(monkeypatch, 7, 8)
     for own in ([OTHER], [OTHER, OWN], ["item_price"]):
-        monkeypatch.setattr(evaluate_file, "families_of", lambda context, capability, own=own: own)
+        monkeypatch.setattr(judging, "families_of", lambda context, capability, own=own: own)
         assert evaluate._work(context).left == {}
 
 

@@ -63,14 +63,16 @@ def test_a_router_before_its_candidate(context: Context, other: HomeFiles, monke
         "own_adapter": "x",
         "try_on_diagnosis": {},
         "examples_of": [],
-        "_versions": {},
+        "member_versions": {},
         "fitted": Fitted(router, 4),
     }
     given |= {"tell_wrong_routes": {}, "lineup_of": Mock(router=None)}
     for name, gives in given.items():
         monkeypatch.setattr(route_file, name, lambda *_, gives=gives, **__: gives)
     place = f"{context.round.id}/router"
-    monkeypatch.setattr(route_file, "_candidate", then(lambda: found.append(Router.load(other.fetch(place)).version)))
+    monkeypatch.setattr(
+        route_file, "stored_candidate", then(lambda: found.append(Router.load(other.fetch(place)).version))
+    )
     with pytest.raises(Reached):
         route_file.route.do(context)
     assert found == [router.version]

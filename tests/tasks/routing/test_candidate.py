@@ -14,10 +14,9 @@ import pytest
 
 from db import ReleaseRow, ReleaseState
 from models.router.router import Router
-from tasks import route as route_file
 from tasks.measuring.lineup import Lineup
-from tasks.route import _old_blends, _routed, _versions, amend
-from tasks.routing import fitting
+from tasks.routing import candidate, fitting
+from tasks.routing.candidate import amend, member_versions, old_blends, routed_members
 from tasks.routing.examples import Example
 
 
@@ -42,9 +41,9 @@ def test_families_that_fell_are_left_to_what_answers_them_today(
     context.store.trajectory_frame.return_value = frame
     context.store.row.return_value = SimpleNamespace(capability_id="c", definition="Calls what\nis asked for.")
     monkeypatch.setattr(fitting, "kept_out", lambda _: False)
-    monkeypatch.setattr(route_file, "examples_of", lambda *_: examples)
-    monkeypatch.setattr(route_file, "new_candidate", lambda store, **given: SimpleNamespace(**given))
-    monkeypatch.setattr(route_file, "lineup_of", lambda *_: Lineup({}, today if live else None))
+    monkeypatch.setattr(candidate, "examples_of", lambda *_: examples)
+    monkeypatch.setattr(candidate, "new_candidate", lambda store, **given: SimpleNamespace(**given))
+    monkeypatch.setattr(candidate, "lineup_of", lambda *_: Lineup({}, today if live else None))
     first = ReleaseRow(
         id="r", target="shop", number=1, round_id="round", base="b", base_revision="r", data_hash="d",
         members={"new": {"adapter_id": "n"}, "old": {"adapter_id": "o"}}, router="first", router_path="round/router",
@@ -79,10 +78,10 @@ def test_a_candidate_goes_on_from_a_release_with_a_blend() -> None:
     store = Mock(row=lambda kind, id: row if id == "new" else None)
     context: Any = SimpleNamespace(parent=parent, store=store)
     renewed = {"adapter_id": "new", "model": "renewed", "version": "2", "sha256": "s"}
-    found = _versions(context, {"renewed": "new"})
+    found = member_versions(context, {"renewed": "new"})
     assert found == {**before, "renewed": renewed, "blend-kept-2-third-2": blend}
-    assert _old_blends(parent, {"renewed": "new"}) == sorted(old)
-    assert _old_blends(parent, {"enewed": "new"}) == []
-    assert _routed(context.parent) == {"kept": "kept", "third": "third", "renewed": "renewed"}
+    assert old_blends(parent, {"renewed": "new"}) == sorted(old)
+    assert old_blends(parent, {"enewed": "new"}) == []
+    assert routed_members(context.parent) == {"kept": "kept", "third": "third", "renewed": "renewed"}
     context.parent = None
-    assert _versions(context, {"renewed": "new"}) == {"renewed": renewed}
+    assert member_versions(context, {"renewed": "new"}) == {"renewed": renewed}
