@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from db import EvaluationRow, ReleaseRow, row_id
 from environments.contract import TargetTask
@@ -37,6 +37,34 @@ class Trials(NamedTuple):
     first: int = 0
 
 
+class Sides(NamedTuple):
+    """What is compared: what answers today, and what may answer after it."""
+
+    live: Lineup
+    routed: Lineup
+
+
+class Pair(NamedTuple):
+    """Trajectory ids of both sides."""
+
+    live: list[str]
+    routed: list[str]
+
+
+class Measured(TypedDict):
+    """Trajectory ids and success on a split by what played it: fields of the results of both stages. Only the no-op may
+    be without a rate."""
+
+    base_ids: list[str]
+    live_ids: list[str]
+    routed_ids: list[str]
+    noop_ids: list[str]
+    base: SuccessRate | None
+    live: SuccessRate | None
+    routed: SuccessRate | None
+    noop: SuccessRate | None
+
+
 @stage("evaluate", title="evaluate on validation")
 def evaluate(context: Context) -> EvaluateResult:
     """The validation split, with the candidate that was assembled. Where it gains and some families fall, its router is
@@ -51,35 +79,48 @@ def evaluate(context: Context) -> EvaluateResult:
         amended = amend(context, candidate, left)
         if amended is not None:
             logger.info("%s fell: tasks like theirs are left to what answers them today", " and ".join(left))
-            return _compared(context, amended).model_copy(update={"candidate": amended.id, "left": left})
+            return _compared(context, amended, left)
     return found
 
 
-def _compared(context: Context, candidate: ReleaseRow) -> EvaluateResult:
-    """Base, live release and candidate on the split and its further tasks, and what settles whether a family fell."""
-    sides = {"live": lineup_of(context, context.incumbent), "routed": lineup_of(context, candidate)}
+def _compared(context: Context, candidate: ReleaseRow, left: Mapping[str, str] | None = None) -> EvaluateResult:
+    """Base, live release and candidate on the split and its further tasks, and what settles whether a family fell.
+    `left` says what an amended candidate leaves to what answers it today."""
+    sides = Sides(live=lineup_of(context, context.incumbent), routed=lineup_of(context, candidate))
     trials = context.settings.evaluation.validation_trials
     challenged = context.result(ChallengeResult)
 
-    def both(owed: Sequence[Trials], prefix: str, what: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {f"{prefix}_{name}_ids": [] for name in sides}
-        for name, lineup in sides.items():
-            for part in owed:
-                given = lineup, part.tasks, part.each, context.seed, f"{what} ({name})", "evaluation", part.first
-                found[f"{prefix}_{name}_ids"] += play_lineup(context, *given).ids
-        return found
-
-    further = both([Trials(context.drawing.further(challenged.further), trials)], "further", "further validation tasks")
+    drawn = Trials(context.drawing.further(challenged.further), trials)
+    further = _play_both(context, sides, [drawn], "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
-    found = EvaluateResult(**measured, **further)
-    live, routed = [*found.live_ids, *found.further_live_ids], [*found.routed_ids, *found.further_routed_ids]
+    live, routed = [*measured["live_ids"], *further.live], [*measured["routed_ids"], *further.routed]
     unclear = unclear_families(pairs_of(context, live, routed), rules_of(context))
+    settled = Pair([], [])
     try:
         if settling := _settling(context, challenged.further, unclear):
-            return found.model_copy(update=both(settling, "settled", "what settles a fall"))
+            settled = _play_both(context, sides, settling, "what settles a fall")
     except EpisodesSpent as problem:
         logger.warning("whether %s fell stays unclear: %s", " and ".join(unclear), problem)
-    return found
+    return EvaluateResult(
+        **measured,
+        further_live_ids=further.live,
+        further_routed_ids=further.routed,
+        settled_live_ids=settled.live,
+        settled_routed_ids=settled.routed,
+        candidate=candidate.id if left else "",
+        left=dict(left or {}),
+    )
+
+
+def _play_both(context: Context, sides: Sides, owed: Sequence[Trials], what: str) -> Pair:
+    """Have the live release play all of it, then the candidate."""
+
+    def played(lineup: Lineup, name: str) -> list[str]:
+        title = f"{what} ({name})"
+        given = [(lineup, part.tasks, part.each, context.seed, title, "evaluation", part.first) for part in owed]
+        return [i for each in given for i in play_lineup(context, *each).ids]
+
+    return Pair(live=played(sides.live, "live"), routed=played(sides.routed, "routed"))
 
 
 def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
@@ -119,30 +160,40 @@ def test(context: Context) -> TestResult:
     """The test split: what was live before the round, and what is live after it."""
     before, number = context.incumbent, context.result(GateResult).release
     after = release_numbered(context.store, context.round.target, number) if number else before
-    sides = {"live": lineup_of(context, before), "routed": lineup_of(context, after)}
+    sides = Sides(live=lineup_of(context, before), routed=lineup_of(context, after))
     look = look_at(context, "test")
     measured = _measure(context, "test", sides, context.settings.evaluation.trials, context.settings.seed)
     if after is not None and after.data_hash == context.round.data_hash:  # of its own data it says what was measured
         # The episodes took long: whoever rolled the release back meanwhile must not find it live again.
-        add_evidence(context.store, after.id, {"test": {"routed": measured["routed"].model_dump()}})
+        rate = measured["routed"]
+        assert rate is not None, "a side that lost every episode ends the stage"
+        add_evidence(context.store, after.id, {"test": {"routed": rate.model_dump()}})
     return TestResult(**measured, release=after.number if after else 0, looks=look.number)
 
 
 test.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for a test
 
 
-def _measure(context: Context, split: str, sides: dict[str, Lineup], trials: int, seed: int) -> dict[str, Any]:
-    """Play what is owed of a split and store the evaluations; the fields of the stage's result."""
+def _measure(context: Context, split: str, sides: Sides, trials: int, seed: int) -> Measured:
+    """Play what is owed of a split, by all sides before an evaluation of any is stored."""
     tasks = context.tasks(split)
-    ids = {
-        name: play_lineup(context, lineup, tasks, trials, seed, f"{split} ({name})", "evaluation").ids
-        for name, lineup in {"base": BARE_BASE, **sides}.items()
-    }
+
+    def played(lineup: Lineup, name: str) -> list[str]:
+        return play_lineup(context, lineup, tasks, trials, seed, f"{split} ({name})", "evaluation").ids
+
+    base, live, routed = played(BARE_BASE, "base"), played(sides.live, "live"), played(sides.routed, "routed")
     nothing = spread(tasks, noop_tasks(len(tasks))) if split == "validation" else tasks
-    ids["noop"] = _noop(context, nothing, split, seed)
-    sizes = {name: (len(tasks), trials) for name in ids} | {"noop": (len(nothing), 1)}
-    rates = {name: _store_evaluation(context, split, name, ids[name], sizes[name]) for name in ids}
-    return {**{f"{name}_ids": found for name, found in ids.items()}, **rates}
+    noop, sizes = _noop(context, nothing, split, seed), (len(tasks), trials)
+    return Measured(
+        base_ids=base,
+        live_ids=live,
+        routed_ids=routed,
+        noop_ids=noop,
+        base=_store_evaluation(context, split, "base", base, sizes),
+        live=_store_evaluation(context, split, "live", live, sizes),
+        routed=_store_evaluation(context, split, "routed", routed, sizes),
+        noop=_store_evaluation(context, split, "noop", noop, (len(nothing), 1)),
+    )
 
 
 def _noop(context: Context, tasks: Sequence[TargetTask], split: str, seed: int) -> list[str]:

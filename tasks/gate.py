@@ -106,9 +106,8 @@ def gate(context: Context) -> GateResult:
 
 def _evidence(challenged: ChallengeResult, evaluated: EvaluateResult, decision: ReleaseDecision) -> dict[str, object]:
     """What the gate adds to what a release says of how it came to be."""
-    rates = {name: getattr(evaluated, name) for name in ("base", "live", "routed", "noop")}
     return {
-        "validation": {name: rate.model_dump() for name, rate in rates.items() if rate is not None},
+        "validation": {name: rate.model_dump() for name, rate in evaluated.rates().items() if rate is not None},
         "points": decision.difference.points if decision.difference else None,
         "p": decision.difference.p if decision.difference else None,
         "verdicts": challenged.verdicts,

@@ -332,6 +332,10 @@ class EvaluateResult(StageResult):
         """Trajectory ids by what played: base, live, routed, noop."""
         return {"base": self.base_ids, "live": self.live_ids, "routed": self.routed_ids, "noop": self.noop_ids}
 
+    def rates(self) -> dict[str, SuccessRate | None]:
+        """Success by what played."""
+        return {"base": self.base, "live": self.live, "routed": self.routed, "noop": self.noop}
+
 
 class GateResult(StageResult):
     """What the candidate brought to the live release when it was promoted (capabilities), its number, and all verdicts:
