@@ -3,7 +3,6 @@ generators or written by a language model, and validated without a model (method
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -95,22 +94,19 @@ def validated(composed: ComposedEnvironment, limits: Limits) -> tuple[ComposedEn
 
 def _composed(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
     """The capability's next environment from the target's generators, or why there is none."""
-    within = copy.copy(context)
-    within.target = GuardedTarget(context.target)
     try:
-        return _composed_within(within, capability)
+        return _composed_from(GuardedTarget(context.target), context, capability)
     except (EnvironmentFault, TargetError) as fault:
         return None, f"compose: {fault}"
 
 
-def _composed_within(context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
-    round_id, target = context.round.id, context.target
+def _composed_from(target: GuardedTarget, context: Context, capability: str) -> tuple[ComposedEnvironment | None, str]:
+    round_id = context.round.id
     success = success_by_family(context.store, context.stored.diagnosis().trajectories)
     earlier = context.store.rows(EnvironmentRow, round_id=round_id, capability_id=row_id(round_id, capability))
     version = 1 + sum(row.state == EnvironmentState.WITHDRAWN for row in earlier)
     if capability == GENERALIST:
-        return compose_generalist(context, success, version)
-    assert isinstance(target, Generators)
+        return compose_generalist(context, target, success, version)
     if not any(capability in needs for needs in target.families().values()):
         return None, (
             f"no family of {context.round.target!r} is tagged with {capability!r}, so nothing can be composed for it"

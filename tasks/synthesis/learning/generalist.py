@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from db import GENERALIST, AdapterRow, CapabilityRow, SelectionRow, TrajectoryRow, row_id
-from environments.contract import Generators, TargetTask
+from environments.contract import Generators, Target, TargetTask
 from environments.synthesized.composed import ComposedEnvironment
 from environments.synthesized.hints import Advised, advised
 from models.episodes import Episode
@@ -142,21 +142,22 @@ def store_generalist(context: Context, rank: int | None) -> None:
 
 
 def compose_generalist(
-    context: Context, success: Mapping[str, float], version: int = 1
+    context: Context, target: Target, success: Mapping[str, float], version: int = 1
 ) -> tuple[ComposedEnvironment | None, str]:
-    """The environment of all families that the round's adapters were trained for and all others that what is live does
-    not master, whatever selection made of them, or why there is none; `success` is that of what is live, by family."""
+    """The environment, from the generators of `target`, of all families that the round's adapters were trained for and
+    all others that what is live does not master, whatever selection made of them, or why there is none; `success` is
+    that of what is live, by family."""
     parts = _parts(context)
     if len(parts) < _fewest(context):
         return None, f"{len(parts)} of the selected capabilities have an adapter: there is nothing to bring together"
-    made = [stored_environment(context.store, context.round, context.target, c, context.keep) for c in parts]
-    assert isinstance(context.target, Generators)
+    made = [stored_environment(context.store, context.round, target, c, context.keep) for c in parts]
+    assert isinstance(target, Generators)
     families = {family for environment in made for family in environment.spec.families}
-    families |= {family for family in context.target.families() if success.get(family, 0.0) < MASTERED}
+    families |= {family for family in target.families() if success.get(family, 0.0) < MASTERED}
     if not families:
         return None, "what is live masters every family, so that there is nothing to bring together"
     share = context.settings.calibration.retention_share
-    return composed_of(context.target, context.round, GENERALIST, sorted(families), success, share, version), ""
+    return composed_of(target, context.round, GENERALIST, sorted(families), success, share, version), ""
 
 
 def calibrated_by_parts(context: Context) -> CalibrateResult:

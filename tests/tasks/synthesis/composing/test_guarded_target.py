@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,15 +110,12 @@ def test_what_raises_or_hangs_is_a_reason(name: str, problem: Callable[..., Any]
 
 
 def test_the_stage_composes_of_the_guarded_target_and_ends_for_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Opened:
-        target = Words()
+    def compose(target: GuardedTarget, context: Any, capability: str) -> Any:
+        target.generate("say", 0)
+        return target, ""
 
-    def compose(context: Any, capability: str) -> Any:
-        context.target.generate("say", 0)
-        return context.target, ""
-
-    monkeypatch.setattr(synthesize, "_composed_within", compose)
-    context: Any = Opened()
+    monkeypatch.setattr(synthesize, "_composed_from", compose)
+    context: Any = SimpleNamespace(target=Words())
     found, reason = synthesize._composed(context, "say_word")
     assert (type(found), reason) == (GuardedTarget, "")
     assert type(context.target) is Words, "the round's own stays as it is"

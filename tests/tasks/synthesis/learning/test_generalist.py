@@ -90,7 +90,7 @@ def test_its_environment_has_the_families_of_all_and_what_is_not_mastered_and_ke
 ) -> None:
     lacking = {"item_price": 0.3, "refund_part": 0.0, "use_coupon": 0.1, "wants_person": 0.0}
     success = {family: lacking.get(family, 0.7) for family in target().families()}
-    environment, reason = compose_generalist(context_of(), success)
+    environment, reason = compose_generalist(context_of(), target(), success)
     assert environment is not None
     assert reason == ""
     parts = {f for c in PARTS for f in compose(target(), context_of().round, c, SUCCESS, 1 / 3).spec.families}
@@ -105,17 +105,17 @@ def test_its_environment_has_the_families_of_all_and_what_is_not_mastered_and_ke
     assert set(drawn) == own | kept
     assert 130 < sum(drawn[f] for f in kept) < 270
     assert {environment.own_scenario(seed).family for seed in range(200)} == own
-    again, _ = compose_generalist(context_of(), success, version=2)
+    again, _ = compose_generalist(context_of(), target(), success, version=2)
     assert again is not None
     assert again.spec.id != environment.spec.id
 
 
 def test_without_two_adapters_there_is_nothing_to_bring_together(settings_folder: Any, trained: list[str]) -> None:
     trained[:] = [PARTS[0], GENERALIST]
-    environment, reason = compose_generalist(context_of(), SUCCESS)
+    environment, reason = compose_generalist(context_of(), target(), SUCCESS)
     assert environment is None
     assert reason.startswith("1 of the selected capabilities have an adapter")
-    environment, _ = compose_generalist(live(context_of(), GENERALIST), SUCCESS)
+    environment, _ = compose_generalist(live(context_of(), GENERALIST), target(), SUCCESS)
     assert environment is not None, "one beside a generalist that is live"
 
 
@@ -124,10 +124,10 @@ def test_where_every_family_is_mastered_there_is_nothing_to_bring_together(
 ) -> None:
     trained.clear()
     first = context_of(train={"generalist": 1, "demonstrations": 4})
-    environment, reason = compose_generalist(first, dict.fromkeys(target().families(), 0.9))
+    environment, reason = compose_generalist(first, target(), dict.fromkeys(target().families(), 0.9))
     assert environment is None
     assert "masters every family" in reason
-    assert compose_generalist(first, SUCCESS)[0] is not None
+    assert compose_generalist(first, target(), SUCCESS)[0] is not None
 
 
 def test_its_figures_are_the_means_of_its_parts(settings_folder: Any, trained: list[str]) -> None:
@@ -150,7 +150,7 @@ def test_what_hardly_succeeded_is_shown_as_far_as_the_budget_pays_for_it(
 ) -> None:
     """Every family of its environment with too few successes, those with the fewest first, each scenario with advice,
     by the bare base, for the same episodes whenever it is asked."""
-    environment, _ = compose_generalist(context_of(), SUCCESS)
+    environment, _ = compose_generalist(context_of(), target(), SUCCESS)
     assert environment is not None
     families = environment.spec.families
     had = dict.fromkeys(families, FEW) | {"item_price": 0, "refund_part": 3}
@@ -196,7 +196,7 @@ def test_each_family_has_as_many_to_learn_from_with_demonstrations(
     asked: list[Any] = []
     trained.clear()
     context = context_of(train=SHOWN)
-    environment, reason = compose_generalist(context, SUCCESS)
+    environment, reason = compose_generalist(context, target(), SUCCESS)
     assert (environment is None, reason) == (False, "")
     had = dict.fromkeys(target().families(), 7) | {"item_price": 0, "swap_delivered": 5, "refund_part": 9}
     rows = [SimpleNamespace(family=f) for f, n in had.items() for _ in range(n)]
