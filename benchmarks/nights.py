@@ -34,7 +34,7 @@ from db import DrawnTaskRow, ReleaseRow, Round, RoundState, VerdictRow, open_sto
 from environments.contract import Draw, Drawable, ShiftTested, TargetTask
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
-from tasks.measuring.lineup import lineup_of, play_lineup
+from tasks.measuring.lineup import Trials, lineup_of, play_lineup
 from tasks.measuring.statistics import PairedDifference, align, holm, paired_difference, success_interval
 from tasks.round.context import Context
 from tasks.round.results import GateResult, ReportResult, SelectResult, TrainResult
@@ -118,7 +118,7 @@ def repeated_contents(context: Context) -> int:
 def play(context: Context, release: ReleaseRow | None, tasks: Sequence[TargetTask], trials: int) -> pd.DataFrame:
     """Outcomes of what answers with a release, routed as in production."""
     name = f"sealed (release {release.number if release else 0})"
-    played = play_lineup(context, lineup_of(context, release), tasks, trials, 0, name, "evaluation")
+    played = play_lineup(context, lineup_of(context, release), Trials(tasks, trials, 0), name)
     return outcomes(context.store, played.ids)
 
 

@@ -31,7 +31,7 @@ from models.router.regression import expect
 from models.router.router import nearest_columns, unit
 from settings import load_settings
 from tasks.measuring.gate_plan import p_phrase
-from tasks.measuring.lineup import BARE_BASE, members_of, play_alone, play_lineup
+from tasks.measuring.lineup import BARE_BASE, Trials, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import paired_difference
 from tasks.round.context import Context
 from tasks.round.rollouts import outcomes
@@ -113,8 +113,9 @@ def beyond(context: Context) -> None:
         "shift test": [t for number in (near, far) for t in target.drawn_shift(Draw(seed, number))],
     }
     tasks = [task for part in parts.values() for task in part]
-    played = {"": play_lineup(context, BARE_BASE, tasks, 1, seed, "base", "evaluation").ids}
-    played |= {c: play_alone(context, c, a, tasks, 1, seed, "tests") for c, a in members.items()}
+    owed = Trials(tasks, 1, seed)
+    played = {"": play_lineup(context, BARE_BASE, owed, "base").ids}
+    played |= {c: play_alone(context, c, a, owed, "tests") for c, a in members.items()}
     known = {c: outcomes(context.store, ids).groupby("task")["success"].first() for c, ids in played.items()}
     unlike = str(release.evidence.get("unlike", ""))
     examples, definitions = examples_of(context, members), definitions_of(context, members)

@@ -22,7 +22,7 @@ from tasks.gating.judging import look_at, rules_of
 from tasks.measuring.decisions import CapabilityDecision
 from tasks.measuring.gate_plan import GatePlan, rules_sha256
 from tasks.measuring.gate_rules import even_shares, judge_capabilities
-from tasks.measuring.lineup import lineup_of, members_of, play_alone, play_lineup
+from tasks.measuring.lineup import Trials, lineup_of, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import align, tasks_needed
 from tasks.round.adapters import own_adapter, registered
 from tasks.round.context import Context
@@ -49,7 +49,7 @@ def challenge(context: Context) -> ChallengeResult:
     tasks = [*split, *more]
     plan = _plan(context, own, (split, more), look)
     lineup = lineup_of(context, context.incumbent)
-    live_ids = play_lineup(context, lineup, tasks, trials, context.seed, SPLIT, "evaluation").ids
+    live_ids = play_lineup(context, lineup, Trials(tasks, trials, context.seed), SPLIT).ids
     live = outcomes(context.store, live_ids, lost=True)
     alone_ids, pairs = {}, {}
     for capability in capabilities:
@@ -164,7 +164,7 @@ def _own_tasks(own: Sequence[str], split: Sequence[TargetTask], more: Sequence[T
 def _alone(context: Context, capability: str, tasks: Sequence[TargetTask], trials: int) -> list[str]:
     """Episodes of the adapter without a router."""
     adapter = own_adapter(context.stored, capability)
-    return play_alone(context, capability, adapter, tasks, trials, context.seed, SPLIT)
+    return play_alone(context, capability, adapter, Trials(tasks, trials, context.seed), SPLIT)
 
 
 def _store(context: Context, capability: str, decision: CapabilityDecision) -> None:

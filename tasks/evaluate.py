@@ -17,7 +17,7 @@ from tasks.gating.judging import decision_on, look_at, own_families, pairs_of, r
 from tasks.measuring.falls import FallKind
 from tasks.measuring.gate_plan import AGAIN, noop_tasks
 from tasks.measuring.gate_rules import ELSEWHERE, unclear_families
-from tasks.measuring.lineup import BARE_BASE, Lineup, lineup_of, play_lineup
+from tasks.measuring.lineup import BARE_BASE, Lineup, Trials, lineup_of, play_lineup
 from tasks.measuring.statistics import success_interval
 from tasks.releases.lifecycle import add_evidence, release_numbered
 from tasks.round.context import Context
@@ -27,14 +27,6 @@ from tasks.round.stage import stage
 from tasks.routing.candidate import amend
 
 logger = logging.getLogger("trace")
-
-
-class Trials(NamedTuple):
-    """`each` trials of every one of some tasks, from trial `first` on."""
-
-    tasks: Sequence[TargetTask]
-    each: int
-    first: int = 0
 
 
 class Sides(NamedTuple):
@@ -90,7 +82,7 @@ def _compared(context: Context, candidate: ReleaseRow, left: Mapping[str, str] |
     trials = context.settings.evaluation.validation_trials
     challenged = context.result(ChallengeResult)
 
-    drawn = Trials(context.drawing.further(challenged.further), trials)
+    drawn = Trials(context.drawing.further(challenged.further), trials, context.seed)
     further = _play_both(context, sides, [drawn], "further validation tasks")
     measured = _measure(context, "validation", sides, trials, context.seed)
     live, routed = [*measured["live_ids"], *further.live], [*measured["routed_ids"], *further.routed]
@@ -116,9 +108,7 @@ def _play_both(context: Context, sides: Sides, owed: Sequence[Trials], what: str
     """Have the live release play all of it, then the candidate."""
 
     def played(lineup: Lineup, name: str) -> list[str]:
-        title = f"{what} ({name})"
-        given = [(lineup, part.tasks, part.each, context.seed, title, "evaluation", part.first) for part in owed]
-        return [i for each in given for i in play_lineup(context, *each).ids]
+        return [i for part in owed for i in play_lineup(context, lineup, part, f"{what} ({name})").ids]
 
     return Pair(live=played(sides.live, "live"), routed=played(sides.routed, "routed"))
 
@@ -149,10 +139,12 @@ def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[st
         by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
         episodes = AGAIN * rules.settling * trials
         # Fewer than the first had would leave a task without pass^k, which would then be that of the other families.
-        return [Trials(mine, max(trials, episodes // len(mine)), trials) for mine in by_family.values()]
+        return [
+            Trials(mine, max(trials, episodes // len(mine)), context.seed, first=trials) for mine in by_family.values()
+        ]
     drawn = context.drawing.further({family: further.get(family, 0) + rules.settling for family in unclear})
     played = {task.id for task in context.drawing.further(further)} if further else set()
-    return [Trials([task for task in drawn if task.id not in played], trials)]
+    return [Trials([task for task in drawn if task.id not in played], trials, context.seed)]
 
 
 @stage("test", title="evaluate on test")
@@ -177,9 +169,10 @@ test.__test__ = False  # type: ignore[attr-defined]  # pytest would take it for 
 def _measure(context: Context, split: str, sides: Sides, trials: int, seed: int) -> Measured:
     """Play what is owed of a split, by all sides before an evaluation of any is stored."""
     tasks = context.tasks(split)
+    owed = Trials(tasks, trials, seed)
 
     def played(lineup: Lineup, name: str) -> list[str]:
-        return play_lineup(context, lineup, tasks, trials, seed, f"{split} ({name})", "evaluation").ids
+        return play_lineup(context, lineup, owed, f"{split} ({name})").ids
 
     base, live, routed = played(BARE_BASE, "base"), played(sides.live, "live"), played(sides.routed, "routed")
     nothing = spread(tasks, noop_tasks(len(tasks))) if split == "validation" else tasks

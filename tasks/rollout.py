@@ -9,7 +9,7 @@ import logging
 import pandas as pd
 
 from errors import EnvironmentFault
-from tasks.measuring.lineup import TRIED, lineup_of, play_alone, play_lineup
+from tasks.measuring.lineup import TRIED, Trials, lineup_of, play_alone, play_lineup
 from tasks.operations.turn_length import check_turn_length
 from tasks.round.adapters import own_adapter
 from tasks.round.context import Context
@@ -57,9 +57,9 @@ def _played(context: Context, by: str) -> list[str]:
     tasks, trials = context.tasks("diagnosis"), context.settings.rollout.trials
     if by:
         adapter = own_adapter(context.stored, by)
-        return play_alone(context, by, adapter, tasks, trials, context.seed, "diagnosis", TRIED)
+        return play_alone(context, by, adapter, Trials(tasks, trials, context.seed, TRIED), "diagnosis")
     lineup = lineup_of(context, context.parent)
-    return play_lineup(context, lineup, tasks, trials, context.seed, "diagnosis", "diagnosis").ids
+    return play_lineup(context, lineup, Trials(tasks, trials, context.seed, "diagnosis"), "diagnosis").ids
 
 
 def _as_routed(context: Context, by: str, ids: list[str], frame: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:

@@ -107,27 +107,34 @@ class Played:
     acted: Mapping[str, str]
 
 
-def play_lineup(
-    context: Context,
-    lineup: Lineup,
-    tasks: Sequence[TargetTask],
-    trials: int,
-    seed: int,
-    what: str,
-    purpose: str,
-    first: int = 0,
-) -> Played:
-    """Play every task `trials` times, from trial `first` on, with what the lineup's router chooses, and store the
-    decisions."""
+@dataclass(frozen=True)
+class Trials:
+    """Episodes that are owed: `each` trials of every one of some tasks, from trial `first` on; `purpose` is what they
+    are stored and paid for as."""
+
+    tasks: Sequence[TargetTask]
+    each: int
+    seed: int
+    purpose: str = "evaluation"
+    first: int = 0
+
+    def episodes(self) -> list[Episode]:
+        """In the order of tasks and trials."""
+        numbers = range(self.first, self.first + self.each)
+        return [Episode("", t, self.seed, k) for t in self.tasks for k in numbers]
+
+
+def play_lineup(context: Context, lineup: Lineup, owed: Trials, what: str) -> Played:
+    """Play what is owed with what the lineup's router chooses, and store the decisions; `what` is told meanwhile."""
+    tasks, episodes = owed.tasks, owed.episodes()
     decisions = _decide(context, lineup, tasks)
-    episodes = [Episode("", t, seed, k) for t in tasks for k in range(first, first + trials)]
     acted = {task: decision.capability for task, decision in decisions.items()}
     ids: dict[int, str] = {}
     for capability in sorted({acted.get(t.id, "") for t in tasks}):
         where = [i for i, e in enumerate(episodes) if acted.get(e.task.id, "") == capability]
         mine = [episodes[i] for i in where]
         title = f"{capability or 'base'} on {what}"
-        ids |= dict(zip(where, _play_one(context, lineup, capability, mine, title, purpose), strict=True))
+        ids |= dict(zip(where, _play_one(context, lineup, capability, mine, title, owed.purpose), strict=True))
     in_order = [ids[i] for i in range(len(episodes))]
     if lineup.router is not None:
         routed = [(i, e.task.id) for i, e in zip(in_order, episodes, strict=True) if e.task.id in decisions]
@@ -135,20 +142,10 @@ def play_lineup(
     return Played(in_order, {t.id: acted.get(t.id, "") for t in tasks})
 
 
-def play_alone(
-    context: Context,
-    capability: str,
-    adapter_id: str,
-    tasks: Sequence[TargetTask],
-    trials: int,
-    seed: int,
-    what: str,
-    purpose: str = "evaluation",
-) -> list[str]:
+def play_alone(context: Context, capability: str, adapter_id: str, owed: Trials, what: str) -> list[str]:
     """Trajectory ids of one adapter that answers every task, whatever a router would choose."""
-    episodes = [Episode("", t, seed, k) for t in tasks for k in range(trials)]
     alone = Lineup({capability: adapter_id})
-    return _play_one(context, alone, capability, episodes, f"{capability} alone on {what}", purpose)
+    return _play_one(context, alone, capability, owed.episodes(), f"{capability} alone on {what}", owed.purpose)
 
 
 def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str, list[str]]:
@@ -159,8 +156,8 @@ def try_on_diagnosis(context: Context, capabilities: Sequence[str]) -> dict[str,
     if context.budget is not None and adapters:
         paid = context.budget.for_routing(list(adapters.values()), TRIED)
         most = max(most, min(len(diagnosis), paid // len(adapters)))
-    tasks = spread(diagnosis, most)
-    return {c: play_alone(context, c, a, tasks, 1, context.seed, "diagnosis", TRIED) for c, a in adapters.items()}
+    owed = Trials(spread(diagnosis, most), 1, context.seed, TRIED)
+    return {c: play_alone(context, c, a, owed, "diagnosis") for c, a in adapters.items()}
 
 
 def tried_on_diagnosis(context: Context, capability: str) -> list[str]:

@@ -105,10 +105,10 @@ def test_nothing_is_drawn_for_what_gained_nothing(context: Context, monkeypatch:
 
 def test_a_fall_is_settled_by_tasks_that_nobody_played(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     played = {t.id for t in context.tasks("validation")} | {t.id for t in context.drawing.further({"refund_all": 4})}
-    ((settling, trials, first),) = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
-    assert [t.family for t in settling] == ["cancel_other"] * 40 + ["refund_all"] * 40
-    assert not played & {t.id for t in settling}
-    assert (trials, first) == (context.settings.evaluation.validation_trials, 0)
+    (settling,) = _settling(context, {"refund_all": 4}, ["refund_all", "cancel_other"])
+    assert [t.family for t in settling.tasks] == ["cancel_other"] * 40 + ["refund_all"] * 40
+    assert not played & {t.id for t in settling.tasks}
+    assert (settling.each, settling.first) == (context.settings.evaluation.validation_trials, 0)
     assert _settling(context, {}, []) == []
     assert _settling(context, {}, ["refund_all", "cancel_other", "item_price", "move_pending"]) == [], "no accident"
     assert rules_of(context).settling == 40
@@ -122,10 +122,10 @@ def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     before, there = context.settings.evaluation.validation_trials, context.tasks("validation")
     mine = {f: [t for t in there if t.family == f] for f in ("cancel_other", "refund_all")}
     owed = _settling(context, {}, ["refund_all", "cancel_other"])
-    assert owed == [(m, 2 * 40 * before // 8, before) for m in mine.values()]
+    assert [(o.tasks, o.each, o.first) for o in owed] == [(m, 2 * 40 * before // 8, before) for m in mine.values()]
     monkeypatch.setattr(Context, "tasks", lambda self, split: mine["refund_all"] * 40)
-    ((large, trials, first),) = _settling(context, {}, ["refund_all"])
-    assert (len(large), trials, first) == (320, before, before), "fewer would give no task its pass^k"
+    (large,) = _settling(context, {}, ["refund_all"])
+    assert (len(large.tasks), large.each, large.first) == (320, before, before), "fewer would give no task its pass^k"
 
 
 def test_what_no_validation_task_can_prove_is_not_trained(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@ What does fall is left to what answers it today, and the candidate is judged so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 
 from db import ReleaseRow, ReleaseState, VerdictRow
-from environments.contract import TargetTask
 from errors import EpisodesSpent
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
@@ -24,11 +23,10 @@ from tasks.gate import gate, proposal_of
 from tasks.gating import judging
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
-from tasks.measuring.lineup import BARE_BASE, Lineup
+from tasks.measuring.lineup import BARE_BASE, Lineup, Trials
 from tasks.releases import lifecycle
 from tasks.round.context import Context
 from tasks.round.results import ChallengeResult, EvaluateResult, RouteResult
-from tasks.round.rollouts import episodes_for
 from tasks.round.stage import forget, open_context
 
 OWN, OTHER, STEADY = "refund_part", "cancel_other", ("item_price", "move_pending", "swap_delivered", "use_coupon")
@@ -70,17 +68,9 @@ def played(
     families, and `lost_later` of their further ones. What was played, in order."""
     told: list[str] = []
 
-    def play(
-        context: Context,
-        lineup: Lineup,
-        tasks: Sequence[TargetTask],
-        trials: int,
-        seed: int,
-        what: str,
-        _: str,
-        first: int = 0,
-    ) -> Any:
+    def play(context: Context, lineup: Lineup, owed: Trials, what: str) -> Any:
         told.append(what)
+        tasks = owed.tasks
         if lineup is SECOND:  # leaves that family to the live release, which solves it
             failed = set[str]()
         elif lineup is CANDIDATE:
@@ -91,8 +81,8 @@ def played(
         ids = []
         for policy, part in ((OraclePolicy(), False), (NoopPolicy(), True)):
             some = [t for t in tasks if (t.id in failed) == part]
-            episodes = [replace(e, trial=first + e.trial) for e in episodes_for(some, trials, seed)]
-            ids += context.engine_of(policy).play(context.ground("evaluation"), episodes, what)
+            episodes = replace(owed, tasks=some).episodes()
+            ids += context.engine_of(policy).play(context.ground(owed.purpose), episodes, what)
         return SimpleNamespace(ids=ids)
 
     monkeypatch.setattr(evaluate_file, "play_lineup", play)
@@ -237,7 +227,7 @@ def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monk
     plain = evaluate_file.play_lineup
 
     def spent(context: Context, *given: Any) -> Any:
-        if "settle" in given[4]:
+        if "settle" in given[2]:
             raise EpisodesSpent("the budget of 5 episodes is spent")
         return plain(context, *given)
 

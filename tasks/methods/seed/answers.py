@@ -12,7 +12,7 @@ from environments.contract import TargetTask
 from models.adapters.files import adapter_digest
 from models.adapters.loading import load_folder
 from models.policy import MessagePolicy
-from tasks.measuring.lineup import BARE_BASE, Lineup, held, play_alone, play_lineup
+from tasks.measuring.lineup import BARE_BASE, Lineup, Trials, held, play_alone, play_lineup
 from tasks.methods.seed.budget import Account
 from tasks.methods.seed.prompts import Prompting, prompted
 from tasks.round.context import Context
@@ -89,17 +89,17 @@ def play_answer(answer: Answer, tasks: Sequence[TargetTask], trials: int, what: 
         ground = prompted(context, answer.prompting, "evaluation")
         return context.engine.play(ground, episodes_for(tasks, trials, seed), f"prompted base on {what}")
     if answer.families is None:
-        return play_lineup(context, answer.lineup, tasks, trials, seed, what, "evaluation").ids
+        return play_lineup(context, answer.lineup, Trials(tasks, trials, seed), what).ids
     ids = []
     for name in ("", *answer.lineup.members):
         mine = [t for t in tasks if answer.families.get(t.family, "") == name]
         if not mine:
             continue
+        owed = Trials(mine, trials, seed)
         if name:
-            adapter = answer.lineup.members[name]
-            ids += play_alone(context, name, adapter, mine, trials, seed, what)
+            ids += play_alone(context, name, answer.lineup.members[name], owed, what)
         else:
-            ids += play_lineup(context, BARE_BASE, mine, trials, seed, what, "evaluation").ids
+            ids += play_lineup(context, BARE_BASE, owed, what).ids
     return ids
 
 

@@ -43,7 +43,7 @@ def test_the_base_has_a_task_that_does_not_open(monkeypatch: pytest.MonkeyPatch)
     )
     router: Any = SimpleNamespace(route=route, version="v")
     members = lineup.Lineup({"one": "a1", "three": "a3"}, router)
-    played = lineup.play_lineup(context, members, target.tasks("test")[1:4], 1, 0, "test", "evaluation")
+    played = lineup.play_lineup(context, members, lineup.Trials(target.tasks("test")[1:4], 1, 0), "test")
     assert played.ids == ["one-t1", "-t2", "three-t3"]
     assert played.acted == {"t1": "one", "t2": "", "t3": "three"}
     assert [row.trajectory_id for row in stored] == ["one-t1", "three-t3"]

@@ -42,7 +42,7 @@ def test_an_adapter_plays_what_is_set_and_what_would_be_left_over(
         budget=None if paid is None else SimpleNamespace(for_routing=for_routing),
     )
     monkeypatch.setattr(lineup, "own_adapter", lambda stored, capability: f"{capability}-adapter")
-    monkeypatch.setattr(lineup, "play_alone", lambda context, c, adapter, tasks, *given: list(tasks))
+    monkeypatch.setattr(lineup, "play_alone", lambda context, c, adapter, owed, what: list(owed.tasks))
     found = lineup.try_on_diagnosis(context, ["a", "b"])
     assert {c: len(tasks) for c, tasks in found.items()} == {"a": played, "b": played}
     assert found["a"] == found["b"], "they are compared on the same tasks"
