@@ -26,6 +26,7 @@ from tasks.measuring.falls import FallKind
 from tasks.measuring.lineup import BARE_BASE, Lineup, Trials
 from tasks.releases import lifecycle
 from tasks.round.context import Context
+from tasks.round.drawing import RoundTasks
 from tasks.round.results import ChallengeResult, EvaluateResult, RouteResult
 from tasks.round.stage import forget, open_context
 
@@ -113,7 +114,7 @@ def test_two_tasks_lost_of_eight_are_settled_by_ten_more_or_the_same_again(
     verdict: GateVerdict,
     drawn: bool,
 ) -> None:
-    monkeypatch.setattr(Context, "draws", lambda self, split: drawn)
+    monkeypatch.setattr(RoundTasks, "draws", lambda self, split: drawn)
     told = played(monkeypatch, 2, lost_later)
     found = evaluated(context)
     assert told[-2:] == ["what settles a fall (live)", "what settles a fall (routed)"]
@@ -197,7 +198,7 @@ def test_nothing_is_left_where_the_own_families_gain_nothing_or_fall(
 
 
 def test_what_is_told_of_the_whole_is_the_splits_difference(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Context, "draws", lambda self, split: True)
+    monkeypatch.setattr(RoundTasks, "draws", lambda self, split: True)
     passed = ChallengeResult(passed=["refund_payment"], alpha=0.05, look=1, further={OWN: 10})
     context.__dict__["results"][ChallengeResult] = passed
     played(monkeypatch, 1, 0)

@@ -359,7 +359,7 @@ def test_each_round_draws_new_tasks_and_test_stays_sealed(context: Context, sett
     assert sum(map(len, drawn)) == len(set().union(*drawn)), "no content twice"
     assert context.tasks("diagnosis") == Context(context.settings, context.store, context.round).tasks("diagnosis")
     # The first round goes on, and draws what the second has drawn meanwhile: the second keeps its tasks.
-    row = context._drawn_row(target.content(again.tasks("diagnosis")[0]), context.tasks("diagnosis")[0])
+    row = context.drawing._drawn_row(target.content(again.tasks("diagnosis")[0]), context.tasks("diagnosis")[0])
     context.store.put([replace(row, task_id="drawn later")])
     assert Context(again.settings, again.store, again.round).tasks("diagnosis") == again.tasks("diagnosis")
 
