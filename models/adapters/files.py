@@ -180,16 +180,26 @@ def export_adapter(source: Path, destination: Path) -> Path:
 def flush(folder: Path) -> None:
     """Wait until the files of a folder, and its name, are on the disk. A power cut may leave empty what was written in
     the seconds before it, and keep what was written after that: a record of what is empty now."""
-    for path in (*(file for file in folder.iterdir() if file.is_file()), folder, folder.parent):
-        place = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        except OSError as problem:
-            # Some network file systems know no such thing of folders, whose names they keep at once.
-            if not path.is_dir() or problem.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-                raise
-        finally:
-            os.close(place)
+    for path in (*(file for file in folder.iterdir() if file.is_file()), folder):
+        _flush_one(path)
+    flush_name(folder)
+
+
+def flush_name(folder: Path) -> None:
+    """Wait until the name of a folder is on the disk, as when it has another now and its files are there already."""
+    _flush_one(folder.parent)
+
+
+def _flush_one(path: Path) -> None:
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    except OSError as problem:
+        # Some network file systems know no such thing of folders, whose names they keep at once.
+        if not path.is_dir() or problem.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(place)
 
 
 def _check_config(path: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from errors import AdapterError, StoreError, TraceError
-from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, flush, order_config
+from models.adapters.files import CONFIG, WEIGHTS, adapter_digest, export_adapter, flush, flush_name, order_config
 from models.objects import HomeFiles
 from models.training.records import StepRecord
 
@@ -99,7 +99,7 @@ def keep_weights(output: Path, step: int, saved: Path) -> None:
     export_adapter(order_config(saved), part)
     shutil.rmtree(folder, ignore_errors=True)  # a step that is done again, its checkpoint having been cut off
     part.rename(folder)
-    flush(folder)
+    flush_name(folder)
 
 
 def weights_by_step(output: Path, last: int) -> dict[int, Path]:
