@@ -158,6 +158,9 @@ class TrainSettings(Part):
     recall_rate: float | None = Field(
         None, gt=0, description="learning rate where nothing but successes is learnt from; none: learning_rate"
     )
+    recall_steps: int = Field(
+        0, ge=0, description="least steps of that: passes are added until there are as many; 0: the passes alone"
+    )
 
     @property
     def carries(self) -> bool:

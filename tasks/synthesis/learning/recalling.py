@@ -111,12 +111,14 @@ def learn(
 ) -> Learnt:  # fmt: skip
     """An adapter that has learnt from successes, and from the demonstrations `shown` `of` these families, in so many
     passes, stored under the `name`, which is unique in the round: that of a capability, where it is for the one of this
-    environment. It is made once; a process that follows one that died resumes it."""
+    environment. There are more passes where so many come to fewer than `train.recall_steps` steps: it is steps that
+    teach, and a few conversations make few. It is made once; a process that follows one that died resumes it."""
+    train = context.settings.train
     this, identity, output = context.round, adapter_id(context.round.id, name), context.folder / "training" / name
     settings = replace(
         wanted,
-        steps=recall_steps(len(found) + len(shown), passes, wanted),
-        learning_rate=context.settings.train.recall_rate or wanted.learning_rate,
+        steps=max(train.recall_steps, recall_steps(len(found) + len(shown), passes, wanted)),
+        learning_rate=train.recall_rate or wanted.learning_rate,
         temperature=1.0,  # likelihood as the model has it: nothing is sampled
         shuffled=False,
         hints=0.0,

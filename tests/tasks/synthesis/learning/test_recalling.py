@@ -171,6 +171,17 @@ def test_demonstrations_are_learnt_beside_successes(context: Context) -> None:
     assert made.steps == recall.recall_steps(4, 2, training_settings(context.settings))
 
 
+def test_few_conversations_are_learnt_in_more_passes(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four conversations learnt once are one step of four rows, which teaches next to nothing."""
+    rows = [row for row in context.store.trajectories(None, with_blobs=True) if row.sampled_mask is not None][:4]
+    wanted = replace(training_settings(context.settings), groups=2, group_size=2)
+    train = context.settings.train
+    for least, passes, steps in ((3, 1, 3), (1, 2, 2)):
+        settings = context.settings.model_copy(update={"train": train.model_copy(update={"recall_steps": least})})
+        monkeypatch.setattr(context, "settings", settings)
+        assert learn(context, f"often-{least}", rows, wanted, passes).steps == steps
+
+
 def test_steps_are_passes_over_all(context: Context) -> None:
     settings = training_settings(context.settings)
     rows = settings.groups * settings.group_size
