@@ -75,16 +75,16 @@ def judge_fall(where: str, change: PairedDifference | None, rules: GateRules) ->
     )
 
 
-def judge_lost(where: str, lost: tuple[float, float], tasks: int, rules: GateRules) -> Fall:
-    """How the tasks read that each side lost to errors (the live release, the candidate) of so many; in part where it
-    finished some trials: those that it lost may be the ones that it fails."""
+def judge_lost(where: str, lost: tuple[float, float], tasks: int, rules: GateRules, who: str = "the candidate") -> Fall:
+    """How the tasks read that each side lost to errors (the live release, and `who` may follow it) of so many; in part
+    where it finished some trials: those that it lost may be the ones that it fails."""
     live, candidate = lost
     more = candidate - live
     if more <= 1 + 1e-9 or 100 * more / tasks <= rules.margin + 1e-9:
         return Fall(FallKind.HELD)
     return Fall(
         FallKind.LOST,
-        f"{where}: the candidate lost {candidate:.3g} of {tasks} tasks to errors, the live release {live:.3g}, "
+        f"{where}: {who} lost {candidate:.3g} of {tasks} tasks to errors, the live release {live:.3g}, "
         "so a fall cannot be excluded.",
     )
 

@@ -5,9 +5,10 @@ Two phases, on the same held-out tasks, trials and seeds, at the level that the 
 **A, every capability that was tried** (`judge_capabilities`). *Incumbent*: the live release, routed as in production
 (the bare base in round 1). *Challenger*: the capability's new adapter alone, without the router. It is `better` when
 over the capability's own families (all tasks where it has none) the paired difference is positive and its p-value,
-after Holm over all capabilities tried, is at most the look's level. A capability that no task of the split is about is
-`underpowered` and counts among none of them: the others are judged as if it had not been tried. What the adapter alone
-does to all other families decides nothing, because a router stands before it (`wrong_routes`).
+after Holm over all capabilities tried, is at most the look's level, unless the adapter lost tasks to errors that the
+live release did not (`judge_lost`). A capability that no task of the split is about is `underpowered` and counts among
+none of them: the others are judged as if it had not been tried. What the adapter alone does to all other families
+decides nothing, because a router stands before it (`wrong_routes`).
 
 **B, the assembled candidate** (`judge_release`): the live members, with those that passed and the router fitted for
 exactly these, against the live release as a whole. It is promoted when
@@ -71,14 +72,14 @@ def judge_capabilities(
     measured = {name: d for name, table in mine.items() if (d := table.difference()) is not None}
     tried = len(measured)
     adjusted = dict(zip(measured, holm([d.p for d in measured.values()]).tolist(), strict=True))
-    for name in tables:
+    for name, table in mine.items():
         if name not in measured:
-            why = _unmeasured(mine[name], own.get(name, ()))
+            why = _unmeasured(table, own.get(name, ()))
             verdicts[name] = CapabilityDecision(
                 name, GateVerdict.UNDERPOWERED, (why,), None, None, None, alpha, look, tried
             )
             continue
-        difference, mde = measured[name], mine[name].mde(alpha / tried)
+        difference, mde = measured[name], table.mde(alpha / tried)
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
         better = difference.points > 0 and adjusted[name] <= alpha
         reasons = [
@@ -89,6 +90,9 @@ def judge_capabilities(
         if not better:
             verdict, why = _not_better("Its own tasks", difference, mde, (alpha / tried, worthwhile))
             reasons.append(why)
+        elif (lost := judge_lost("Its own tasks", table.lost(), len(table.families), rules, "the adapter")).blocks:
+            verdict = GateVerdict.UNDERPOWERED
+            reasons.append(lost.reason)
         verdicts[name] = CapabilityDecision(
             name, verdict, tuple(reasons), difference, adjusted[name], mde, alpha, look, tried
         )

@@ -128,6 +128,19 @@ def test_what_no_task_is_about_is_underpowered_and_costs_the_others_nothing():
     assert alone(fell(5, 0)).verdict is GateVerdict.UNDERPOWERED, "where nothing at all is judged"
 
 
+def test_trials_that_the_adapter_alone_lost_are_no_gain():
+    """With both at one of two trials, losing the failed ones of eight tasks would pass for a gain."""
+    first, second = ([1.0] * 20, [1.0] * 20), ([0.0] * 20, [np.nan] * 8 + [0.0] * 12)
+    address = pd.concat([family("address", *first, trials=1), family("address", *second, trials=1).assign(trial=1)])
+    verdict = alone(address)
+    assert (verdict.difference.points, verdict.adjusted_p) == (pytest.approx(20.0), 2**-7)
+    assert verdict.verdict is GateVerdict.UNDERPOWERED
+    assert "the adapter lost 4 of 20 tasks to errors, the live release 0" in verdict.reasons[-1]
+    assert alone(family("address", [0.0] * 20, [1.0] * 19 + [np.nan])).passed, "one task is what it can resolve"
+    down = GAIN.assign(base=np.where(np.arange(40) < 8, np.nan, GAIN["base"]))
+    assert alone(down.assign(other=down["other"].where(down["base"].notna()))).passed, "a server was down for both"
+
+
 def test_bad_pairs_are_refused_by_name():
     with pytest.raises(ValueError, match="set_address has no column other"):
         alone(GAIN.drop(columns="other"))
