@@ -46,6 +46,7 @@ def challenge(context: Context) -> ChallengeResult:
     further = _further(context, own, look)
     split, trials = context.tasks(SPLIT), context.settings.evaluation.validation_trials
     more = context.drawing.further(further)
+    further = dict(Counter(t.family for t in more))  # a family may have fewer left
     tasks = [*split, *more]
     plan = _plan(context, own, (split, more), look)
     lineup = lineup_of(context, context.incumbent)

@@ -130,21 +130,22 @@ def _to_leave(context: Context, found: EvaluateResult) -> dict[str, str]:
 
 def _settling(context: Context, further: Mapping[str, int], unclear: Sequence[str]) -> list[Trials]:
     """What neither side has played of the families that seem to fall and may not, by the gate's rules: further tasks
-    where the target draws, else further trials of the split's own. Nothing where more families seem to fall than the
-    rules allow."""
+    where the target has so many left to draw, else further trials of those that were played. Nothing where more
+    families seem to fall than the rules allow."""
     rules, trials = rules_of(context), context.settings.evaluation.validation_trials
     if not unclear or not rules.settling or len(unclear) > rules.settled:
         return []
-    if not context.drawing.draws("validation"):
-        by_family = {f: [t for t in context.tasks("validation") if t.family == f] for f in sorted(unclear)}
-        episodes = AGAIN * rules.settling * trials
-        # Fewer than the first had would leave a task without pass^k, which would then be that of the other families.
-        return [
-            Trials(mine, max(trials, episodes // len(mine)), context.seed, first=trials) for mine in by_family.values()
-        ]
+    before = [*context.tasks("validation"), *context.drawing.further(further)]
+    played = {task.id for task in before}
     drawn = context.drawing.further({family: further.get(family, 0) + rules.settling for family in unclear})
-    played = {task.id for task in context.drawing.further(further)} if further else set()
-    return [Trials([task for task in drawn if task.id not in played], trials, context.seed)]
+    new = [task for task in drawn if task.id not in played]
+    owed = [Trials(new, trials, context.seed)] if new else []
+    episodes = AGAIN * rules.settling * trials
+    for family in sorted(set(unclear) - {task.family for task in new}):
+        mine = [task for task in before if task.family == family]
+        # Fewer than the first had would leave a task without pass^k, which would then be that of the other families.
+        owed.append(Trials(mine, max(trials, episodes // len(mine)), context.seed, first=trials))
+    return owed
 
 
 @stage("test", title="evaluate on test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,9 @@ from db import DrawnTaskRow, Round, Store
 from environments.contract import Draw, Drawable, DrawsTests, HoldsBack, ShiftTested, Target, TargetTask
 from environments.picking import spread
 from environments.task_ids import refuse_others, refuse_repeats
+from errors import TargetError
+
+logger = logging.getLogger("trace")
 
 
 @dataclass
@@ -42,11 +46,20 @@ class RoundTasks:
         return split != "test" and isinstance(self.target, Drawable)
 
     def further(self, families: Mapping[str, int]) -> list[TargetTask]:
-        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw."""
-        if not isinstance(self.target, Drawable):
+        """So many more validation tasks of each family, drawn for this round; none of a target that cannot draw, and of
+        a family that has fewer left."""
+        if not self.draws("validation"):
             return []
-        drawn = [self.target.further(self._draw, family, count) for family, count in sorted(families.items())]
-        return self._recorded([task for tasks in drawn for task in tasks], "validation")
+        drawn = [task for family, count in sorted(families.items()) for task in self._more(family, count)]
+        return self._recorded(drawn, "validation")
+
+    def _more(self, family: str, count: int) -> Sequence[TargetTask]:
+        assert isinstance(self.target, Drawable)
+        try:
+            return self.target.further(self._draw, family, count)
+        except TargetError as problem:  # the round has trained by now, and the tasks that are there can judge it
+            logger.warning("no %d further validation tasks of %s are drawn: %s", count, family, problem)
+            return []
 
     @cached_property
     def compared_on(self) -> tuple[list[TargetTask], list[TargetTask]]:

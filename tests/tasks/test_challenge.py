@@ -15,8 +15,8 @@ import tasks.challenge as challenge_file
 import tasks.rollout as rollout_file
 import tasks.synthesize as synthesize_file
 from db import LookRow, ReleaseRow, ReleaseState
-from environments.contract import Environment
-from errors import ConfigurationError, EpisodesLost
+from environments.contract import Draw, Environment, Target, TargetTask
+from errors import ConfigurationError, EpisodesLost, TargetError
 from models.scripted import NoopPolicy, OraclePolicy
 from settings import load_settings
 from tasks.challenge import _further, _gains, _own_tasks
@@ -126,6 +126,25 @@ def test_a_fall_on_a_fixed_split_is_settled_by_trials_that_nobody_played(
     monkeypatch.setattr(Context, "tasks", lambda self, split: mine["refund_all"] * 40)
     (large,) = _settling(context, {}, ["refund_all"])
     assert (len(large.tasks), large.each, large.first) == (320, before, before), "fewer would give no task its pass^k"
+
+
+def test_a_family_that_runs_out_of_questions_ends_no_round(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its draw is there, and no more: what is there decides, and settles a fall by being played again."""
+    plain = type(context.target).further
+
+    def few(self: Target, draw: Draw, family: str, count: int) -> Sequence[TargetTask]:
+        if family == "refund_all" and count > 4:
+            raise TargetError("family 'refund_all' has 4 questions left for the validation split")
+        return plain(self, draw, family, count)
+
+    monkeypatch.setattr(type(context.target), "further", few)
+    assert [t.family for t in context.drawing.further({"refund_all": 5, "cancel_other": 2})] == ["cancel_other"] * 2
+    split, trials = context.tasks("validation"), context.settings.evaluation.validation_trials
+    for there, more in (({}, []), ({"refund_all": 4}, context.drawing.further({"refund_all": 4}))):
+        mine = [t for t in [*split, *more] if t.family == "refund_all"]
+        drawn, again = _settling(context, there, ["refund_all", "cancel_other"])
+        assert [t.family for t in drawn.tasks] == ["cancel_other"] * 40
+        assert (again.tasks, again.each, again.first) == (mine, 2 * 40 * trials // len(mine), trials)
 
 
 def test_what_no_validation_task_can_prove_is_not_trained(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
