@@ -71,7 +71,10 @@ def evaluate(context: Context) -> EvaluateResult:
         amended = amend(context, candidate, left)
         if amended is not None:
             logger.info("%s fell: tasks like theirs are left to what answers them today", " and ".join(left))
-            return _compared(context, amended, left)
+            try:
+                return _compared(context, amended, left)
+            except EpisodesSpent as problem:
+                logger.warning("the candidate is judged as it was assembled first: %s", problem)
     return found
 
 

@@ -239,6 +239,28 @@ def test_a_budget_that_ends_there_leaves_the_fall_unclear(context: Context, monk
     assert proposal.decision.verdict is GateVerdict.UNDERPOWERED
 
 
+def test_a_budget_that_does_not_pay_for_the_amended_candidate_leaves_the_first_ones_verdict(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = context.store.row(ReleaseRow, id="candidate")
+    assert first is not None
+    second = replace(first, id="second", number=2, router="second")
+    monkeypatch.setattr(evaluate_file, "amend", lambda *given: second)
+    played(monkeypatch, 7, 8)
+    plain = evaluate_file.play_lineup
+
+    def spent(context: Context, lineup: Lineup, *given: Any) -> Any:
+        if lineup is SECOND:
+            raise EpisodesSpent("the budget of 5 episodes is spent")
+        return plain(context, lineup, *given)
+
+    monkeypatch.setattr(evaluate_file, "play_lineup", spent)
+    assert (evaluated(context).candidate, evaluated(context).left) == ("", {})
+    proposal = proposal_of(context)
+    assert proposal is not None
+    assert (proposal.candidate.id, proposal.decision.verdict) == ("candidate", GateVerdict.REGRESSION)
+
+
 @pytest.mark.parametrize(
     ("boundary", "verdict"),
     [
