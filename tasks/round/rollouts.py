@@ -25,6 +25,8 @@ WITHIN_BUDGET = PlayOptions(fatal=(BudgetExceeded.boundary,))
 
 # Of some episodes the largest share that a server may lose before they say nothing of the policy that played them.
 OUTAGE = 0.5
+# Tasks that a target may be unable to play to their end without being down: a router may leave an adapter one alone.
+UNPLAYABLE = 2
 
 
 def round_seed(seed: int, number: int) -> int:
@@ -83,9 +85,9 @@ class RoundEngine:
         Raises `BudgetExceeded` at the first episode whose simulated user may cost no more: what was played is kept;
         `EpisodesSpent` before any is played that the budget does not pay for; and `LimitReached`, before they are
         played or at a batch of them that was stored, where the round has a limit. Where more than OUTAGE of the
-        episodes were lost to a server that did not answer, `ProviderError`, or on the target to anything but the policy
-        itself, `EpisodesLost`; by both the stage is tried again: what follows must not rest on the few that are
-        left. Of fewer each is played once more: what took it may be over."""
+        episodes were lost to a server that did not answer, `ProviderError`, or on the target, of more tasks than
+        UNPLAYABLE, to anything but the policy itself, `EpisodesLost`; by both the stage is tried again: what follows
+        must not rest on the few that are left. Of fewer each is played once more: what took it may be over."""
         if self.limits is not None and self.limits.any and episodes:
             ids = set(self.engine.ids(ground, episodes))
             self.limits.check(len(ids - self.engine.store.stored_ids(ids)))
@@ -109,7 +111,9 @@ class RoundEngine:
 
     def _lost(self, ground: Playground, ids: Sequence[str], what: str) -> set[str]:
         """The episodes that were lost to what may pass, where those that are left say something of what played them."""
-        frame = self.engine.store.trajectory_frame(None, columns=["id", "error_boundary", "error"], id=list(ids))
+        frame = self.engine.store.trajectory_frame(
+            None, columns=["id", "task_id", "error_boundary", "error"], id=list(ids)
+        )
         lost = frame[frame["error_boundary"].notna() & (frame["error_boundary"] != PolicyError.boundary)]
         away = frame[frame["error_boundary"] == ProviderError.boundary]
         after = "what was played is kept, and the same command plays the rest"
@@ -123,7 +127,7 @@ class RoundEngine:
         # be what the scoring of a target cannot take.
         if ground.environment != self.engine.origin.target or isinstance(self.engine.policy, NoopPolicy):
             return set(away["id"])
-        if len(lost) > OUTAGE * len(ids):
+        if len(lost) > OUTAGE * len(ids) and lost["task_id"].nunique() > UNPLAYABLE:
             raise EpisodesLost(
                 f"{len(lost)} of {len(ids)} episodes ({what}) were lost to errors of the "
                 f"{' and the '.join(sorted(set(lost['error_boundary'])))}; the first: {lost['error'].iloc[0]}; {after}"

@@ -213,6 +213,22 @@ def test_what_an_outage_took_is_no_verdict_on_an_adapter(context: Context) -> No
         assert outcomes(context.store, ids).empty
 
 
+def test_a_task_that_cannot_be_played_to_its_end_is_no_outage(context: Context) -> None:
+    """A router may leave an adapter one task: what the environment fails at there it fails at whenever it is played."""
+
+    def down() -> Environment:
+        raise OSError("no such order")
+
+    ground, tasks = replace(context.ground("evaluation"), make=down), context.tasks("validation")
+    engine = context.engine_of(OraclePolicy())
+    for count in (1, 2):
+        ids = engine.play(ground, episodes_for(tasks[:count], 3, context.seed), "refunds on validation")
+        assert len(ids) == 3 * count
+        assert outcomes(context.store, ids, lost=True)["success"].isna().all()
+    with pytest.raises(EpisodesLost, match="9 of 9 episodes"):
+        engine.play(ground, episodes_for(tasks[:3], 3, context.seed), "refunds on validation")
+
+
 def test_a_gain_is_counted_from_what_was_trained_on(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     registered(monkeypatch, 0.1, 0.9)
     assert _gains(context, ["a"]) == {"a": 80.0}
