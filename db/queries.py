@@ -117,15 +117,17 @@ def trajectory_frame(
     the columns that are wanted, all of these when None."""
     table = TABLES["trajectories"]
     columns = [c for c in table.columns if c.name != "messages" and (with_blobs or c.name not in BLOBS)]
-    if names is not None:
-        columns = [table.c[name] for name in names]
+    order = _order(equals, "id")
+    if names is not None:  # what several statements give has to be sorted by the id, wanted or not
+        columns = [table.c[name] for name in dict.fromkeys((*names, *order))]
     kinds = {"success": "boolean", "reward": "float64"}
     parts = [
         frame.astype({name: kind for name, kind in kinds.items() if name in frame})
         for part in _parts(equals)
         for frame in _frames(connection, select(*columns).where(where(table, part)).order_by(table.c.id))
     ]
-    return _joined(parts, _order(equals, "id"))
+    joined = _joined(parts, order)
+    return joined if names is None else joined[list(names)]
 
 
 def check_frame(connection: Connection, equals: Mapping[str, Any]) -> pd.DataFrame:

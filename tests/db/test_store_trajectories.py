@@ -44,6 +44,16 @@ def test_a_trajectory_comes_back_as_it_was(store: Store, round_: Round) -> None:
     assert list(found.sampled_mask) == given.sampled_mask
 
 
+def test_columns_of_more_trajectories_than_one_statement_takes(store: Store, round_: Round) -> None:
+    """They come in the order of the ids, whether these are wanted or not."""
+    store.add_trajectories([trajectory(round_.id, f"t{i}", task_id=f"task-{i}") for i in (3, 1, 2)])
+    many = [f"t{i}" for i in range(6_000)]
+    for ids in (many[:4], many):
+        frame = store.trajectory_frame(None, id=ids, columns=["task_id", "sampled_tokens"])
+        assert list(frame.columns) == ["task_id", "sampled_tokens"]
+        assert list(frame["task_id"]) == ["task-1", "task-2", "task-3"]
+
+
 def test_replaying_a_batch_changes_nothing(store: Store, round_: Round) -> None:
     batch = [trajectory(round_.id, f"t{i}") for i in range(20)] + [failure(round_.id, "e1")]
     assert store.add_trajectories(batch) == Written(21, 0, 0)
