@@ -22,6 +22,8 @@ SETTLED = 3
 AGAIN = 2
 # Validation tasks on which doing nothing is tried: it decides nothing, and what pays for it pays for it on any of them.
 NOOP_TASKS = 40
+# How the reason begins why a family is left to what answers it today: it decides nothing more.
+LEFT = "With the router as it was fitted first,"
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall, judge_lost, judge_settled
-from tasks.measuring.gate_plan import GateRules, p_phrase
+from tasks.measuring.gate_plan import LEFT, GateRules, p_phrase
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
@@ -176,8 +176,9 @@ def judge_release(
         if lost.blocks and not falls[name].blocks:
             falls[name] = lost
     for why in (left or {}).values():
-        reasons.append(f"With the router as it was fitted first, {why} It is left to what answers it today.")
-    reasons += [fall.reason for fall in falls.values() if fall.reason]
+        reasons.append(f"{LEFT} {why} It is left to what answers it today.")
+    # Those that decide stand last, where the report looks for them.
+    reasons += [fall.reason for fall in sorted(falls.values(), key=lambda fall: fall.blocks) if fall.reason]
     kinds = {fall.kind for fall in falls.values()}
     if FallKind.REGRESSION in kinds:
         verdict = GateVerdict.REGRESSION

@@ -3,7 +3,7 @@ or that nothing did and why."""
 
 from __future__ import annotations
 
-from tasks.measuring.gate_plan import p_phrase
+from tasks.measuring.gate_plan import LEFT, p_phrase
 from tasks.reporting.figures import AT_WORK, GONE, Difference, Ending, Rate, RoundFigures, percent, release_name
 
 SIGNIFICANT = 0.05
@@ -56,9 +56,12 @@ def why_nothing(figures: RoundFigures) -> str:
 
 
 def deciding_reason(verdict: str, reasons: list[str]) -> str:
-    """The one of the gate's reasons that its verdict rests on: the fall that blocks, else what the gate said last."""
-    falls = [r for r in reasons if " fell by " in r and "within its resolution" not in r]
-    if falls and (verdict == "rejected-regression" or falls[-1] == reasons[-1]):
+    """The one of the gate's reasons that its verdict rests on: the fall that blocks, of a regression one that is
+    certain, else what the gate said last."""
+    falls = [r for r in reasons if " fell by " in r.lower() and "within its resolution" not in r and LEFT not in r]
+    if falls and verdict == "rejected-regression":
+        return next((r for r in falls if "below zero" in r), falls[0])
+    if falls and falls[-1] == reasons[-1]:
         return falls[0]
     return reasons[-1] if reasons else ""
 

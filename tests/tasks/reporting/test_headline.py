@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from report_samples import (
     first_promoted,
@@ -16,6 +17,8 @@ from report_samples import (
     within_noise,
 )
 
+from tasks.measuring.gate_plan import GateRules
+from tasks.measuring.gate_rules import judge_release
 from tasks.reporting.figures import RoundFigures
 from tasks.reporting.headline import deciding_reason, headline, tone
 
@@ -126,6 +129,42 @@ def test_figures_from_before_there_were_releases_say_what_they_said() -> None:
 )
 def test_the_reason_that_decides(verdict: str, reasons: list[str], why: int) -> None:
     assert deciding_reason(verdict, reasons) == reasons[why]
+
+
+def fell(name: str, lost: int, count: int = 10) -> pd.DataFrame:
+    other = [0.0] * lost + [1.0] * (count - lost)
+    return pd.DataFrame({"task": [f"{name}-{i}" for i in range(count)], "family": name, "base": 1.0, "other": other})
+
+
+GAIN = fell("address", 5, 20).assign(base=0.0)
+
+
+@pytest.mark.parametrize(
+    ("pair", "settled", "left", "why"),
+    [
+        ([fell("coupon", 2), fell("refund", 1)], None, {}, "all other families together: fell by 15.0"),
+        ([fell("coupon", 2), fell("refund", 1), fell("steady", 0, 600)], None, {}, "coupon: fell by 20.0"),
+        ([fell("coupon", 2), fell("refund", 7), fell("steady", 0, 600)], None, {}, "refund: fell by 70.0"),
+        ([fell("coupon", 2), fell("steady", 0, 600)], fell("coupon", 8, 20), {}, "coupon: -20.0 points over 10 tasks"),
+        ([fell("coupon", 2), fell("refund", 2), fell("steady", 0, 600)], fell("refund", 0, 20), {}, "coupon: fell by"),
+        (
+            [fell("coupon", 7), fell("steady", 0, 600)],
+            None,
+            {"refund": "refund: fell by 30.0 points over 10 tasks."},
+            "coupon: fell by 70.0",
+        ),
+    ],
+)
+def test_the_reason_that_decides_is_one_that_blocks(
+    pair: list[pd.DataFrame], settled: pd.DataFrame | None, left: dict[str, str], why: str
+) -> None:
+    if settled is not None:
+        settled["task"] = "more-" + settled["task"]
+    own = {"set_address": ("address",)}
+    decision = judge_release(pd.concat([GAIN, *pair]), GateRules(), 0.05, 1, own, settled=settled, left=left)
+    said = deciding_reason(str(decision.verdict), list(decision.reasons))
+    assert said.startswith(why)
+    assert said in decision.fallen.values()
 
 
 def test_without_reasons_there_is_none() -> None:
