@@ -142,8 +142,8 @@ def _iterated(
         found += ids
         notes.append(f"iteration {number}: {len(ids)} episodes, {100 * success_of(context, ids):.0f} %")
         rows = picked(context.store, context.store.trajectory_frame(None, columns=COLUMNS, id=found))
-        if not rows:
-            break
+        if not rows:  # the next has other random numbers
+            continue
         try:
             learnt = learn(context, f"{name}-{number}", rows, settings, PASSES)
         except TrainingError as problem:

@@ -188,6 +188,33 @@ def test_an_iteration_that_cannot_be_learnt_from_leaves_what_the_one_before_has_
     assert answer.lineup == (Answer(context).lineup if fails == 1 else "it-1")
 
 
+def test_an_iteration_without_a_success_does_not_end_what_the_budget_pays_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base that solves next to nothing solves something in the third."""
+    there: list[str] = []
+    learnt = SimpleNamespace(adapter=SimpleNamespace(id="third"), run="")
+    monkeypatch.setattr(iterated_file, "learn", lambda *given: learnt)
+    monkeypatch.setattr(iterated_file, "training_settings", lambda settings: None)
+    monkeypatch.setattr(iterated_file, "picked", lambda *given: there)
+    monkeypatch.setattr(iterated_file, "success_of", lambda *given: 0.0)
+    monkeypatch.setattr(iterated_file, "one_adapter", lambda context, name, identity: Answer(context, lineup=identity))
+    context: Any = SimpleNamespace(
+        settings=None,
+        store=SimpleNamespace(trajectory_frame=lambda *given, **more: None),
+        registry=SimpleNamespace(end_run=lambda run: None),
+        result=lambda kind: SimpleNamespace(trajectories=[]),
+    )
+    played: list[tuple[int, Any]] = []
+
+    def play(number: int, count: int, latest: Any) -> list[str]:
+        played.append((number, latest))
+        there.extend(["a success"] if number == 3 else [])
+        return [str(number)]
+
+    assert iterated_file._iterated(context, "it", [8, 8], play).notes[-1].startswith("nothing has succeeded")
+    assert played == [(1, None), (2, None)]
+    assert iterated_file._iterated(context, "it", [8, 8, 8], play).lineup == "third"
+
+
 def raising(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
     """Every training ends with the problem."""
 
