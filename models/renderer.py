@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -27,6 +27,15 @@ logger = logging.getLogger("trace.models")
 ANSWERS = "assistant"
 # Texts whose ids are kept: instructions and worked examples, and what was said last.
 TEXTS_KEPT = 4096
+
+
+def _special(tokenizer: Any, written: frozenset[int]) -> Iterator[tuple[int, str]]:
+    """Tokens that contents may not spell, and their names: those that the tokenizer calls special, and the words of
+    their own that a template writes between contents, of whose ids `written` are. Blanks and thoughts are contents."""
+    for i, token in tokenizer.added_tokens_decoder.items():
+        name = str(token)
+        if token.special or (i in written and len(name.strip()) > 1 and name not in (THOUGHT, THOUGHT_END)):
+            yield i, name
 
 
 @dataclass
@@ -62,10 +71,6 @@ class Renderer:
             raise ConfigurationError("the tokenizer has no chat template; set one that the model was trained with")
         self.tokenizer, self.calls = tokenizer, FORMATS[calls]()
         self._kept = lru_cache(TEXTS_KEPT)(self._encoded)
-        special = {i: str(t) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
-        names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
-        self._spelled = re.compile(f"(?={'|'.join(names)})" if names else "(?!)")
         turns = read_template(tokenizer)
         for note in turns.notes:
             logger.warning("the chat template is not followed to the letter: %s", note)
@@ -74,12 +79,19 @@ class Renderer:
         self._start, self._opened = self._marked(turns.start), turns.opening["user"]
         self._between = {pair: self._marked(text) for pair, text in turns.between.items()}
         self._opening = {role: self._marked(text) for role, text in turns.opening.items()}
-        follow = {pair: ids for pair, ids in self._between.items() if pair[0] == ANSWERS}
-        self.end_id = follow[ANSWERS, "user"][0]
-        ends = {ids[0] for ids in follow.values()}
+        written = frozenset(i for ids in (self._start, *self._between.values(), *self._opening.values()) for i in ids)
+        special = dict(_special(tokenizer, written))
+        self._special_ids = frozenset(special) - {tokenizer.unk_token_id}
+        names = sorted((re.escape(name) for name in special.values() if len(name) > 1), key=len, reverse=True)
+        self._spelled = re.compile(f"(?={'|'.join(names)})" if names else "(?!)")
+        # By the role that follows: the token that ends a turn, and what is written behind that.
+        self._ends = {pair[1]: self._end_in(ids) for pair, ids in self._between.items() if pair[0] == ANSWERS}
+        self.end_id = self._ends["user"][0]
+        ends = frozenset(end for end, _ in self._ends.values())
         # What the model writes behind its last turn, where that is not what stands behind the others.
-        self._last = frozenset(self._marked(turns.closing)[:1]) & self._special_ids - ends
-        self.stop_ids = frozenset(ends) | self._last
+        closing = [i for i in self._marked(turns.closing) if i in self._special_ids]
+        self._last = frozenset(closing[:1]) - ends
+        self.stop_ids = ends | self._last
         self.thinks = THOUGHT_END in str(tokenizer.chat_template)
         # Whether ids spell bytes, one after the other: what some spell does not depend on those before them.
         decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
@@ -88,6 +100,22 @@ class Renderer:
     def _marked(self, text: str) -> tuple[int, ...]:
         """Ids of a separator, whose special tokens are meant."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _end_in(self, follow: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """The token that ends a turn which `follow` stands behind, and what of it is written after that token.
+
+        It is the first marker: Llama 2 has a space before it. A word of the language would cut turns that contain it,
+        so without a marker it is what ends a text, beside all of `follow`.
+        """
+        place = next((place for place, i in enumerate(follow) if i in self._special_ids), None)
+        if place is not None:
+            return follow[place], follow[place + 1 :]
+        if self.tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"the chat template ends no turn with a token of its own ({self.tokenizer.decode(list(follow))!r} "
+                "follows), and the tokenizer has no eos_token; set the one that the model ends its turns with"
+            )
+        return int(self.tokenizer.eos_token_id), follow
 
     def _encode(self, text: str) -> list[int]:
         """Ids of contents, where special tokens that are spelled out stay text. Most texts come again with every
@@ -148,8 +176,9 @@ class Renderer:
         if not then:
             return
         follow = self.separator(ANSWERS, then[0].role)
-        closed = bool(ids) and (ids[-1] == follow[0] or ids[-1] in self._last)
-        conversation.append(follow[1:] if closed else follow, False)
+        end, behind = self._ends[then[0].role]
+        closed = bool(ids) and (ids[-1] == end or ids[-1] in self._last)
+        conversation.append(behind if closed else follow, False)
         conversation.append(self._encode(self.content(then[0])), False)
         self._extend(conversation, then[0].role, then[1:])
 
@@ -160,7 +189,8 @@ class Renderer:
         conversation = self.start(prompt, messages[: turns[0]])
         for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):
             then = messages[place + 1 : after]
-            end = self.separator(ANSWERS, then[0].role)[0] if then else self.end_id
+            # `answer` refuses roles that nothing can follow.
+            end = self._ends.get(then[0].role, self._ends["user"])[0] if then else self.end_id
             ids = [*self._encode(self.content(messages[place], prompt.tools)), end]
             self.answer(conversation, ids, [0.0] * len(ids), then)
         return conversation
