@@ -12,13 +12,15 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from errors import ConfigurationError
+from errors import ConfigurationError, TraceError
 from models.local.attention import NAME
 from models.local.decoder import PlainDecoder
 from models.local.dtypes import fast_dtype
@@ -148,7 +150,10 @@ def load_base(
     kind = fast_dtype(cache) if dtype == "auto" else getattr(torch, dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
+        with _built_as_needed(name):
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
+    except ConfigurationError:
+        raise
     except (OSError, ValueError) as problem:
         raise not_loadable(name, str(problem)) from problem
     if torch.cuda.is_available() and not host:
@@ -161,12 +166,28 @@ def load_base(
         else str(getattr(model.config, "_commit_hash", None) or weights_revision(Path(name)))
     )
     identity = PolicyIdentity(name, revision, str(kind).removeprefix("torch."), "", renderer.fingerprint)
-    policy = LocalPolicy(model, identity, renderer.stop_ids, rows)
+    with _built_as_needed(name):
+        policy = LocalPolicy(model, identity, renderer.stop_ids, rows)
+        if isinstance(policy.decoder, PlainDecoder):
+            _prove_pass(policy, name)
     if policy.context < (whole := model.config.max_position_embeddings):
         logger.warning("%s is used up to %d of its %d tokens: LongRoPE is another beyond", name, policy.context, whole)
-    if isinstance(policy.decoder, PlainDecoder):
-        _prove_pass(policy, name)
     return BaseModel(policy, renderer, identity)
+
+
+@contextmanager
+def _built_as_needed(name: str) -> Iterator[None]:
+    """Within, a base's own code runs: what it stumbles over says that it is built otherwise than the pass here asks."""
+    try:
+        yield
+    except (TraceError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as problem:
+        raise ConfigurationError(
+            f"base model {name!r} can be neither played nor trained here: it is built otherwise than sampler and "
+            f"trainer ask ({type(problem).__name__}: {problem!s:.200}); give another base (docs/3-platform.md has a "
+            "table)"
+        ) from problem
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -328,7 +329,7 @@ def make_steps(
             reward_funcs=_reward,
             args=_config(owed, model, here.count),
             train_dataset=Dataset.from_dict({"prompt": [f"slot {i}" for i in range(slots)]}),
-            processing_class=tokenizer,
+            processing_class=_padding(tokenizer),
             callbacks=[callback],
             source=source,
             most_tokens=settings.micro_batch_tokens,
@@ -337,6 +338,14 @@ def make_steps(
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train(resume_from_checkpoint=str(owed.resume) if owed.resume else None)
+
+
+def _padding(tokenizer: Any) -> Any:
+    """The tokenizer, with a token for TRL to pad with where it would find none. Which one is the same: it is masked."""
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        tokenizer = deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
 
 
 def _config(owed: StepsOwed, model: Any, processes: int) -> GRPOConfig:

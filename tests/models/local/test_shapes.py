@@ -129,6 +129,16 @@ def test_a_part_that_is_left_out_is_found_when_the_model_is_loaded(
         load_base(str(tmp_path), "float32")
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "opt", "falcon", "nemotron"])
+def test_a_model_that_is_built_otherwise_is_refused_in_words(kind: str, tmp_path: Path, tiny_tokenizer: Any) -> None:
+    """Its configuration does not tell, and its code stumbles over what the pass of sampler and trainer asks for."""
+    tiny_model(kind, "eager", vocabulary=len(tiny_tokenizer)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    check_base_config(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=rf"{tmp_path}.*can be neither played nor trained.*Error.*give"):
+        load_base(str(tmp_path), "float32")
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

@@ -26,6 +26,7 @@ from models.training.grpo import train_adapter
 from models.training.records import StepRecord
 from tests.models.training.test_grpo import SMALL, Source
 from tests.shapes_made import tiny_model
+from tests.tokenizers_trained import header_tokenizer, tiny_policy
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,16 @@ def test_a_step_is_sampled_trained_exported_and_live(kind: str, tmp_path: Path, 
         logits = plain(torch.tensor([taken.ids])).logits[0, :-1].float()
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(taken.ids[1:])[:, None])[:, 0]
     assert taken.adapted == pytest.approx(expected[-len(taken.adapted) :].tolist(), abs=1e-3)
+
+
+def test_a_tokenizer_without_a_token_to_pad_with_can_be_trained_on(tmp_path: Path) -> None:
+    """TRL pads with the tokenizer's token for it, or with the one that ends a text: this one has neither."""
+    policy, renderer = tiny_policy(header_tokenizer())
+    steps = list[StepRecord]()
+    train_adapter(Source(), LocalActor(policy), renderer, replace(SMALL, steps=1), tmp_path / "out", steps.append)
+    assert steps[0].metrics["grad_norm"] > 0
+    assert steps[0].logprob_gap < 1e-4
+    assert renderer.tokenizer.pad_token is None, "as it was found"
 
 
 LAYOUT = {
