@@ -92,7 +92,8 @@ def too_deep(calls: Sequence[ToolCall]) -> bool:
 
 @dataclass(frozen=True)
 class Observation:
-    """Messages to append to the conversation (tool results, user turns), and whether the episode is over."""
+    """Messages to append to the conversation (tool results, user turns), and whether the episode is over, which it is
+    not at `reset`."""
 
     messages: tuple[Message, ...]
     done: bool = False

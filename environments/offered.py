@@ -24,8 +24,8 @@ def offered(environment: Environment) -> tuple[Prompt, int]:
     prompt, most = Prompt.of(environment), environment.max_steps
     for message in prompt.examples:
         _refuse_message(message, "examples")
-    if isinstance(most, bool) or not isinstance(most, Integral):
-        raise EnvironmentFault(f"max_steps is {most!r:.80}; give a whole number")
+    if isinstance(most, bool) or not isinstance(most, Integral) or most < 1:
+        raise EnvironmentFault(f"max_steps is {most!r:.80}; give a whole number from 1 on")
     return prompt, most
 
 
@@ -36,6 +36,8 @@ def observed(observation: Observation, name: str) -> Observation:
         raise EnvironmentFault(f"{name}() returned {kind}; return environments.contract.Observation")
     for message in observation.messages:
         _refuse_message(message, f"{name}()")
+    if observation.done and name == "reset":  # nothing would be asked, routed or learnt
+        raise EnvironmentFault("reset() gave an episode that is over; give only tasks that have a turn")
     if not observation.done and not observation.messages:  # there would be nothing to answer
         raise EnvironmentFault(f"{name}() gave no message and is not done; say something, or end the episode")
     return observation

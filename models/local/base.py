@@ -148,14 +148,12 @@ def load_base(
         logger.info("slower than it could be: %s", reason)
     source: Any = embedded_folder(cache) if name == EMBEDDED else name
     kind = fast_dtype(cache) if dtype == "auto" else getattr(torch, dtype)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        with _built_as_needed(name):
+    with _built_as_needed(name):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, attn_implementation=NAME)
-    except ConfigurationError:
-        raise
-    except (OSError, ValueError) as problem:
-        raise not_loadable(name, str(problem)) from problem
+        except (OSError, ValueError) as problem:
+            raise not_loadable(name, str(problem)) from problem
     if torch.cuda.is_available() and not host:
         model = torch.nn.Module.to(model, "cuda")
     model.requires_grad_(False)
@@ -182,7 +180,7 @@ def _built_as_needed(name: str) -> Iterator[None]:
         yield
     except (TraceError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as problem:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as problem:
         raise ConfigurationError(
             f"base model {name!r} can be neither played nor trained here: it is built otherwise than sampler and "
             f"trainer ask ({type(problem).__name__}: {problem!s:.200}); give another base (docs/3-platform.md has a "

@@ -101,6 +101,8 @@ FAULTS = {
     "step raises": (raising("step"), "step raised KeyError"),
     "step leaves the process": (raising("step", leaves), "step raised SystemExit"),
     "score raises": (raising("score"), "score raised KeyError"),
+    "reset gives an end": (giving("on_reset", Observation((Message("user", "x"),), True)), "an episode that is over"),
+    "reset gives an end without a word": (giving("on_reset", Observation((), done=True)), "an episode that is over"),
     "reset gives nothing": (giving("on_reset", None), "NoneType"),
     "step gives a text": (giving("step", "done"), "returned str"),
     "step gives no messages": (giving("step", Observation(({"role": "user"},))), "contract.Message"),  # type: ignore[arg-type]
@@ -201,6 +203,7 @@ OFFERS: dict[str, tuple[str, Any, str]] = {
     "half a character": ("instructions", "a\ud800", "not Unicode"),
     "examples that are dicts": ("examples", [{"role": "user", "content": "x"}], "contract.Message"),
     "no limit of steps": ("max_steps", None, "max_steps is None"),
+    "no step": ("max_steps", 0, "max_steps is 0; give a whole number from 1 on"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from environments.contract import Check, Observation, Score, TargetTask
+from environments.contract import Check, Message, Observation, Score, TargetTask
 from environments.validation.playing import play
 from models.episodes import Episode, Player
 from models.policy import Sampling
@@ -44,7 +44,8 @@ def test_a_score_is_sound_for_validation_where_it_is_for_an_episode(score: Any, 
         instructions="",
         examples=(),
         max_steps=1,
-        reset=lambda task: Observation((), done=True),
+        reset=lambda task: Observation((Message("user", "hello"),)),
+        step=lambda action: Observation((), done=True),
         score=lambda: score,
         close=lambda: None,
     )
