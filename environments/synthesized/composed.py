@@ -25,6 +25,7 @@ from environments.contract import (
     ToolCall,
     content_hash,
 )
+from environments.scores import checked_score
 from environments.synthesized.drawing import first_made
 from environments.synthesized.hints import solved
 from environments.synthesized.references import References
@@ -79,7 +80,7 @@ class DenseEnvironment(WrappedEnvironment):
         return super().step(action)
 
     def score(self) -> Score:
-        score = self.inner.score()
+        score = checked_score(self.inner.score())  # `min` takes a bound for nearer than NaN
         if score.success:
             return Score(1.0, True, score.checks, score.metrics)
         return Score(self.near_miss * self._nearness(score), False, score.checks, score.metrics)

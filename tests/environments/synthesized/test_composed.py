@@ -19,7 +19,7 @@ from environments.synthesized.composed import (
 from environments.synthesized.references import References
 from environments.targets.shop.target import target
 from environments.validation.checks import Limits, validate_environment
-from errors import CallOverdue, ConfigurationError
+from errors import CallOverdue, ConfigurationError, EnvironmentFault
 from models.scripted import RandomPolicy
 
 SHOP = target()
@@ -214,6 +214,17 @@ def test_a_near_miss_of_an_answer_in_text_is_the_targets_own(text: str, reward: 
     environment.reset(TargetTask("a", "generated", "", 0))
     environment.step(Action(content=text))
     assert environment.score().reward == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("score", [Score(float("nan"), False), Score(float("nan"), True), Score(-1.0, False), 0.5])
+def test_a_score_that_is_none_is_not_made_one(score: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is played without the denser reward it is the environment's fault."""
+    monkeypatch.setattr(_Answers, "score", lambda self: score)
+    environment = DenseEnvironment(_Answers(), References(_Answering()))  # type: ignore[arg-type]
+    environment.reset(TargetTask("a", "generated", "", 0))
+    environment.step(Action(content="13"))
+    with pytest.raises(EnvironmentFault, match=r"score\(\)"):
+        environment.score()
 
 
 def test_validation_and_red_team_accept_it() -> None:
