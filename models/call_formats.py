@@ -10,7 +10,7 @@ from typing import Any
 
 from environments.contract import Action, ToolCall, canonical_json
 
-CALL = re.compile(r"([A-Za-z_][\w.\-]*)\((.*)\)", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -159,11 +159,12 @@ class CompactCalls:
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Action:
         """The action that a turn's text stands for. Too few values leave the last parameters out."""
         text = text.strip()
-        match = CALL.fullmatch(text) if tools else None
-        if match is None:
-            return Action(content=text) if text else Action(malformed="(nothing)")
-        name, inner = match.groups()
+        name, opened, inner = text.partition("(")
         schema = next((t for t in tools if t["function"]["name"] == name), None)
+        # A tool on offer may be called anything; of others a call is what looks like one.
+        if not (tools and opened and inner.endswith(")") and (schema or NAME.fullmatch(name))):
+            return Action(content=text) if text else Action(malformed="(nothing)")
+        inner = inner[:-1]
         parameters = (_parameters(schema) if schema else {}) or {"argument_0": STRING}
         names, arguments = list(parameters), dict[str, Any]()
         rest, place, more = inner.strip(), 0, bool(inner.strip())

@@ -49,6 +49,18 @@ def test_a_quote_is_not_closed_by_the_argument_behind_it() -> None:
         assert read.arguments == call.arguments
 
 
+@pytest.mark.parametrize("name", ["2fa_check", "shop:find", "shop/find", "find order", "find_é", "-f", "a.b"])
+def test_a_call_of_a_tool_on_offer_is_read_whatever_it_is_called(name: str) -> None:
+    """Protocols of tools ask for less of a name than programming languages do."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"properties": {"one": {}}}}}]
+    call = ToolCall(name, {"one": "x (y)"})
+    text = COMPACT.write("", (call,), tools)
+    (read,) = COMPACT.read(f" {text}\n", tools).tool_calls
+    assert (read.name, read.arguments) == (call.name, call.arguments)
+    assert COMPACT.read("3(a)", tools).content == "3(a)"
+    assert COMPACT.read("other(a)", tools).tool_calls[0].name == "other"
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_call_is_read_back_with_every_type_of_argument(data: st.DataObject) -> None:

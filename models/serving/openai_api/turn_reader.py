@@ -6,7 +6,6 @@ end. A "call" of a tool that was not offered is text: a client could not run it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,11 +101,8 @@ class TurnReader:
         if not self._names:
             return len(text)
         if self._compact:
-            begun = re.match(r"\s*([A-Za-z_][\w.\-]*)?\s*(\()?", text)
-            assert begun is not None
-            word, bracket = begun.group(1) or "", begun.group(2)
-            over = begun.end() == len(text)
-            possible = word in self._names if bracket else over and any(n.startswith(word) for n in self._names)
+            word, opened, _ = text.lstrip().partition("(")
+            possible = word in self._names if opened else any(n.startswith(word) for n in self._names)
             return 0 if possible else len(text)
         at = text.find(TAG)
         if at >= 0:

@@ -245,6 +245,7 @@ def tools(*names: str) -> list[dict[str, Any]]:
         ("compact", "Order 5 is pending.", "Order 5 is pending.", []),
         ("compact", "find(5)", "", ["find"]),
         ("compact", "find the order", "find the order", []),
+        ("compact", "2nd:find(5)", "", ["2nd:find"]),
         ("compact", "drop(5)", "drop(5)", []),
         ("compact", "find(5) is what I would do", "find(5) is what I would do", []),
         (
@@ -262,7 +263,7 @@ def test_text_is_shown_as_it_comes_and_calls_are_held_back(
     tiny_tokenizer: Any, calls: str, text: str, shown: str, called: list[str]
 ) -> None:
     renderer = Renderer(tiny_tokenizer, calls)
-    reader = TurnReader(renderer, tools("find", "move"))
+    reader = TurnReader(renderer, tools("find", "move", "2nd:find"))
     ids = [*renderer.text_ids(text), renderer.end_id]
     told = [reader.feed([i]) for i in ids]
     action, rest = reader.finish()
