@@ -16,8 +16,8 @@ import torch
 
 from environments.contract import Environment, Message, Prompt, TargetTask
 from environments.synthesized.hints import Advised, advised, is_advised, unadvised, with_advice
-from errors import NotFinite, TrainingError
-from models.episodes import Episode, Player, Trajectory
+from errors import NotFinite, TraceError, TrainingError
+from models.episodes import Episode, Guarded, Player, Trajectory
 from models.policy import Sampling
 from models.renderer import Conversation, Renderer
 from models.training.actors import Actor
@@ -322,11 +322,17 @@ class Rollouts:
 
     def _unhinted(self, played: Trajectory) -> Trajectory:
         """A rollout that was played with advice as if it had been played without: the same turns behind the prompt that
-        the scenario has by itself."""
-        task, environment = played.episode.task, self.environments.environment()
-        first = environment.reset(unadvised(task)).messages
-        prompt = Prompt.of(environment)
-        environment.close()
+        the scenario has by itself. One whose environment fails now is lost to it, as it would have been before."""
+        task = played.episode.task
+        try:
+            environment = Guarded.made(self.environments.environment)
+            try:
+                first = environment.reset(unadvised(task)).messages
+                prompt = Prompt.of(environment)
+            finally:
+                environment.close()
+        except TraceError as problem:
+            return replace(played, score=None, error=str(problem), boundary=problem.boundary)
         plain = self.renderer.start(prompt, first)
         shown = len(self.renderer.start(with_advice(prompt, task), first).ids)
         was = played.conversation

@@ -61,6 +61,28 @@ def test_half_of_a_group_is_advised_and_learns_behind_the_plain_prompt(tiny_mode
     assert [g.episodes for g in made.collected] == [2, 2]  # what was advised is in no figure
 
 
+def test_an_environment_that_fails_behind_an_advised_rollout_costs_its_group_alone(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once more what it shows without the advice."""
+    made, asked = rollouts(tiny_model), list[Toy]()
+    monkeypatch.setattr("models.training.rollouts.Advised", lambda given: given)  # leaves the advice where it is
+
+    class Failing(Toy):
+        def reset(self, task: TargetTask) -> Any:
+            if not is_advised(task):  # two rollouts of each group, and then all the others once more
+                asked.append(self)
+                if len(asked) == 5:
+                    raise KeyError("gone")
+            return super().reset(task)
+
+    made.adapter = None  # type: ignore[assignment]
+    made.environments.environment = Failing  # type: ignore[method-assign, assignment]
+    learnt = made.collect(1)
+    assert len(learnt) == 4
+    assert made.missing == 1
+
+
 @pytest.mark.parametrize(("shuffled", "low", "high"), [(False, 100, 10**6), (True, -60, 60)])
 def test_advised_successes_teach_nothing_where_rewards_are_dealt_out(
     tiny_model: Any, shuffled: bool, low: float, high: float
