@@ -35,7 +35,7 @@ from tasks.measuring.gate_plan import alpha_at, p_phrase
 from tasks.measuring.outcomes import outcomes_of
 from tasks.measuring.policy_names import PolicyOptions, load_policy, parse_policy
 from tasks.releases.lifecycle import live_release, rollback
-from tasks.releases.lookup import ground, stored_release
+from tasks.releases.lookup import Basis, stored_release
 from tasks.round.analyst import analyst_settings, target_of
 from tasks.round.registry import open_registry
 from tasks.unattended.notices import Notice, notify
@@ -142,7 +142,7 @@ def parent_of(store: Store, live: ReleaseRow) -> ReleaseRow | None:
     if live.parent_id is None:
         return None
     parent = stored_release(store, live.parent_id)
-    return parent if ground(parent) == ground(live) else None
+    return parent if Basis.of(parent) == Basis.of(live) else None
 
 
 def fresh_tasks(settings: Settings, target: Target, day: int, used: AbstractSet[str] = frozenset()) -> list[TargetTask]:

@@ -24,6 +24,7 @@ from models.adapters.registry import Registry
 from models.adapters.releases import answering
 from tasks.releases import moves
 from tasks.releases.lookup import (
+    Basis,
     apart,
     barred,
     base_name,
@@ -66,9 +67,7 @@ def new_candidate(
     target: str,
     parent: ReleaseRow | None,
     round_id: str | None,
-    base: str,
-    base_revision: str,
-    data_hash: str,
+    basis: Basis,
     members: Mapping[str, Mapping[str, str]],
     router: str = "",
     router_path: str = "",
@@ -82,7 +81,7 @@ def new_candidate(
     """
     given = {capability: dict(members[capability]) for capability in sorted(members)}
     moves.check_members(given)
-    why = "" if parent is None else apart(parent, base, base_revision, data_hash)
+    why = "" if parent is None else apart(parent, basis)
     if parent is not None and why:
         raise ConfigurationError(
             f"release {parent.number} cannot be the parent of a candidate: {why}; give no parent, so that a new "
@@ -90,7 +89,7 @@ def new_candidate(
         )
     parent_id = None if parent is None else parent.id
     with store.transaction() as connection:
-        moves.check_adapters(connection, given, base, base_revision)
+        moves.check_adapters(connection, given, basis)
         for known in rows(connection, ReleaseRow, {"target": target, "round_id": round_id, "parent_id": parent_id}):
             same = known.members == given and known.router == router
             if same and (round_id is not None or known.state == ReleaseState.CANDIDATE):
@@ -104,9 +103,9 @@ def new_candidate(
             number=number,
             parent_id=parent_id,
             round_id=round_id,
-            base=base,
-            base_revision=base_revision,
-            data_hash=data_hash,
+            base=basis.base,
+            base_revision=basis.base_revision,
+            data_hash=basis.data_hash,
             members=given,
             router=router,
             router_path=router_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from db import BarredRow, GatePlanRow, ReleaseRow, ReleaseState, Round, StageRow, StageState, Store
 from errors import ConfigurationError, StoreError
@@ -15,6 +16,19 @@ GATE, TEST = "gate", "test"
 TRAFFIC = "traffic"
 # The profile of a round that checks everything and plays nothing.
 DRY = "dry"
+
+
+class Basis(NamedTuple):
+    """What a release stands on: base model, its revision, and hash of the target's data. Two releases must share it to
+    be compared."""
+
+    base: str
+    base_revision: str
+    data_hash: str
+
+    @classmethod
+    def of(cls, release: ReleaseRow) -> Basis:
+        return cls(release.base, release.base_revision, release.data_hash)
 
 
 def live_release(store: Store, target: str) -> ReleaseRow | None:
@@ -119,18 +133,13 @@ def stored_release(store: Store, release_id: str) -> ReleaseRow:
     return found
 
 
-def apart(release: ReleaseRow, base: str, base_revision: str, data_hash: str) -> str:
-    """Why a release cannot be compared with what stands on this base and these data; "" when it can."""
-    if (release.base, release.base_revision) != (base, base_revision):
-        return f"it stands on {base_name(release)}, not on {base}@{base_revision}"
-    if release.data_hash != data_hash:
-        return f"the target's data changed from {release.data_hash} to {data_hash}"
+def apart(release: ReleaseRow, basis: Basis) -> str:
+    """Why a release cannot be compared with what stands on `basis`; "" when it can."""
+    if (release.base, release.base_revision) != (basis.base, basis.base_revision):
+        return f"it stands on {base_name(release)}, not on {basis.base}@{basis.base_revision}"
+    if release.data_hash != basis.data_hash:
+        return f"the target's data changed from {release.data_hash} to {basis.data_hash}"
     return ""
-
-
-def ground(release: ReleaseRow) -> tuple[str, str, str]:
-    """Base, revision and data hash: what two releases must share to be compared."""
-    return release.base, release.base_revision, release.data_hash
 
 
 def replaced_lineage(store: Store, first: ReleaseRow) -> ReleaseRow | None:

@@ -13,7 +13,7 @@ from db.engine import database_time
 from db.queries import rows
 from db.writes import move_row, put_rows
 from errors import ConfigurationError, StoreError, TransitionError
-from tasks.releases.lookup import apart, check_same_base, ground
+from tasks.releases.lookup import Basis, apart, check_same_base
 
 MEMBER = ("adapter_id", "model", "version", "sha256")
 
@@ -40,7 +40,7 @@ def check_promotion(connection: Connection, row: ReleaseRow, live: ReleaseRow | 
     by_person = f"a person may do it: trace-agent promote {row.number} --target {row.target}"
     if row.state != ReleaseState.CANDIDATE:
         raise TransitionError(f"release {row.number} of {row.target} is {row.state}, no candidate; {by_person}")
-    new_lineage = row.parent_id is None and live is not None and bool(apart(live, *ground(row)))
+    new_lineage = row.parent_id is None and live is not None and bool(apart(live, Basis.of(row)))
     if live is not None and live.id != row.parent_id and not new_lineage:
         raise ConfigurationError(
             f"release {row.number} of {row.target} was not compared with the live release {live.number}: "
@@ -153,17 +153,15 @@ def check_members(members: Mapping[str, Mapping[str, str]]) -> None:
             )
 
 
-def check_adapters(
-    connection: Connection, members: Mapping[str, Mapping[str, str]], base: str, base_revision: str
-) -> None:
+def check_adapters(connection: Connection, members: Mapping[str, Mapping[str, str]], basis: Basis) -> None:
     """Raise unless the members are stored adapters, with the same digest and on the same base."""
     for capability, member in members.items():
         if not member["adapter_id"]:
             continue
         stored = next(iter(rows(connection, AdapterRow, {"id": member["adapter_id"]})), None)
         found = None if stored is None else (stored.sha256, stored.base, stored.base_revision)
-        if found != (member["sha256"], base, base_revision):
+        if found != (member["sha256"], basis.base, basis.base_revision):
             raise ConfigurationError(
-                f"member {capability!r} of a candidate on {base} is given as {member['sha256'][:16]}..., but adapter "
-                f"{member['adapter_id']!r} is stored as (SHA-256, base, revision) {found}; give the stored one"
+                f"member {capability!r} of a candidate on {basis.base} is given as {member['sha256'][:16]}..., but "
+                f"adapter {member['adapter_id']!r} is stored as (SHA-256, base, revision) {found}; give the stored one"
             )

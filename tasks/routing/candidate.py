@@ -11,6 +11,7 @@ from models.adapters.blending import parts_named
 from models.router.router import Router
 from tasks.measuring.lineup import lineup_of, members_of
 from tasks.releases.lifecycle import new_candidate
+from tasks.releases.lookup import Basis
 from tasks.round.context import Context
 from tasks.routing.examples import Example, definitions_of, examples_of
 from tasks.routing.fitting import fitted
@@ -98,14 +99,13 @@ def stored_candidate(
     evidence: Mapping[str, Any],
 ) -> ReleaseRow:
     """The candidate as it is stored, with the router fitted for its members, which lies in a folder of the round."""
+    identity = context.base.identity
     return new_candidate(
         context.store,
         target=context.round.target,
         parent=context.parent,
         round_id=context.round.id,
-        base=context.base.identity.base,
-        base_revision=context.base.identity.revision,
-        data_hash=context.round.data_hash,
+        basis=Basis(identity.base, identity.revision, context.round.data_hash),
         members=members,
         router=router.version,
         router_path=f"{context.round.id}/{folder}",

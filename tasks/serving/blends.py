@@ -17,6 +17,7 @@ from models.adapters.registry import Registry
 from models.local.base import load_base
 from settings import Settings
 from tasks.releases.lifecycle import live_release, member_adapters, new_candidate
+from tasks.releases.lookup import Basis
 from tasks.round.registry import open_registry
 from tasks.round.target_prompt import first_opening
 from tasks.serving.gateway import serving_settings
@@ -75,9 +76,7 @@ def publish_blend(
             target=settings.target,
             parent=live,
             round_id=None,
-            base=live.base,
-            base_revision=live.base_revision,
-            data_hash=live.data_hash,
+            basis=Basis.of(live),
             members={**live.members, name: member},
             router=live.router,
             router_path=live.router_path,

@@ -16,6 +16,7 @@ from models.adapters.files import AdapterRecord
 from models.adapters.registry import Registry
 from models.adapters.releases import read_aliases
 from tasks.releases.lifecycle import live_release, new_candidate, promote, releases_of
+from tasks.releases.lookup import Basis
 
 BASE, REVISION, DATA = "tiny", "abc", "data-1"
 _VALUES = count(1)
@@ -57,14 +58,14 @@ class Home:
         self.store.put([row])
         return {"adapter_id": row.id, "model": found.name, "version": found.version, "sha256": found.sha256}
 
-    def candidate(self, members: dict[str, dict[str, str]], **changes: Any) -> ReleaseRow:
+    def candidate(
+        self, members: dict[str, dict[str, str]], base: str = BASE, data_hash: str = DATA, **changes: Any
+    ) -> ReleaseRow:
         given: dict[str, Any] = {
             "target": self.target,
             "parent": live_release(self.store, self.target),
             "round_id": None,
-            "base": BASE,
-            "base_revision": REVISION,
-            "data_hash": DATA,
+            "basis": Basis(base, REVISION, data_hash),
             "members": members,
         }
         return new_candidate(self.store, **given | changes)

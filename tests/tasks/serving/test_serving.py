@@ -34,6 +34,7 @@ from tasks.measuring.policy_names import PolicyOptions, parse_policy
 from tasks.measuring.release_policy import load_release
 from tasks.releases import publication
 from tasks.releases.lifecycle import live_release, member_adapters, new_candidate, promote, rollback
+from tasks.releases.lookup import Basis
 from tasks.serving.blends import parse_weights, publish_blend
 from tasks.serving.gateway import Serving, build_gateway, preset_of, serving_settings
 from tasks.serving.releases import HomeReleases, Routing
@@ -91,9 +92,7 @@ class Home:
                 "target": "shop",
                 "parent": live,
                 "round_id": None,
-                "base": self.base.identity.base,
-                "base_revision": self.base.identity.revision,
-                "data_hash": target().data_hash,
+                "basis": Basis(self.base.identity.base, self.base.identity.revision, target().data_hash),
                 "members": {**(live.members if live else {}), **{a.capability: member(a) for a in adapters}},
                 "router": self.router.version,
                 "router_path": self.router_path,
