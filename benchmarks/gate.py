@@ -28,7 +28,7 @@ from scipy import stats
 
 from db import AdapterRow, EnvironmentRow, Store, open_store
 from settings import load_settings
-from tasks.measuring.gate_plan import GateRules, alpha_at
+from tasks.measuring.gate_plan import GateRules, Look, alpha_at
 from tasks.measuring.gate_rules import judge_capabilities, judge_release
 from tasks.measuring.statistics import sign_flip_p_of_rows
 
@@ -150,17 +150,17 @@ def _of_one_skill(
     rates[0] = _changed(played, scenario, own[0], (first, rng))
     wrong = _share(scenario.elsewhere, played.base[elsewhere] - first.alone[elsewhere], "wrong routes")
     promoted = np.zeros(nights, dtype=bool)
-    for look in range(1, scenario.looks + 1):
-        alpha = alpha_at(look, RULES.alpha, drawn=scenario.looks == 1)
+    for number in range(1, scenario.looks + 1):
+        look = Look(alpha_at(number, RULES.alpha, drawn=scenario.looks == 1), number)
         if scenario.uneven:
             rates = [(before, played.base[_others_of_family(played, tasks, rng)])
                      for (before, _), tasks in zip(rates, own, strict=True)]  # fmt: skip
         sides = [(rng.binomial(trials, before), rng.binomial(trials, after)) for before, after in rates]
-        hopeful = np.logical_or.reduce([_may_pass((after - before) / trials, alpha) for before, after in sides])
+        hopeful = np.logical_or.reduce([_may_pass((after - before) / trials, look.alpha) for before, after in sides])
         for night in np.flatnonzero(hopeful & ~promoted):
             mine = [(tasks[night], before[night], after[night])
                     for tasks, (before, after) in zip(own, sides, strict=True)]  # fmt: skip
-            promoted[night] = _judged(played, scenario, (alpha, look), mine, (others[night], first.alone, wrong, rng))
+            promoted[night] = _judged(played, scenario, look, mine, (others[night], first.alone, wrong, rng))
     return promoted
 
 
@@ -211,19 +211,19 @@ def _may_pass(differences: Floats, alpha: float) -> npt.NDArray[np.bool_]:
 def _judged(
     played: Played,
     scenario: Scenario,
-    at: tuple[float, int],
+    look: Look,
     mine: list[tuple[Counts, Counts, Counts]],
     rest: tuple[Counts, Floats, float, np.random.Generator],
 ) -> bool:
     """Both phases of the gate on one night."""
-    (alpha, look), (others, wrong_alone, wrong, rng), trials = at, rest, scenario.trials
+    (others, wrong_alone, wrong, rng), trials = rest, scenario.trials
     frames, own = {}, {}
     for slot, (tasks, before, after) in enumerate(mine):
         # Two slots may hold the same skill: their families are told apart by the slot.
         families = np.array([f"{family} {slot}" for family in played.families[tasks]])
         own[f"capability {slot}"] = tuple(sorted(set(families)))
         frames[f"capability {slot}"] = _frame(f"own {slot}", families, (before, after), trials)
-    passed = [name for name, d in judge_capabilities(frames, own, RULES, alpha, look).items() if d.passed]
+    passed = [name for name, d in judge_capabilities(frames, own, RULES, look).items() if d.passed]
     if not passed:
         return False
     whole = []
@@ -233,7 +233,7 @@ def _judged(
     before = rng.binomial(trials, played.base[others])
     after = np.where(rng.random(len(others)) < wrong, rng.binomial(trials, wrong_alone[others]), before)
     whole.append(_frame("other", played.families[others], (before, after), trials))
-    return judge_release(pd.concat(whole), RULES, alpha, trials, {n: own[n] for n in passed}, look).promoted
+    return judge_release(pd.concat(whole), RULES, look, trials, {n: own[n] for n in passed}).promoted
 
 
 def _frame(name: str, families: Any, sides: tuple[Counts, Counts], trials: int) -> pd.DataFrame:

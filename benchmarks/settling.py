@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tasks.measuring.gate_plan import AGAIN, GateRules
+from tasks.measuring.gate_plan import AGAIN, GateRules, Look
 from tasks.measuring.gate_rules import judge_release, unclear_families
 
 TASKS, FURTHER = 8, 20
@@ -71,7 +71,7 @@ def promoted(rules: GateRules, more: tuple[str, int, int], fall: float, draws: n
     if unclear and len(unclear) <= rules.settled:
         name, count, trials = more
         settled = pd.concat([episodes(family, hurt, count, draws, name, trials) for family in unclear])
-    return judge_release(pair, rules, rules.alpha, 1, {"learnt": OWN}, settled=settled).promoted
+    return judge_release(pair, rules, Look(rules.alpha), 1, {"learnt": OWN}, settled=settled).promoted
 
 
 def main() -> None:

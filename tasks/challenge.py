@@ -20,7 +20,7 @@ from environments.contract import TargetTask
 from errors import StoreError
 from tasks.gating.judging import look_at, rules_of
 from tasks.measuring.decisions import CapabilityDecision
-from tasks.measuring.gate_plan import GatePlan, rules_sha256
+from tasks.measuring.gate_plan import GatePlan, Look, rules_sha256
 from tasks.measuring.gate_rules import even_shares, judge_capabilities
 from tasks.measuring.lineup import Trials, lineup_of, members_of, play_alone, play_lineup
 from tasks.measuring.statistics import align, tasks_needed
@@ -58,7 +58,8 @@ def challenge(context: Context) -> ChallengeResult:
         alone_ids[capability] = _alone(context, capability, mine, trials) if mine else []
         alone = outcomes(context.store, alone_ids[capability], lost=True)
         pairs[capability] = align(live[live["task"].isin([t.id for t in mine])], alone)
-    decisions = judge_capabilities(pairs, own, rules_of(context), look.alpha, look.number, _gains(context, own))
+    spent = Look(look.alpha, look.number)
+    decisions = judge_capabilities(pairs, own, rules_of(context), spent, _gains(context, own))
     for capability, decision in decisions.items():
         _store(context, capability, decision)
     create_table_artifact(

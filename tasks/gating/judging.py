@@ -10,7 +10,7 @@ import pandas as pd
 from db import LookRow, row_id
 from errors import PolicyError
 from tasks.measuring.decisions import ReleaseDecision
-from tasks.measuring.gate_plan import GateRules, alpha_at
+from tasks.measuring.gate_plan import GateRules, Look, alpha_at
 from tasks.measuring.gate_rules import judge_release
 from tasks.measuring.statistics import align
 from tasks.round.context import Context
@@ -62,13 +62,12 @@ def decision_on(context: Context, evaluated: EvaluateResult) -> ReleaseDecision:
     return judge_release(
         pairs_of(context, evaluated.live_ids, evaluated.routed_ids),
         rules_of(context),
-        challenged.alpha,
+        Look(challenged.alpha, challenged.look),
         context.settings.evaluation.validation_trials,
         own_families(context),
-        challenged.look,
-        pairs_of(context, evaluated.settled_live_ids, evaluated.settled_routed_ids),
-        evaluated.left,
-        pairs_of(context, evaluated.further_live_ids, evaluated.further_routed_ids),
+        settled=pairs_of(context, evaluated.settled_live_ids, evaluated.settled_routed_ids),
+        left=evaluated.left,
+        further=pairs_of(context, evaluated.further_live_ids, evaluated.further_routed_ids),
     )
 
 

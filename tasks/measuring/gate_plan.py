@@ -54,6 +54,21 @@ class GateRules:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A look at a split: the level `alpha` that it may spend (`alpha_at`), and its `number` from 1. ValueError for an
+    `alpha` that is no level."""
+
+    alpha: float
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ValueError(
+                f"alpha is {self.alpha!r}; it is the level that a look may spend, give a number between 0 and 1"
+            )
+
+
+@dataclass(frozen=True)
 class GatePlan:
     """Everything that decides a round's verdicts besides the outcomes; stored before the first evaluation episode.
 

@@ -37,7 +37,7 @@ import pandas as pd
 
 from tasks.measuring.decisions import CapabilityDecision, GateVerdict, ReleaseDecision
 from tasks.measuring.falls import FallKind, judge_fall, judge_lost, judge_settled
-from tasks.measuring.gate_plan import LEFT, GateRules, p_phrase
+from tasks.measuring.gate_plan import LEFT, GateRules, Look, p_phrase
 from tasks.measuring.paired_tasks import PairedTasks
 from tasks.measuring.statistics import PairedDifference, holm
 
@@ -52,20 +52,17 @@ def judge_capabilities(
     pairs: Mapping[str, pd.DataFrame],
     own: Mapping[str, Collection[str]],
     rules: GateRules,
-    alpha: float,
-    look: int = 1,
+    look: Look,
     gains: Mapping[str, float] | None = None,
 ) -> dict[str, CapabilityDecision]:
     """Phase A, on all capabilities tried in a round at once, because Holm's correction is over all of them.
 
     `pairs[capability]` has one row per task and trial: task, family, base (the live release's outcome), other (that of
     the adapter alone); outcomes in [0, 1], NaN where errored, as `statistics.align` makes them. `own[capability]` are
-    the families that the capability is about; empty or missing means unknown: then all tasks are its own. `alpha` is
-    what this look may spend and `look` its number. `gains[capability]` is the gain in points on fresh seeds, over what
-    answers today, for which the tasks were drawn: where it is above `rules.worthwhile` it is what the test has to be
-    able to find. What has no task of its own families that both sides finished has no figures. ValueError for pairs
-    that lack a column and for an `alpha` that is no level."""
-    _check_alpha(alpha)
+    the families that the capability is about; empty or missing means unknown: then all tasks are its own.
+    `gains[capability]` is the gain in points on fresh seeds, over what answers today, for which the tasks were drawn:
+    where it is above `rules.worthwhile` it is what the test has to be able to find. What has no task of its own
+    families that both sides finished has no figures. ValueError for pairs that lack a column."""
     verdicts = {}
     tables = {name: PairedTasks.of(name, frame) for name, frame in pairs.items()}
     mine = {name: table.of_families(own[name]) if own.get(name) else table for name, table in tables.items()}
@@ -76,25 +73,25 @@ def judge_capabilities(
         if name not in measured:
             why = _unmeasured(table, own.get(name, ()))
             verdicts[name] = CapabilityDecision(
-                name, GateVerdict.UNDERPOWERED, (why,), None, None, None, alpha, look, tried
+                name, GateVerdict.UNDERPOWERED, (why,), None, None, None, look.alpha, look.number, tried
             )
             continue
-        difference, mde = measured[name], table.mde(alpha / tried)
+        difference, mde = measured[name], table.mde(look.alpha / tried)
         worthwhile = max(rules.worthwhile, (gains or {}).get(name, 0.0))
-        better = difference.points > 0 and adjusted[name] <= alpha
+        better = difference.points > 0 and adjusted[name] <= look.alpha
         reasons = [
             f"Its own tasks, alone against the live release: {_figures(difference)}, {adjusted[name]:.4f} after Holm "
-            f"over {tried} tried: {_significant(better, alpha, look)}."
+            f"over {tried} tried: {_significant(better, look)}."
         ]
         verdict = GateVerdict.BETTER
         if not better:
-            verdict, why = _not_better("Its own tasks", difference, mde, (alpha / tried, worthwhile))
+            verdict, why = _not_better("Its own tasks", difference, mde, (look.alpha / tried, worthwhile))
             reasons.append(why)
         elif (lost := judge_lost("Its own tasks", table.lost(), len(table.families), rules, "the adapter")).blocks:
             verdict = GateVerdict.UNDERPOWERED
             reasons.append(lost.reason)
         verdicts[name] = CapabilityDecision(
-            name, verdict, tuple(reasons), difference, adjusted[name], mde, alpha, look, tried
+            name, verdict, tuple(reasons), difference, adjusted[name], mde, look.alpha, look.number, tried
         )
     return verdicts
 
@@ -102,10 +99,10 @@ def judge_capabilities(
 def judge_release(
     pair: pd.DataFrame,
     rules: GateRules,
-    alpha: float,
+    look: Look,
     trials: int,
     own: Mapping[str, Collection[str]],
-    look: int = 1,
+    *,
     settled: pd.DataFrame | None = None,
     left: Mapping[str, str] | None = None,
     further: pd.DataFrame | None = None,
@@ -121,7 +118,6 @@ def judge_release(
     not (pass^k only where each of them has a task with k of these trials), and change nothing else. `left` are
     families that fell with a first router, and why: the one that is judged leaves them to what answers them today. Then
     only the own families can be better, which that choice did not touch."""
-    _check_alpha(alpha)
     table = PairedTasks.of("pair", pair)
     drawn: set[str] = set() if further is None else set(further["family"])
     every = PairedTasks.of("further", pd.concat([pair, further])) if drawn else table
@@ -133,12 +129,12 @@ def judge_release(
         return (every if even_shares(families, table.names, drawn) else table).of_families(families)
 
     overall, of_own = table.difference(), own_tasks(of_passed).difference()
-    mde = table.mde(alpha) if overall else None
+    mde = table.mde(look.alpha) if overall else None
     gained = overall is not None and overall.points > 0
-    whole = overall is not None and overall.p <= alpha
-    kept = of_own is not None and of_own.points > 0 and of_own.p <= alpha
+    whole = overall is not None and overall.p <= look.alpha
+    kept = of_own is not None and of_own.points > 0 and of_own.p <= look.alpha
     better = gained and (kept or (whole and not left))
-    said = f"{_figures(overall)}: {_significant(gained and whole, alpha, look)}" if overall else "nothing was compared"
+    said = f"{_figures(overall)}: {_significant(gained and whole, look)}" if overall else "nothing was compared"
     reasons = [f"As a whole: {said}."]
     capabilities = {}
     for name, families in mine.items():
@@ -186,7 +182,7 @@ def judge_release(
         verdict = GateVerdict.UNDERPOWERED
         reasons.append(NOTHING_COMPARED)
     elif not better:
-        verdict, why = _not_better("The release", overall, mde, (alpha, rules.worthwhile))
+        verdict, why = _not_better("The release", overall, mde, (look.alpha, rules.worthwhile))
         reasons.append(why)
     elif any(fall.blocks for fall in falls.values()):
         verdict = GateVerdict.UNDERPOWERED
@@ -207,8 +203,8 @@ def judge_release(
         pass_k=pass_k,
         trials=trials,
         mde=mde,
-        alpha=alpha,
-        look=look,
+        alpha=look.alpha,
+        look=look.number,
     )
 
 
@@ -230,11 +226,6 @@ def unclear_families(pair: pd.DataFrame, rules: GateRules) -> list[str]:
     return [name for _, name in sorted(falls)]
 
 
-def _check_alpha(alpha: float) -> None:
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha is {alpha!r}; it is the level that a look may spend, give a number between 0 and 1")
-
-
 def _unmeasured(mine: PairedTasks, families: Collection[str]) -> str:
     """Why a capability has no figures."""
     of = f" of its families ({', '.join(sorted(families))})" if families else ""
@@ -251,8 +242,8 @@ def _figures(d: PairedDifference) -> str:
     )
 
 
-def _significant(better: bool, alpha: float, look: int) -> str:
-    return f"{'significant' if better else 'not significant'} at {alpha:.4g}, what look {look} may spend"
+def _significant(better: bool, look: Look) -> str:
+    return f"{'significant' if better else 'not significant'} at {look.alpha:.4g}, what look {look.number} may spend"
 
 
 def _not_better(

@@ -10,10 +10,10 @@ import pytest
 
 from tasks.measuring.decisions import GateVerdict
 from tasks.measuring.falls import FallKind
-from tasks.measuring.gate_plan import GateRules, alpha_at
+from tasks.measuring.gate_plan import GateRules, Look, alpha_at
 from tasks.measuring.gate_rules import judge_capabilities, judge_release, unclear_families
 
-RULES = GateRules()
+RULES, LOOK = GateRules(), Look(0.05)
 
 
 def family(name: str, base: list[float], other: list[float], trials: int = 2) -> pd.DataFrame:
@@ -32,19 +32,19 @@ GAIN = family("address", [0.0] * 20, [1.0] * 15 + [0.0] * 5)
 OWN = {"set_address": ("address",)}
 
 
-def alone(*frames: pd.DataFrame, alpha: float = 0.05, rules: GateRules = RULES, **more):
-    return judge_capabilities({"set_address": pd.concat(frames)}, OWN, rules, alpha, **more)["set_address"]
+def alone(*frames: pd.DataFrame, look: Look = LOOK, rules: GateRules = RULES, **more):
+    return judge_capabilities({"set_address": pd.concat(frames)}, OWN, rules, look, **more)["set_address"]
 
 
-def release(*frames: pd.DataFrame, alpha: float = 0.05, trials: int = 2, own=OWN):
-    return judge_release(pd.concat(frames), RULES, alpha, trials, own)
+def release(*frames: pd.DataFrame, look: Look = LOOK, trials: int = 2, own=OWN):
+    return judge_release(pd.concat(frames), RULES, look, trials, own)
 
 
 # Phase A.
 
 
 def test_a_gain_on_its_own_tasks_passes():
-    verdict = alone(GAIN, look=1)
+    verdict = alone(GAIN)
     assert verdict.verdict is GateVerdict.BETTER
     assert verdict.passed
     assert verdict.difference.points == pytest.approx(75.0)
@@ -63,7 +63,7 @@ def test_other_families_change_no_verdict_of_phase_a():
 def test_the_look_decides_the_level_and_the_sentence_says_so():
     gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)  # p = 2 / 2^6 = 0.031
     assert alone(gain).passed
-    late = alone(gain, alpha=0.0304, look=1)
+    late = alone(gain, look=Look(0.0304, 1))
     assert late.verdict is GateVerdict.UNDERPOWERED
     assert (late.alpha, late.look) == (0.0304, 1)
     assert "not significant at 0.0304, what look 1 may spend" in late.reasons[0]
@@ -72,22 +72,22 @@ def test_the_look_decides_the_level_and_the_sentence_says_so():
 @pytest.mark.parametrize(("look", "capabilities"), [(25, 1), (13, 4), (60, 4)])
 def test_a_clear_gain_passes_whatever_the_number_of_looks(look, capabilities):
     gain = family("address", [0.0] * 100, [1.0] * 100)
-    alpha = alpha_at(look, 0.05)
-    tried = judge_capabilities({f"c{i}": gain for i in range(capabilities)}, {}, RULES, alpha, look)
+    late = Look(alpha_at(look, 0.05), look)
+    tried = judge_capabilities({f"c{i}": gain for i in range(capabilities)}, {}, RULES, late)
     assert all(decision.passed for decision in tried.values())
-    assert judge_release(gain, RULES, alpha, 1, {"c0": ()}, look).promoted
+    assert judge_release(gain, RULES, late, 1, {"c0": ()}).promoted
 
 
 def test_holm_is_over_all_capabilities_tried():
     gain = family("address", [0.0] * 30, [1.0] * 6 + [0.0] * 24)
     noise = family("address", [1, 0] * 15, [0, 1] * 15)
     tried = judge_capabilities(
-        {"set_address": gain, "other_one": noise}, OWN | {"other_one": ("address",)}, RULES, 0.05
+        {"set_address": gain, "other_one": noise}, OWN | {"other_one": ("address",)}, RULES, LOOK
     )
     assert tried["set_address"].adjusted_p == pytest.approx(4 / 2**6)
     assert not tried["set_address"].passed
     assert tried["set_address"].tried == 2
-    assert judge_capabilities({}, {}, RULES, 0.05) == {}
+    assert judge_capabilities({}, {}, RULES, LOOK) == {}
 
 
 def test_no_gain_is_not_better_and_a_gain_too_small_to_see_is_underpowered():
@@ -105,7 +105,7 @@ def test_no_gain_is_not_better_and_a_gain_too_small_to_see_is_underpowered():
 
 def test_unknown_own_families_mean_all_tasks():
     pair = pd.concat([GAIN, fell(10, 7)])
-    verdict = judge_capabilities({"set_address": pair}, {}, RULES, 0.05)["set_address"]
+    verdict = judge_capabilities({"set_address": pair}, {}, RULES, LOOK)["set_address"]
     assert verdict.difference.tasks == 30
 
 
@@ -114,7 +114,7 @@ def test_what_no_task_is_about_is_underpowered_and_costs_the_others_nothing():
     lost = fell(5, 0, "coupon").assign(other=np.nan)
     pairs = {"no_task": gain, "set_address": gain, "not_finished": lost, "no_episode": gain[:0]}
     own = OWN | {"no_task": ("refund",), "not_finished": ("coupon",)}
-    tried = judge_capabilities(pairs, own, RULES, 0.05)
+    tried = judge_capabilities(pairs, own, RULES, LOOK)
     assert list(tried) == list(pairs)
     assert tried["set_address"] == alone(gain)
     assert tried["set_address"].passed
@@ -145,7 +145,7 @@ def test_bad_pairs_are_refused_by_name():
     with pytest.raises(ValueError, match="set_address has no column other"):
         alone(GAIN.drop(columns="other"))
     with pytest.raises(ValueError, match="alpha is 0"):
-        alone(GAIN, alpha=0)
+        Look(0)
 
 
 # Phase B.
@@ -240,7 +240,7 @@ def test_steadiness_is_watched_by_pass_k():
 def test_further_tasks_alone_settle_whether_a_family_fell(count, lost, verdict, kind):
     pair, since = pd.concat([GAIN, fell(10, 2)]), fell(count, lost).assign(task=lambda f: "more-" + f["task"])
     assert unclear_families(pair, RULES) == ["refund"]
-    decision = judge_release(pair, RULES, 0.05, 2, OWN, settled=since)
+    decision = judge_release(pair, RULES, LOOK, 2, OWN, settled=since)
     assert decision.verdict is verdict
     assert decision.falls["refund"] is kind
     told = "refund: -20.0 points over 10 tasks, which may be noise, so both sides played more: "
@@ -255,7 +255,7 @@ def test_settling_one_family_excuses_no_other_fall():
     since = fell(20, 0).assign(task=lambda f: "more-" + f["task"])
 
     def settled(*more: pd.DataFrame) -> GateVerdict:
-        return judge_release(pd.concat([GAIN, fell(10, 2), *more]), RULES, 0.05, 2, OWN, settled=since).verdict
+        return judge_release(pd.concat([GAIN, fell(10, 2), *more]), RULES, LOOK, 2, OWN, settled=since).verdict
 
     steady = fell(200, 0, "price")
     assert settled(steady) is GateVerdict.PROMOTED
@@ -283,9 +283,9 @@ def test_pass_k_stays_unclear_where_what_settles_a_family_cannot_tell_it():
     rules = GateRules(settling=10)
     pair, once = played(first, set(rates), 3), played(later, {"steady"}, 1)
     own = {"learnt": ("own",)}
-    unsettled = judge_release(pair, rules, 0.03, 3, own)
+    unsettled = judge_release(pair, rules, Look(0.03), 3, own)
     assert unsettled.falls["steady"] is unsettled.falls["pass^3"] is FallKind.UNCLEAR
-    settled = judge_release(pair, rules, 0.03, 3, own, settled=once)
+    settled = judge_release(pair, rules, Look(0.03), 3, own, settled=once)
     assert settled.falls["steady"] is not FallKind.UNCLEAR
     assert settled.falls["pass^3"] is FallKind.UNCLEAR
     assert settled.verdict is GateVerdict.UNDERPOWERED
@@ -302,7 +302,7 @@ def test_further_tasks_of_own_families_do_not_make_the_whole_better():
     own = family("address", [0.0] * 8, [1.0] * 2 + [0.0] * 6)
     split = pd.concat([own, *[fell(8, int(i < 3), f"family_{i}") for i in range(19)]])
     more = family("address", [0.0] * 12, [1.0] * 6 + [0.0] * 6).assign(task=lambda f: "more-" + f["task"])
-    decision = judge_release(split, RULES, 0.05, 2, OWN, further=more)
+    decision = judge_release(split, RULES, LOOK, 2, OWN, further=more)
     assert (decision.difference.points, decision.difference.tasks) == (pytest.approx(-0.625), 160)
     assert decision.pass_k.tasks == 160
     assert (decision.own.points, decision.own.tasks) == (pytest.approx(40.0), 20)
@@ -311,7 +311,7 @@ def test_further_tasks_of_own_families_do_not_make_the_whole_better():
     assert decision.kept
     assert decision.verdict is GateVerdict.NOT_BETTER
     everything = {"generalist": split["family"].unique()}
-    assert judge_release(split, RULES, 0.05, 2, everything, further=more).own.tasks == 160, "the whole once more"
+    assert judge_release(split, RULES, LOOK, 2, everything, further=more).own.tasks == 160, "the whole once more"
 
 
 def test_what_nobody_finished_blocks():
@@ -327,7 +327,7 @@ def test_sides_that_finished_no_task_in_common_have_a_verdict():
     halves = family("refund", [np.nan] * 5 + [1.0] * 5, [1.0] * 5 + [np.nan] * 5)
     further = family("address", [0.0] * 12, [1.0] * 12)
     for more in (None, further):
-        decision = judge_release(halves, RULES, 0.05, 2, OWN, further=more)
+        decision = judge_release(halves, RULES, LOOK, 2, OWN, further=more)
         assert decision.verdict is GateVerdict.UNDERPOWERED
         assert (decision.difference, decision.mde, decision.own is None) == (None, None, more is None)
         assert decision.reasons[0] == "As a whole: nothing was compared."
