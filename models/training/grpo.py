@@ -173,6 +173,7 @@ def train_adapter(
     settings: TrainingSettings,
     output: Path,
     on_step: Callable[[StepRecord], None],
+    *,
     on_trajectories: Callable[[int, list[Trajectory]], None] = lambda step, trajectories: None,
     start: Path | None = None,
     until: int | None = None,

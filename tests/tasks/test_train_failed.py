@@ -121,7 +121,7 @@ def test_what_a_failed_training_began_from_is_told(context: Context) -> None:
 def test_why_a_failed_training_did_not_begin_from_its_champion_is_told(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise Untrainable("the loss is nan at step 1")
 
     monkeypatch.setattr(stage_file, "champion_start", lambda *_: (None, "its champion has rank 8, train.rank is 4"))

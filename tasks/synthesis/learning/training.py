@@ -165,11 +165,11 @@ class _Trainer:
                 self.settings,
                 course.folder,
                 self._store_step,
-                self._store_episodes,
-                self.start,
-                until,
-                self._put_checkpoint,
-                course.ready,
+                on_trajectories=self._store_episodes,
+                start=self.start,
+                until=until,
+                on_saved=self._put_checkpoint,
+                ready=course.ready,
             )
         context.environment.seconds += made.environment_seconds
         stored = self.storing.seconds - stored_before

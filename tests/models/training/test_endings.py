@@ -350,7 +350,9 @@ def test_a_training_stops_where_its_episodes_end_and_goes_on_to_the_same_end(tin
 
     def train(folder: str, most: int | None) -> TrainingResult:
         given = replace(settings, most_episodes=most)
-        return train_adapter(Source(), LocalActor(policy), renderer, given, tmp_path / folder, lambda _: None, count)
+        return train_adapter(
+            Source(), LocalActor(policy), renderer, given, tmp_path / folder, lambda _: None, on_trajectories=count
+        )
 
     whole = train("whole", 20)
     assert (whole.ending, whole.verdict, whole.last, len(played)) == ("budget", "", 2, 16)

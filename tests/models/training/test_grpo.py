@@ -209,7 +209,13 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
         played.extend((step, t.episode.key) for t in trajectories)
 
     one = train_adapter(
-        Source(), LocalActor(policy), renderer, replace(SMALL, steps=1), tmp_path, steps.append, on_trajectories
+        Source(),
+        LocalActor(policy),
+        renderer,
+        replace(SMALL, steps=1),
+        tmp_path,
+        steps.append,
+        on_trajectories=on_trajectories,
     )
     assert [r.step for r in one.records] == [1]
     modules = json.loads((one.folder / CONFIG).read_text())["target_modules"]
@@ -217,7 +223,9 @@ def test_training_changes_the_adapter_and_only_that_and_resumes(tiny_model: Any,
     digest, deltas = exported(one.folder, tmp_path / "one")
     assert max(float(d.abs().max()) for d in deltas.values()) > 0
     assert all(".2." in name or ".1." in name for name in deltas)  # the upper two of three layers
-    two = train_adapter(Source(), LocalActor(policy), renderer, SMALL, tmp_path, steps.append, on_trajectories)
+    two = train_adapter(
+        Source(), LocalActor(policy), renderer, SMALL, tmp_path, steps.append, on_trajectories=on_trajectories
+    )
     assert [r.step for r in steps] == [1, 2]  # the second call went on, it did not repeat
     assert [r.step for r in two.records] == [1, 2]
     assert {step for step, _ in played} == {0, 1}

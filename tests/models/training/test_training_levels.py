@@ -97,7 +97,9 @@ def trained(model: Any, source: Levels, output: Path, steps: int, seen: list[Ste
         played.update({t.episode.key: t.episode.task.id for t in found})
 
     settings = replace(SMALL, steps=steps, collections=1)
-    result = train_adapter(source, LocalActor(policy), renderer, settings, output, on_step, on_trajectories)
+    result = train_adapter(
+        source, LocalActor(policy), renderer, settings, output, on_step, on_trajectories=on_trajectories
+    )
     return result, played
 
 

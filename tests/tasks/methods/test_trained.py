@@ -90,7 +90,7 @@ def test_a_baseline_is_not_judged_as_an_environment_of_trace_is(
     without_prefect(monkeypatch)
     run, given = seed_run(settings_folder, tiny_model), list[Any]()
 
-    def train_adapter(*args: Any) -> NoReturn:
+    def train_adapter(*args: Any, **_: Any) -> NoReturn:
         given.extend(args)
         raise TrainingError("enough")
 
